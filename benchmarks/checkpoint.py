@@ -66,7 +66,7 @@ def compare(job: Job, rounds: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stages(job, [0], torch.device("cpu"))[0]
     store, _ = LauncherStore.host()
-    saver = Saver(folder, "0.0", 0, {0: stage}, store)
+    saver = Saver(folder, "0.0", {0: stage}, store)
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]
     figures: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "blocking", "iteration", "writing")}

@@ -10,6 +10,8 @@ import difflib
 import json
 import re
 import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,7 +26,8 @@ from recycle.initial_weights import require_model_of_weights, with_model_of_weig
 from recycle.named import require_name
 from recycle.pricing import activation_limits, layer_seconds, parse_bytes, profile_of
 from recycle.profile import Profile
-from recycle.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Sections
+from recycle.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Recompute, Sections
+from recycle.shape import Shape
 
 _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
@@ -42,6 +45,24 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     def without_weights(self) -> Self:
         """The job for processes whose state is another one than that which `[model] weights` names."""
         return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, weights=None))
+
+    def with_cut(self, cut: Sequence[int]) -> Job:
+        """The job with its model cut into stages of so many layers (`Shape.cut`); itself for an empty cut.
+
+        Raises:
+            JobError: it states what is run again for each of its own stages.
+        """
+        if not cut:
+            return self
+        recompute = self.model.recompute
+        if isinstance(recompute, list) and len(set(recompute)) > 1:
+            raise JobError(
+                "[model] recompute: lists a word for each stage, but other layers make up the stages of this schedule;"
+                " write one word for all"
+            )
+        return CutJob(
+            **{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, cut=tuple(cut)
+        )
 
     def profile(self) -> Profile:
         """The times and bytes to plan with, for scripts; reads a profile's file each time (see `price`)."""
@@ -345,6 +366,27 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
             lines.append("")
         return "\n".join(lines)
+
+
+class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A job with its model cut into other stages, as `Job.with_cut` makes it.
+
+    Attributes:
+        cut: layers of each stage.
+    """
+
+    cut: tuple[int, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return replace(super().shape, cut=self.cut)
+
+    def layers_per_stage(self) -> list[int]:
+        return list(self.cut)
+
+    def recompute_of(self, stage: int) -> Recompute:
+        recompute = self.model.recompute
+        return recompute[0] if isinstance(recompute, list) else recompute
 
 
 class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):

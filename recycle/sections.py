@@ -83,12 +83,13 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     `ahead` failures are planned for while training runs; a set of dead workers beyond that is planned when it happens.
 
     With `move` a live worker may change stage where that pays: what it gains per iteration, times
-    `iterations_between_changes`, must exceed the seconds of copying the stage. Off by default, since `recycle train`
-    does not move workers. A change every 1,000 iterations is what large jobs see: 419 unexpected interruptions in 54
-    days (Llama 3, arXiv 2407.21783) are one in three hours, at some ten seconds an iteration.
+    `iterations_between_changes`, must exceed the seconds of copying the stage. A change every 1,000 iterations is what
+    large jobs see: 419 unexpected interruptions in 54 days (Llama 3, arXiv 2407.21783) are one in three hours, at some
+    ten seconds an iteration.
 
-    With `layout = "elastic"` live workers host other layers where that is faster than re-routing alone: `recycle plan`
-    shows it, `recycle train` cannot run it yet.
+    With `layout = "elastic"` live workers host other layers where that is faster than re-routing alone
+    (docs/elastic.md). While a job trains layers move when that is "worth" its pause by the same rule, or with
+    `move_when = "always"` whenever there is a faster layout.
     """
 
     seconds: Annotated[float, Meta(ge=0.01)] = 30.0
@@ -100,6 +101,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     ahead: Count = 2
     move: bool = False
     layout: Literal["fixed", "elastic"] = "fixed"
+    move_when: Literal["worth", "always"] = "worth"
     iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
 
 

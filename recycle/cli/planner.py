@@ -27,9 +27,10 @@ def plan_for_training(
     quick: bool = False,
     failed: Iterable[Worker] | None = None,
     like: Schedule | None = None,
+    moves: bool = False,
 ) -> str:
     """`recycle.solve.planner.plan_for_training` with the cache directory that the environment names."""
     from recycle.plans import cache_directory
     from recycle.solve.planner import plan_for_training
 
-    return plan_for_training(job, vector, quick, failed, like, cache_directory(os.environ))
+    return plan_for_training(job, vector, quick, failed, like, cache_directory(os.environ), moves)

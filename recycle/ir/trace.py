@@ -120,6 +120,13 @@ class Trace:
         keep = (self.step >= first) & (self.step <= last)
         if generation is not None:
             keep &= self.generation == generation
+        return self._kept(keep)
+
+    def without(self, generations: Iterable[int]) -> Trace:
+        """The rows of all other generations; no evaluations."""
+        return self._kept(~np.isin(self.generation, list(generations)))
+
+    def _kept(self, keep: npt.NDArray[np.bool_]) -> Trace:
         rows = np.flatnonzero(keep)
         columns = self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count))
         kept = {name: getattr(self, name)[rows] for name in _PER_ROW}

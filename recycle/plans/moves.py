@@ -107,9 +107,9 @@ def _copies(
         done, _, source = min(
             (until[peer] + float(time), busy[peer], peer) for peer, time in zip(peers, times, strict=True)
         )
-        until[source] = done
+        seconds, until[source] = done - until[source], done
         busy[source] += 1
-        moves.append(Move(str(mover), str(role), str(source), amount))
+        moves.append(Move(str(mover), str(role), str(source), amount, seconds=seconds))
     return tuple(moves), max(until.values(), default=0.0)
 
 

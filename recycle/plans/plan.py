@@ -157,6 +157,19 @@ class Plan:
         return replace(self, schedule=rename(self.schedule, roles, homes))
 
 
+def in_process_names(plan: Plan) -> Schedule:
+    """The schedule of a plan whose workers change stage, in the names of the workers themselves.
+
+    Whoever has moved runs the program of the position that it took over under its own name.
+    """
+    roles = {worker: worker for worker in plan.shape.workers()}
+    for move in plan.moves:
+        if not move.units:
+            worker, role = Worker.parse(move.worker), Worker.parse(move.role)
+            roles[worker], roles[role] = role, worker
+    return rename(plan.schedule, roles)
+
+
 def figures(plan: Any) -> dict[str, Any]:
     """The figures of a plan, or of what stands for one in a library, by name; the vector as a list."""
     names = ("makespan", "period", "lower_bound", "gap", "seconds")

@@ -39,7 +39,7 @@ from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Progress, is_met
-from recycle.solve.layout.elastic import elastic_plan
+from recycle.solve.layout.elastic import elastic_plan, listed_plan
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES
@@ -261,18 +261,20 @@ def plan_for_training(
     failed: Iterable[Worker] | None = None,
     like: Schedule | None = None,
     cache: str | Path | None = None,
+    moves: bool = False,
 ) -> str:
     """The plan file's text for a vector that a run needs, planned within about a second unless the cache holds it.
 
-    A job that states `steps` gets them, however long they take; `quick` never searches. Nobody moves, since the
-    executor has no way to copy a stage to another worker. The function stands at the top of its module and takes plain
-    arguments, so that a launcher can call it in a child process.
+    A job that states `steps` gets them, however long they take; `quick` never searches. Nobody moves unless that is
+    asked for; such a plan may take as long as the job says, since training goes on meanwhile. The function stands at
+    the top of its module and takes plain arguments, so that a launcher can call it in a child process.
 
     Args:
         failed: the dead workers themselves, for a plan in the names of processes: where peers are not alike a vector
             does not say enough. Such a plan is never cached.
         like: a schedule of the run's own, which is adapted on its own placement (see `solve.adapt`).
         cache: directory of plans that outlive runs, read before planning and written after.
+        moves: a plan without `failed` as `recycle plan` makes it: in the layout that the job asks for, never cached.
 
     Raises:
         PlanError: no plan exists: a stage has no live worker, or a cap is too small.
@@ -280,10 +282,18 @@ def plan_for_training(
     if like is not None:
         adapted = adapt(job, like, vector)
         return (adapted if failed is None else adapted.for_processes(failed)).text()
+    if moves:
+        if max(vector) < job.shape.pipelines:
+            return plan(job, failed or ()).text()
+        # Where all workers of a rank are dead, others can go on that have moved before.
+        made = listed_plan(job, failed or (), Deadline(job.planner.seconds))
+        if made is None:
+            raise PlanError("[memory] state_limit: the live workers cannot hold the model; raise it")
+        return made.text()
     seconds = min(TRAINING_SECONDS, job.planner.seconds)
     limit = None if job.planner.steps is not None else seconds
     if failed is not None:
-        hurried = msgspec.structs.replace(job.planner, seconds=seconds, move=False)
+        hurried = msgspec.structs.replace(job.planner, seconds=seconds, move=False, layout="fixed")
         return plan(msgspec.structs.replace(job, planner=hurried), failed, quick=quick, seconds=limit).text()
     vector = tuple(vector)
     hurried_job = msgspec.structs.replace(job, planner=msgspec.structs.replace(job.planner, seconds=seconds))

@@ -136,10 +136,12 @@ def norm_squared_of(stages: Iterable[Stage]) -> float:
 
 def mean_gradients(stage: MegatronStage) -> dict[str, torch.Tensor]:
     """Mean gradient of each parameter of a stage by its name in the whole model, fp32; after the reduction."""
-    layout = stage._optimizer.layout
-    mean = torch.empty(layout.size)
-    stage._write_mean(0, mean)
-    return dict(zip(stage.parameters, layout.views(mean), strict=True))
+    found: dict[str, torch.Tensor] = {}
+    for unit, optimizer in stage._units.of.items():
+        mean = torch.empty(optimizer.layout.size)
+        stage._units.write_mean(unit, 0, mean)
+        found |= zip(stage._units.names[unit], optimizer.layout.views(mean), strict=True)
+    return found
 
 
 def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:

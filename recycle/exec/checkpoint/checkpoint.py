@@ -39,8 +39,8 @@ from recycle.exec.model.stored_tensors import cut_into, part_name
 from recycle.files import sync
 from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
+from recycle.plans.hosting import layers_of
 from recycle.sections import ModelSection
-from recycle.shape import Worker
 
 PART_BYTES = 1 << 27
 """Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
@@ -87,7 +87,7 @@ def identity(job: Job) -> dict[str, Any]:
     """What a run and a checkpoint must share: the model, however it is split, and the batch of an iteration."""
     kept = model_identity(job.model)
     if job.model.kind == "emulated":
-        kept = {"kind": "emulated", "stages": job.shape.stages, "seed": job.model.seed}
+        kept = {"kind": "emulated", "layers": sum(layers_of(job)), "seed": job.model.seed}
     return {
         MODEL: kept,
         "micro-batches per iteration (D*m)": job.shape.global_micro_batches,
@@ -122,15 +122,17 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     return found
 
 
-def writer_of(stage: int, rank: int, record: GenerationRecord) -> str:
+def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> str | None:
     """The worker that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
 
     Args:
-        rank: whose workers host the stage.
+        hosts: of the stage, in the last generation that ran.
+
+    Returns:
+        None where no host is left.
     """
-    ranks = {name: Worker.parse(role).rank for name, role in record.roles.items() if name not in record.joins}
-    hosts = sorted(name for name, of in ranks.items() if of == rank)
-    return hosts[stage % len(hosts)]
+    left = sorted(set(hosts).intersection(record.live).difference(record.joins))
+    return left[stage % len(left)] if left else None
 
 
 def stored_names(

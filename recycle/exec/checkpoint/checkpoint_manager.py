@@ -7,7 +7,7 @@ that is slower than the interval makes checkpoints rarer and never stops trainin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.job import Job
 from recycle.manifest import MANIFEST
+from recycle.plans.hosting import Hosts, layers_of
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
 """What a commit announces for the generation that it belonged to, which a later run must not act on."""
@@ -46,7 +47,6 @@ class CheckpointManager:
         log: takes events.
         wake: wakes the coordinator's loop.
         now: monotonic seconds.
-        stages: that the workers of each rank host.
     """
 
     def __init__(
@@ -59,11 +59,10 @@ class CheckpointManager:
         log: Callable[..., None],
         wake: Callable[[], None],
         now: Callable[[], float],
-        stages: Sequence[Sequence[int]],
     ) -> None:
         self._job, self._root, self._text_digest = job, root, text_digest
         self._store, self._log, self._wake, self._now = store, log, wake, now
-        self._stages = stages
+        self._most_stages = max(job.shape.stages, sum(layers_of(job)))
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
         self._keeps_last = False
@@ -81,15 +80,16 @@ class CheckpointManager:
                 return False
             if not is_last and ((step + 1) % every or self._pending):
                 return False
-        self._store.delete(self._keys(step))
+        self._store.delete(self._keys(step, range(self._most_stages)))
         checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
         return True
 
-    def committed(self, commit: Commit, record: GenerationRecord) -> None:
-        """A commit stands; it says whether its state is kept."""
+    def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
+        """A commit stands, of workers that host this; it says whether its state is kept."""
         if commit.checkpoint:
-            hosted = [(stage, rank) for rank, stages in enumerate(self._stages) for stage in stages]
-            writers = {stage: writer_of(stage, rank, record) for stage, rank in hosted}
+            of_stages = hosts.hosts_of_stages()
+            chosen = {stage: writer_of(stage, list(map(str, of)), record) for stage, of in of_stages.items()}
+            writers = {stage: writer for stage, writer in chosen.items() if writer is not None}
             self._pending[commit.step] = _Pending(commit, self._now(), writers)
             self._announced.append(commit.step)
 
@@ -110,7 +110,7 @@ class CheckpointManager:
                 if pending.finishing.done():
                     self._end(step, pending.finishing.result())
                 continue
-            keys = self._keys(step)
+            keys = self._keys(step, pending.writers)
             if self._store.has_all(keys):
                 saved = [part for part in self._store.read_all(keys) if part is not None]
                 finishing = self._thread.submit(self._finish, pending.commit, saved)
@@ -123,15 +123,14 @@ class CheckpointManager:
             elif self._now() - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
 
-    def _keys(self, step: int, stage: int | None = None) -> list[SavedKey]:
-        """Under which all tensor ranks announce their parts of a stage, or of all stages."""
-        stages = range(self._job.shape.stages) if stage is None else [stage]
+    def _keys(self, step: int, stages: Iterable[int]) -> list[SavedKey]:
+        """Under which all tensor ranks announce their parts of stages."""
         return [SavedKey(step, of, rank) for of in stages for rank in range(self._job.grid.tensor_parallel)]
 
     def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
         """A writer that has ended without having written its stage."""
         for stage, writer in pending.writers.items():
-            if writer not in live and not self._store.has_all(self._keys(pending.commit.step, stage)):
+            if writer not in live and not self._store.has_all(self._keys(pending.commit.step, [stage])):
                 return writer
         return None
 
@@ -182,7 +181,7 @@ class CheckpointManager:
         self._log("checkpoint", step=step, error=why)
 
     def _forget(self, steps: list[int]) -> None:
-        self._store.delete([key for step in steps for key in self._keys(step)])
+        self._store.delete([key for step in steps for key in self._keys(step, range(self._most_stages))])
         self._announced = [step for step in self._announced if step not in steps]
 
     def newest(self, warn: Callable[[str], object]) -> Checkpoint | None:

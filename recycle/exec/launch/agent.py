@@ -86,7 +86,7 @@ def serve(
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
     if has_ended(directory, job, request.steps):
         return Served.ENDED_BEFORE
-    stages, tensor_parallel = request.stages, job.grid.tensor_parallel
+    tensor_parallel = job.grid.tensor_parallel
     require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
@@ -99,7 +99,7 @@ def serve(
         leave_contact(shared.path, job.membership.store, run)
         relay = Relay(store.clone(), node, job.membership.heartbeat)
         closing.callback(relay.close)
-        specification = request.specification(shared, stages, store=relay.url, run=run, address=address)
+        specification = request.specification(shared, store=relay.url, run=run, address=address)
         server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, tensor_parallel)

@@ -132,7 +132,7 @@ def train(
     directory = directory or tempfile.mkdtemp(prefix="recycle-")
     trained = job.without_weights() if resume else job
     request = request_run(trained, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
-    stages, transport = request.stages, transport_of(job)
+    transport = transport_of(job)
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
     transport.require_machine(processes_here)
     require_open_files(processes_here, processes_here)
@@ -150,7 +150,7 @@ def train(
         closing.callback(_erase, store)
         leave_contact(run_directory.path, url, name)
         closing.callback(remove_contact, run_directory.path)
-        specification = request.specification(run_directory, stages, store=url, run=name, address="127.0.0.1")
+        specification = request.specification(run_directory, store=url, run=name, address="127.0.0.1")
         workers = sorted(job.shape.workers())
         processes = LocalProcesses(server, specification, workers, waker, job.grid.tensor_parallel)
         closing.callback(processes.end, patience=0.0)

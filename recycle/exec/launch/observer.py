@@ -43,6 +43,18 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     "replanned": lambda e: (
         f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
     ),
+    "layout": lambda e: (
+        f"without workers {' '.join(e['failed'])} "
+        + (
+            f"layers move: period {e['period_before']:g} -> {e['period']:g}"
+            if e["moves"]
+            else f"layers stay: {e.get('cause') or 'the pause costs more than moving saves'}"
+        )
+    ),
+    "moved": lambda e: (
+        f"worker {e['worker']} hosts layers {e['units'][0]} to {e['units'][1] - 1} from step {e['step']} on,"
+        f" {e['bytes']:,} bytes copied from {e['source']} in {e['seconds'] * 1000:.0f} ms"
+    ),
     "checkpoint": lambda e: (
         f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
     ),

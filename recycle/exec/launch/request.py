@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.architecture import Architecture
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import JobError
 from recycle.exec.checkpoint.checkpoint import verify_files
 from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.dials import require_packages
@@ -26,7 +26,8 @@ from recycle.initial_weights import require_model_of_weights
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import with_updates_of
-from recycle.shape import Shape, Worker
+from recycle.plans.hosting import Hosts
+from recycle.shape import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,9 @@ class RunRequest:
         return self.schedule.failed if self.schedule is not None else frozenset()
 
     @property
-    def stages(self) -> list[tuple[int, ...]]:
-        """Stages of each rank, the same for the whole run; raises ScheduleError as `stages_by_rank` does."""
-        return stages_by_rank(self.job.shape, self.schedule)
+    def hosts(self) -> Hosts:
+        """What the workers host when they start."""
+        return Hosts.at_start(self.job, self.schedule)
 
     def fork_server(self, log: Path) -> ForkServer:
         """A server that forks this run's workers, and imports what checkpoints need if the run is long enough for one.
@@ -80,20 +81,19 @@ class RunRequest:
             self.job.model.import_from or (),
         )
 
-    def specification(
-        self, directory: RunDirectory, stages: Sequence[Sequence[int]], *, store: str, run: str, address: str
-    ) -> RunSpecification:
+    def specification(self, directory: RunDirectory, *, store: str, run: str, address: str) -> RunSpecification:
         """What the worker processes of one machine are started with.
 
         Args:
-            stages: of each rank.
             store: URL of the store.
             run: name of the run in the store.
             address: of the machine.
         """
+        own = self.hosts if self.schedule is not None else None
         return RunSpecification(
             job=self.job.to_toml(),
-            stages=[list(hosted) for hosted in stages],
+            cut=[] if own is None else list(own.cut),
+            stages={} if own is None else {str(worker): list(of) for worker, of in own.stages.items()},
             faults=[str(fault) for fault in self.faults],
             store=store,
             run=run,
@@ -149,11 +149,6 @@ def check_request(
 ) -> str | None:
     """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
     text_digest = None
-    if job.planner.layout == "elastic":
-        raise JobError(
-            '[planner] layout: "elastic" can be planned ("recycle plan") and not be trained yet; write "fixed": the'
-            " micro-batches of dead workers then go to their peers"
-        )
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
     longest = profiled_seconds(price(job))
@@ -197,26 +192,3 @@ def _require_memory(job: Job) -> None:
                 f"[model] {key}: {rows} rows of hidden = {model.hidden} weigh {weight:,} bytes, and this machine has"
                 f" {machine:,}; make it smaller"
             )
-
-
-def stages_by_rank(shape: Shape, schedule: Schedule | None) -> list[tuple[int, ...]]:
-    """Stages of each rank: those of `schedule`, or chunk c of rank r on stage c * P + r, as the planner places them.
-
-    Raises:
-        ScheduleError: live workers of one rank host different stages, so that none could take another's place.
-    """
-    if schedule is None:
-        return [tuple(range(rank, shape.stages, shape.ranks)) for rank in range(shape.ranks)]
-    found: list[tuple[int, ...]] = []
-    for rank in range(shape.ranks):
-        peers = [worker for worker in schedule.live if worker.rank == rank]
-        hosted = {worker: tuple(sorted(schedule.stages_of(worker))) for worker in peers}
-        other = next((worker for worker in peers if hosted[worker] != hosted[peers[0]]), None)
-        if other is not None:
-            raise ScheduleError(
-                f"the schedule places stages {' '.join(map(str, hosted[other]))} on worker {other} and"
-                f" {' '.join(map(str, hosted[peers[0]]))} on {peers[0]}: with a process per worker, the workers of a"
-                f" rank host the same stages"
-            )
-        found.append(hosted[peers[0]] if peers else ())
-    return found

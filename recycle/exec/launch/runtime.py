@@ -34,6 +34,7 @@ from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, RegisterKey, StrikeKey, WarningKey
 from recycle.exec.membership.store import RunStore
+from recycle.exec.planning.layouts import Layouts
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.processes import REFUSED_THE_JOB
@@ -94,7 +95,6 @@ class CoordinatorRuntime:
             log=self._event,
             wake=waker.wake,
             now=time.monotonic,
-            stages=request.stages,
         )
         self.coordinator = Coordinator(
             job=job,
@@ -102,13 +102,14 @@ class CoordinatorRuntime:
             live={worker for worker in job.shape.workers() if worker not in request.absent},
             store=store,
             processes=processes,
-            plans=self._replanner,
+            plans=Layouts(job, self._plans, self._replanner, self._event),
             log=self._event,
             committed=self._committed,
             evaluated=self._evaluated,
             now=time.monotonic,
             keeps=self._checkpoints.due,
             heartbeats=self._heartbeats.reading(),
+            initial=request.hosts,
         )
         self._restart = Restart(request, self.coordinator, self._checkpoints, directory, restarts)
         self._expect_starts()
@@ -338,7 +339,7 @@ class CoordinatorRuntime:
     def _committed(self, commit: Commit, record: GenerationRecord) -> None:
         """Write the step's line of metrics: all of it from the register but for the times."""
         line = self._line_of(commit, record)
-        self._checkpoints.committed(commit, record)
+        self._checkpoints.committed(commit, record, self.coordinator.hosts)
         if record.is_evaluation_due:  # the line waits for that
             self._line = line
             self._request.observer.waiting(f"the evaluation after step {commit.step}")

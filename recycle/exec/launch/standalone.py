@@ -95,7 +95,8 @@ class LocalRun:
         self.schedule, self.job = schedule, job
         self.exchange = Exchange()
         self.stages = {
-            worker: build_stages(job, schedule.stages_of(worker), providers=providers) for worker in schedule.live
+            worker: build_stages(job, schedule.stages_of(worker), providers=providers, cut=schedule.shape.cut)
+            for worker in schedule.live
         }
         self.order = _global_order(schedule)
         self.evaluated_by = evaluation_schedule(schedule, job)
@@ -127,7 +128,7 @@ class LocalRun:
                 record=record,
                 role=str(worker),
                 program=self.schedule.program(worker),
-                model_stages=self.job.shape.stages,
+                model_stages=self.schedule.shape.stages,
                 stages=stages,
                 transport=LocalTransport(worker, self.exchange),
                 commits=_LocalCommits(self.job, str(worker), reports),
@@ -157,7 +158,7 @@ class LocalRun:
                 role=str(worker),
                 generation=1,
                 results=_LocalResults(str(worker), reports),
-                model_stages=self.job.shape.stages,
+                model_stages=self.schedule.shape.stages,
                 stages=stages,
                 transport=LocalTransport(worker, self.exchange),
             )

@@ -92,7 +92,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     plugin = transport_of(job)
     os.environ.update(plugin.environment)  # torchrun gives its processes one that NCCL's transport refuses
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
-    stages = build_stages(job, schedule.stages_of(role), device)
+    stages = build_stages(job, schedule.stages_of(role), device, cut=schedule.shape.cut)
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
     program, evaluated_by = schedule.program(role), evaluation_schedule(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
@@ -101,7 +101,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             role,
             workers,
             sum_groups(schedule),
-            next(iter(stages.values())).message_spec(),
+            next((stage.message_spec() for stage in stages.values()), ((0,), torch.float32)),
             lanes_of(schedule),
         )
     )
@@ -115,7 +115,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             role=str(role),
             generation=record.generation,
             results=commits,
-            model_stages=job.shape.stages,
+            model_stages=schedule.shape.stages,
             stages=stages,
             transport=transport,
         )
@@ -123,7 +123,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         record=record,
         role=str(role),
         program=program,
-        model_stages=job.shape.stages,
+        model_stages=schedule.shape.stages,
         stages=stages,
         transport=transport,
         commits=commits,

@@ -24,9 +24,11 @@ from recycle.exec.membership.endings import last_line
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
-from recycle.exec.membership.interfaces import Log, Plans, Processes
+from recycle.exec.membership.holdings import Holdings
+from recycle.exec.membership.interfaces import Log, Plans, Processes, Ready
 from recycle.exec.membership.members import joined_digests, members_of
 from recycle.exec.membership.messages import GO, VOID, Commit, EvaluationReport, GenerationRecord, Report
+from recycle.exec.membership.moving import log_copies
 from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.rejoins import Rejoins
@@ -34,6 +36,7 @@ from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.store import Gathering, RunStore
 from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat
 from recycle.job import PricedJob
+from recycle.plans.hosting import Hosts
 from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
@@ -70,6 +73,8 @@ class Coordinator:
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
         heartbeats: gives those of all processes; read from the store when left out.
+        initial: what processes host that start with the initial state, or with a checkpoint's; as the job's shape says
+            when left out.
 
     Attributes:
         running_since: when the generation began to run; may be set to None by who has taken note of it.
@@ -87,6 +92,7 @@ class Coordinator:
     evaluated: Callable[[GenerationRecord], None] = lambda record: None
     keeps: Callable[[int, bool], bool] = lambda step, is_last: False
     heartbeats: ReadHeartbeats | None = None
+    initial: Hosts | None = None
     phase: GenerationPhase = GenerationPhase.BETWEEN
     record: GenerationRecord = field(default_factory=lambda: GenerationRecord(0, [], {}, ""))
     _everybody: frozenset[Worker] = field(init=False)
@@ -94,6 +100,7 @@ class Coordinator:
     _judge: Judge = field(init=False)
     _forming: Forming = field(init=False)
     _rejoins: Rejoins = field(init=False)
+    _holdings: Holdings = field(init=False)
     departures: Departures = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
     _registered: GenerationRecord | None = None
@@ -107,14 +114,18 @@ class Coordinator:
     _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
     running_since: float | None = None
+    _proposed: Ready | None = None
 
     def __post_init__(self) -> None:
         self._everybody = frozenset(self.shape.workers())
         self._detector = FailureDetector(self.job)
-        self._judge = Judge(self.job, self.steps, self.log, self.keeps)
-        self._forming = Forming(self.store, self.job.membership, self.now)
+        self._holdings = Holdings(self.initial or Hosts.at_start(self.job, None))
+        self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings)
+        self._forming = Forming(self.store, self.job.membership, self.now, self._holdings)
         self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
-        self.departures = Departures(self.shape, self.store, self.processes, self.plans, self.log, self.now)
+        self.departures = Departures(
+            self.shape, self.store, self.processes, self.plans, self._holdings, self.log, self.now
+        )
 
     def expect_rejoins(self, rejoins: Iterable[tuple[Worker, int]]) -> None:
         """Workers that, once dead, shall take part again from the start of an iteration on, or soon after.
@@ -124,6 +135,11 @@ class Coordinator:
         for worker, step in rejoins:
             self._rejoins.expect(worker, step)
         self._rejoins.adopt(self.live)
+
+    @property
+    def hosts(self) -> Hosts:
+        """Who hosts what, as of the last generation that ran."""
+        return self._holdings.hosts
 
     def admit(self, worker: Worker) -> None:
         """`worker`, whose new process is ready, shall take part from the next boundary on."""
@@ -146,6 +162,12 @@ class Coordinator:
         """
         self.record, self._registered = record, record
         self.live = {Worker.parse(worker) for worker in record.live}
+        has_run = self.store.read(schema.PermissionKey(record.generation, "run")) == GO
+        if held := record.holds if has_run else record.held:
+            hosts = self.plans.hosts(held)
+            if hosts is None:
+                raise RunError(f"plan {held}, which says what the workers hold, is not in the run directory any more")
+            self._holdings.take_up(held, hosts)
         self.store.compare_set(schema.ProposalKey(record.generation), None, record)
         if record.commit is not None and record.plan:  # without a plan it is the record of a restart
             self.store.compare_set(schema.CommitKey(record.generation, record.committed), None, record.commit)
@@ -159,7 +181,7 @@ class Coordinator:
         if self._still_runs():
             self._enter(GenerationPhase.RUNNING)
             return
-        if self.store.read(schema.PermissionKey(record.generation, "run")) != GO:
+        if not has_run:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}
         self._lost_since = self.now()
         self._end()
@@ -262,12 +284,11 @@ class Coordinator:
         self._end()
         if self._lost_since is None:
             self._lost_since = self.now()
-        for stage in range(self.shape.stages):
-            if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
-                raise StageLost(
-                    f"stage {stage} has no live host left after step {self.record.committed}: its parameters are lost"
-                    f" with worker {self._ended_as(max(lost), lost)}"
-                )
+        if units := self._holdings.lost(self._holders):
+            raise StageLost(
+                f"{self._holdings.described(units[0])} no live host left after step {self.record.committed}: its"
+                f" parameters are lost with worker {self._ended_as(max(lost), lost)}"
+            )
 
     def _take_out(self, worker: Worker) -> None:
         """The worker takes no part any more."""
@@ -291,6 +312,7 @@ class Coordinator:
         self.record = GenerationRecord(self.record.generation, [], {}, "", committed, commit)
         self.live = set(live)
         self._joined.clear()
+        self._holdings.start_over()
         self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
         self.departures.start_over()
@@ -333,8 +355,10 @@ class Coordinator:
         plan = self.plans.ready(self._failed)
         if plan is None:
             return
+        if units := self._holdings.lost(self._holders):
+            raise RunError(f"{self._holdings.described(units[0])} no live host among the workers that are there")
         generation = self.record.generation + 1
-        joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
+        self._proposed = plan
         if not plan.is_kept:
             self.store.set(schema.PlanKey(generation), pack_plan(plan.text))
         commit = self.record.commit
@@ -347,10 +371,13 @@ class Coordinator:
             plan.digest,
             self.record.committed,
             commit,
-            joins,
+            [str(worker) for worker in sorted(self._joined)],
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
             dict(plan.periods),
             self.record.evaluated,
+            self._holdings.copies(plan.hosts, self.live, self._holders),
+            self._holdings.plan,
+            self._holdings.name_of(plan.digest, plan.hosts),
         )
         self._forming.begin(self.record, self._present())
         self._announce()
@@ -380,8 +407,10 @@ class Coordinator:
     def _failed(self) -> frozenset[Worker]:
         return self._everybody - self.live
 
-    def _source(self, joiner: Worker) -> Worker:
-        return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
+    @property
+    def _holders(self) -> set[Worker]:
+        """The live workers that hold what the last generation that ran has given them."""
+        return self.live - self._joined
 
     def is_ready(self, worker: Worker) -> bool:
         """Whether all of the worker's present processes have started up."""
@@ -401,7 +430,7 @@ class Coordinator:
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form; log how many workers have taken the step back for that."""
-        answer = self._forming.acknowledged(self._waited, self.live - self._joined, self._detector)
+        answer = self._forming.acknowledged(self._waited, self._holders, self._detector)
         if not isinstance(answer, TookBack):
             self._give_way(answer)
             return
@@ -416,17 +445,19 @@ class Coordinator:
         """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
         if self._cut():
             return
-        answer = self._forming.formed(self._waited, self.live - self._joined)
+        answer = self._forming.formed(self._waited, self._holders)
         if answer is not True:
             self._give_way(answer)
             return
         g = self.record.generation
         self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
         self.store.forget_before(g)
+        assert self._proposed is not None
+        self._holdings.take_up(self.record.holds, self._proposed.hosts)
         self._enter(GenerationPhase.RUNNING)
         self.running_since = self.now()
-        for worker in sorted(self._joined):
-            self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
+        log_copies(self.log, self.next_step, self._forming.copied(), self._joined, self._holdings.hosts.count)
+        for worker in self._joined:
             self._forget_ready(worker)
         self._joined.clear()
         if self._lost_since is not None:
@@ -464,7 +495,10 @@ class Coordinator:
             return False
         pair = [Worker.parse(name) for name in names]
         fenced = whom_to_fence(
-            pair, self.live - self._joined, [w for w in pair if self._detector.is_silent(w, self.now())]
+            pair,
+            self._holders,
+            [worker for worker in pair if self._detector.is_silent(worker, self.now())],
+            self._holdings.fewest_hosts(pair, self._holders),
         )
         if fenced is None:
             self._again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host")
@@ -524,9 +558,7 @@ class Coordinator:
             return False
         texts, self._reports = self._reports.texts, None
         reports = ReportColumns.read({name: texts[name] for name in self._present()})
-        verdict = self._judge.judge(
-            self.record, reports, self.live - self._joined, lambda step: self._changes(step, reports)
-        )
+        verdict = self._judge.judge(self.record, reports, self._holders, lambda step: self._changes(step, reports))
         if not isinstance(verdict, Commit):
             self._follow(verdict)
             return False

@@ -5,8 +5,8 @@ workers of its node, or whoever asks for it from outside. The coordinator has th
 training goes on; then all stop after the same iteration, and the next generation begins without the worker. Nothing is
 taken back and nothing repeated. A worker whose deadline passes before that is killed, and its death is an ordinary one.
 
-A stage's last host stays, because its state would be lost with it. Where everybody was told to leave, the run is to end
-with a checkpoint instead (`everybody`).
+The last host of a unit of the model stays, because its state would be lost with it. Where everybody was told to leave,
+the run is to end with a checkpoint instead (`everybody`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from recycle.errors import RunError
+from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.messages import Notice
 from recycle.exec.membership.schema import LeaveKey, NoticesKey
@@ -73,6 +74,7 @@ class Departures:
         store: of the run.
         processes: of the workers.
         plans: what those who stay go on with.
+        holdings: who holds what.
         log: takes events.
         now: monotonic seconds.
 
@@ -82,8 +84,16 @@ class Departures:
     """
 
     def __init__(
-        self, shape: Shape, store: Store, processes: Processes, plans: Plans, log: Log, now: Callable[[], float]
+        self,
+        shape: Shape,
+        store: Store,
+        processes: Processes,
+        plans: Plans,
+        holdings: Holdings,
+        log: Log,
+        now: Callable[[], float],
     ) -> None:
+        self._holdings = holdings
         self._shape, self._store, self._processes, self._plans = shape, store, processes, plans
         self._log, self._now = log, now
         self._notices: dict[str, Notice] = {}
@@ -111,15 +121,15 @@ class Departures:
         self.everybody = bool(live) and noticed >= set(live)
         leaving: list[Worker] = []
         for worker in told if not self.everybody else ():
-            stays = [peer for peer in live if peer.rank == worker.rank and peer not in (*leaving, worker)]
-            if not stays:
+            stay = set(live) - {*leaving, worker}
+            if not self._holdings.lost(stay - set(joined)):
+                leaving.append(worker)
+            elif not stay & set(joined):
                 answers[str(worker)] = self._refuse(
                     worker,
                     "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
                     " by SIGTERM to recycle train",
                 )
-            elif set(stays) - set(joined):
-                leaving.append(worker)
         if leaving:
             try:
                 self.is_prepared = self._plans.ready(self._without(live, leaving)) is not None

@@ -13,7 +13,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,15 +167,22 @@ def profiled_seconds(job: PricedJob) -> float:
     return scale * max(*profile.per_stage("forward", stages), *backward, *profile.per_stage("step", stages))
 
 
-def whom_to_fence(pair: Sequence[Worker], live: Collection[Worker], silent: Collection[Worker] = ()) -> Worker | None:
+def whom_to_fence(
+    pair: Sequence[Worker],
+    live: Collection[Worker],
+    silent: Collection[Worker] = (),
+    hosts: Mapping[Worker, int] | None = None,
+) -> Worker | None:
     """Which of two workers that cannot reach each other to fence, so that the other can go on.
 
-    A worker that is silent, if any; else one that joins and has no state yet; else the one whose stage has more live
-    hosts, because its loss costs less; of equals the later position. Never a stage's last host: None when both are.
+    A worker that is silent, if any; else one that joins and has no state yet; else the one whose state has more live
+    hosts, because its loss costs less; of equals the later position. Never a last host: None when both are.
 
     Args:
-        live: the workers that hold their stage's state.
+        live: the workers that hold state.
+        hosts: worker -> live hosts of the unit of its state that has fewest; those of its rank when left out.
     """
-    hosts = {worker: sum(peer.rank == worker.rank for peer in live) for worker in pair}
+    if hosts is None:
+        hosts = {worker: sum(peer.rank == worker.rank for peer in live) for worker in pair}
     candidates = [worker for worker in pair if worker not in live or hosts[worker] > 1]
     return max(candidates, key=lambda w: (w in silent, w not in live, hosts[w], w), default=None)

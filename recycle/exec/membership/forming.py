@@ -1,7 +1,7 @@
 """A generation on its way from its proposal to its first iteration: who has answered, who is late, who fails.
 
 First all acknowledge it, then all form their groups. Whoever beats, but does not answer until a deadline, is fenced,
-unless it is its stage's last host, and so is who fails twice to form its groups though others came. What fails
+unless it is a unit's last host, and so is who fails twice to form its groups though others came. What fails
 otherwise is tried again with the same workers.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from recycle.exec.membership import schema
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
+from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Formed, GenerationRecord
+from recycle.exec.membership.messages import Copied, Formed, GenerationRecord
 from recycle.exec.membership.store import Gathering, RunStore
 from recycle.exec.membership.verdict import Fence
 from recycle.sections import MembershipSection
@@ -47,10 +48,13 @@ class Forming:
         store: of the run.
         limits: deadlines.
         now: monotonic seconds.
+        holdings: who holds what.
     """
 
-    def __init__(self, store: RunStore, limits: MembershipSection, now: Callable[[], float]) -> None:
-        self._store, self._limits, self._now = store, limits, now
+    def __init__(
+        self, store: RunStore, limits: MembershipSection, now: Callable[[], float], holdings: Holdings
+    ) -> None:
+        self._store, self._limits, self._now, self._holdings = store, limits, now, holdings
         self._failures: Counter[Worker] = Counter()
         self._blamed: set[Worker] = set()
         self._failed_since: float | None = None
@@ -77,7 +81,7 @@ class Forming:
 
         Args:
             waited: seconds since the proposal.
-            holders: the live workers that hold their stage's state.
+            holders: the live workers that have state.
             detector: knows how long their operations take.
         """
         if self._acknowledged.look():
@@ -97,6 +101,15 @@ class Forming:
         what = f"generation {self._record.generation} was not acknowledged"
         return self._fence_late(late, what, waited, holders)
 
+    def copied(self) -> list[tuple[str, Copied]]:
+        """What each worker has copied, by its first process; to be asked once all groups stand."""
+        return [
+            (name, copied)
+            for name, answer in self._formed.other_than(Formed()).items()
+            if split_member(name)[1] == 0
+            for copied in answer.copied
+        ]
+
     def formed(self, waited: float, holders: Collection[Worker]) -> bool | Fence | Again:
         """Whether the groups of all stand.
 
@@ -110,7 +123,7 @@ class Forming:
             return self._blame(own, holders)
         if not is_complete:
             # Who waits for one that is late has an answer after `form_timeout`, or that of a copy's transfers.
-            limit = 2 * self._limits.form_timeout + (self._limits.transport_timeout if self._record.joins else 0.0)
+            limit = 2 * self._limits.form_timeout + (self._limits.transport_timeout if self._record.copies else 0.0)
             late = _workers(self._formed.missing) if waited > limit else set()
             return self._fence_late(late, f"groups of generation {g} did not form", waited, holders) or False
         if expired := {name: answer.error for name, answer in failed.items() if answer.error}:
@@ -130,18 +143,18 @@ class Forming:
             return False
         self._failures.update(self._blamed)
         often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
-        fenced = whom_to_fence(often, holders)
+        fenced = whom_to_fence(often, holders, hosts=self._holdings.fewest_hosts(often, holders))
         reason = f"could not form generation {self._record.generation}: {failed[fenced or min(self._blamed)]}"
         return Again(f"worker {min(self._blamed)} {reason}") if fenced is None else Fence({fenced: reason})
 
     def _fence_late(
         self, late: set[Worker], what: str, waited: float, holders: Collection[Worker]
     ) -> Fence | Again | None:
-        """Fence workers that live and do not answer, unless a stage has no others; then form the same set again."""
+        """Fence workers that live and do not answer, unless a unit has no others; then form the same set again."""
         if not late:
             return None
         cause, left = f"{what} within {waited:.0f} s", set(holders) - late
-        if {worker.rank for worker in left} >= {worker.rank for worker in holders}:
+        if not self._holdings.lost(left):
             return Fence(dict.fromkeys(late, cause))
         return Again(f"{cause} by workers {' '.join(map(str, sorted(late)))}")
 

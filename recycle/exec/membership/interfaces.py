@@ -8,6 +8,7 @@ from typing import Protocol
 
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.messages import Mode
+from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 
 Log = Callable[..., None]
@@ -23,6 +24,7 @@ class Ready:
         roles: process -> role.
         periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
         is_kept: the run directory holds the file, where every process finds it by its hash.
+        hosts: who hosts what; None where it is what processes start with.
     """
 
     digest: str
@@ -30,6 +32,7 @@ class Ready:
     roles: dict[Worker, Worker]
     periods: Mapping[Mode, float]
     is_kept: bool = False
+    hosts: Hosts | None = None
 
 
 class Plans(Protocol):
@@ -37,6 +40,9 @@ class Plans(Protocol):
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
+
+    def hosts(self, digest: str) -> Hosts | None:
+        """Who hosts what by a plan that the coordinator before used; None for one that is not there any more."""
 
     def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
         """An iteration is about to be committed, in which the workers computed for so long."""

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from recycle.errors import RunError
 from recycle.exec.device.device_progress import DeviceState
 from recycle.exec.membership import schema
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import GO, Commit, Evaluated, EvaluationReport, Formed, GenerationRecord, Report
+from recycle.exec.membership.messages import (
+    GO,
+    Commit,
+    Copied,
+    Evaluated,
+    EvaluationReport,
+    Formed,
+    GenerationRecord,
+    Report,
+)
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.store import Store
 from recycle.shape import Worker
@@ -101,9 +110,9 @@ class Member:
         """Ready to form the generation; whether this process took back a step, which was not committed, for that."""
         self.store.set(schema.AcknowledgedKey(self._generation, self.name), took_back)
 
-    def formed(self, error: str = "", expired: bool = False) -> None:
-        """The groups stand, or why they do not, and whether that is because others did not come in time."""
-        self.store.set(schema.FormedKey(self._generation, self.name), Formed(error, expired))
+    def formed(self, error: str = "", expired: bool = False, copied: Sequence[Copied] = ()) -> None:
+        """The groups stand and what was to be copied is there, or why not, and whether others did not come in time."""
+        self.store.set(schema.FormedKey(self._generation, self.name), Formed(error, expired, list(copied)))
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
         """Wait until the generation may form or run; False when it is over instead."""

@@ -61,11 +61,29 @@ class Evaluated(Struct, frozen=True):
     tokens: float
 
 
+class Copy(Struct, frozen=True, array_like=True):
+    """Units of the model that a worker copies before its generation runs.
+
+    Attributes:
+        worker, source: processes.
+        first, last: units from the first up to but without the last (see `recycle.plans.hosting`).
+    """
+
+    worker: str
+    source: str
+    first: int
+    last: int
+
+
 class GenerationRecord(Struct, frozen=True):
     """The register. `roles` maps processes (by the position they started in) to positions of the plan.
 
     Attributes:
-        joins: process that joins -> process it copies the stage's state from.
+        joins: processes that hold no state yet.
+        copies: what is copied before the generation runs, by these and by workers that come to host other units; each
+            worker takes part in its own in this order.
+        held: hash of the plan that the others hold the units of; empty for what processes start with.
+        holds: likewise, of what all hold once the generation runs.
         committed: last committed iteration, -1 before the first.
         commit: of the last committed iteration; None before the first.
         mode: of the iteration behind it.
@@ -79,10 +97,13 @@ class GenerationRecord(Struct, frozen=True):
     plan: str
     committed: int = -1
     commit: Commit | None = None
-    joins: dict[str, str] = {}
+    joins: list[str] = []
     mode: Mode = "barrier"
     periods: dict[Mode, float] = {}
     evaluated: Evaluated | None = None
+    copies: list[Copy] = []
+    held: str = ""
+    holds: str = ""
 
     @property
     def is_evaluation_due(self) -> bool:
@@ -138,16 +159,35 @@ class EvaluationReport(Struct, frozen=True):
     tokens: list[float]
 
 
-class Formed(Struct, frozen=True):
+class Copied(Struct, frozen=True, array_like=True):
+    """What a process has copied from another before its generation runs.
+
+    Attributes:
+        source: the other one's worker.
+        first, last: units, as of `Copy`.
+        bytes: of the state.
+        seconds: from the first that was sent to the last that is there.
+    """
+
+    source: str
+    first: int
+    last: int
+    bytes: int
+    seconds: float
+
+
+class Formed(Struct, frozen=True, omit_defaults=True):
     """Whether the groups of a process stand.
 
     Attributes:
         error: why they do not; empty when they do.
         expired: nothing failed in this process, but others did not come in time.
+        copied: what it has copied.
     """
 
     error: str = ""
     expired: bool = False
+    copied: list[Copied] = []
 
 
 class Heartbeat(Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from recycle.exec.membership.messages import Commit, Evaluated, GenerationRecord, Mode
+from recycle.exec.membership.messages import Commit, Copy, Evaluated, GenerationRecord, Mode
 from recycle.shape import Worker
 
 
@@ -42,10 +42,13 @@ class PackedRecord(Struct, frozen=True, omit_defaults=True):
     moved: dict[str, str] = {}
     committed: int = -1
     commit: Commit | None = None
-    joins: dict[str, str] = {}
+    joins: list[str] = []
     mode: Mode = "barrier"
     periods: dict[Mode, float] = {}
     evaluated: Evaluated | None = None
+    copies: list[Copy] = []
+    held: str = ""
+    holds: str = ""
 
 
 def pack_record(record: GenerationRecord) -> PackedRecord:
@@ -63,6 +66,9 @@ def pack_record(record: GenerationRecord) -> PackedRecord:
         record.mode,
         {mode: float(period) for mode, period in record.periods.items()},  # the same text again, when it is read back
         record.evaluated,
+        record.copies,
+        record.held,
+        record.holds,
     )
 
 
@@ -90,4 +96,7 @@ def unpack_record(packed: PackedRecord) -> GenerationRecord:
         packed.mode,
         packed.periods,
         packed.evaluated,
+        packed.copies,
+        packed.held,
+        packed.holds,
     )

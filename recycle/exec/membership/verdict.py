@@ -15,6 +15,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.disagreement import Disagreement
+from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log
 from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.report_columns import ReportColumns
@@ -54,9 +55,13 @@ class Judge:
         steps: iterations to train.
         log: takes events.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
+        holdings: who holds what.
     """
 
-    def __init__(self, job: PricedJob, steps: int, log: Log, keeps: Callable[[int, bool], bool]) -> None:
+    def __init__(
+        self, job: PricedJob, steps: int, log: Log, keeps: Callable[[int, bool], bool], holdings: Holdings
+    ) -> None:
+        self._holdings = holdings
         self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
         self._last, self._ends_early = steps - 1, False
         self._retried = self._disagreed = self._gone_back = -1
@@ -80,7 +85,7 @@ class Judge:
 
         Args:
             reports: of all its processes.
-            holders: the live workers that hold their stage's state.
+            holders: the live workers that have state.
             changes: called with the iteration once it is right; gives iterations before which other workers or plans
                 are to take over: all stop after the one before, or as soon as they can.
         """
@@ -117,7 +122,7 @@ class Judge:
         step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
         left = set(holders) - odd.keys()
         self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held)
-        if odd and {worker.rank for worker in left} == {worker.rank for worker in holders}:
+        if odd and not self._holdings.lost(left):
             return Fence(odd)
         if self._disagreed != step:
             self._disagreed = step

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
 from recycle.exec.model.providers import Providers
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.unit_states import UnitState
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price
+from recycle.plans.hosting import stage_units
+from recycle.pricing import profile_of_layout
 
 
 def build_stages(
@@ -25,6 +29,10 @@ def build_stages(
     device: torch.device | None = None,
     tensor_group: TensorGroup | None = None,
     providers: Providers | None = None,
+    *,
+    cut: Sequence[int] = (),
+    held: Mapping[int, UnitState] = MappingProxyType({}),
+    is_filled: bool = True,
 ) -> dict[int, Stage]:
     """Stage index -> a freshly initialised stage of the job's kind. Every process gets the same initial bits.
 
@@ -36,15 +44,20 @@ def build_stages(
         device: that they compute on; when left out, the machine's first GPU, or the CPU.
         tensor_group: that the stages compute in, each process a part; None without tensor parallelism.
         providers: what builds the model, the data and the loss; those that the job names when left out.
+        cut: layers of each stage of the model, where it is not cut as the job says (`Shape.cut`).
+        held: state that is there already of units of the model, which its stages take over.
+        is_filled: everything else gets its initial weights; else whatever is in memory.
 
     Raises:
-        JobError: a provider cannot be imported, or what it makes cannot be trained.
+        JobError: a provider cannot be imported, what it makes cannot be trained, or not with this cut.
         RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
             megatron-core is not a tested one.
     """
     if job.model.kind == "emulated":
-        profile, scale = price(job).prices, job.model.seconds_per_unit
-        return {index: EmulatedStage(job, index, profile, scale) for index in indices}
+        of, scale = job.with_cut(cut), job.model.seconds_per_unit
+        profile = profile_of_layout(job, price(job).prices, of.shape)
+        return {index: EmulatedStage(of, index, profile, scale, held) for index in indices}
+    job = job.with_cut(cut)
     if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
         raise RunError(
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but this process computes alone; set it to 1 here"
@@ -75,19 +88,20 @@ def build_stages(
         ensure_parallel_state(tensor_group)
         rank = 0 if tensor_group is None else tensor_group.rank()
         for index in indices:
-            part = _part(job, index, rank, providers)
-            stage = MegatronStage(job, index, device, batches, part, tied, rank, providers, evaluation)
+            is_new = not held.keys() >= set(range(*stage_units(job.layers_per_stage())[index]))
+            part = _part(job, index, rank, providers, is_filled and is_new)
+            stage = MegatronStage(job, index, device, batches, part, tied, rank, providers, evaluation, held)
             stages[index], tied = stage, tied or stage.tied_sum
     return stages
 
 
-def _part(job: Job, index: int, tensor_rank: int, providers: Providers) -> Any:
+def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_filled: bool) -> Any:
     """The module of a stage, on the CPU."""
     if providers.model is None:
         from recycle.exec.model.gpt import build_part
 
         try:
-            return build_part(job, index, tensor_rank)
+            return build_part(job, index, tensor_rank, is_filled=is_filled)
         except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
             raise JobError(f"[model]: megatron-core cannot build stage {index} of it: {error}") from error
     from recycle.exec.model.part import require_trainable

@@ -2,7 +2,7 @@
 
 The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine, and
 neither megatron-core nor autograd is touched. What it hands on is small but telling: gradient and loss of a
-micro-batch are drawn from (stage, micro-batch, step) on a fixed grid, so that their sum shows bit for bit that each
+micro-batch are drawn from (layer, micro-batch, step) on a fixed grid, so that their sum shows bit for bit that each
 was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
 the receiver checks. The losses of an evaluation have a part of the last stage's state in them, to tell which it saw.
 
@@ -18,22 +18,54 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
 from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
 from recycle.ir.kinds import ValueKind
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job, price
+from recycle.plans.hosting import layers_of, stage_units
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
 
 ENTRIES = 8
-"""Entries of the parameter vector."""
+"""Entries of a layer's parameter vector."""
 _GRID = 2.0**-20
 _BYTES_PER_ELEMENT = 4
+
+
+class EmulatedLayer:
+    """The state of a layer.
+
+    Args:
+        number: in the whole model.
+        seed: of the model.
+
+    Attributes:
+        parameters: fp64 [ENTRIES].
+        count: fp64 [1], steps taken.
+    """
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.parameters = torch.tensor(_draw(ENTRIES, "parameters", number, seed), dtype=torch.float64)
+        self.count = torch.zeros(1, dtype=torch.float64)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Both."""
+        return [self.parameters, self.count]
+
+
+class Stateless:
+    """The state of the embedding or the head, which have none."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """None."""
+        return []
 
 
 class EmulatedStage(Stage):
@@ -44,9 +76,17 @@ class EmulatedStage(Stage):
         index: the stage.
         profile: what F, I, W, step and a message cost; the job's own when left out.
         scale: factor on every time of the profile, 0 for none: seconds per unit where its unit is not the second.
+        held: units whose state is there already, as another stage had it.
     """
 
-    def __init__(self, job: Job, index: int, profile: Profile | None = None, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        profile: Profile | None = None,
+        scale: float = 1.0,
+        held: Mapping[int, UnitState] = MappingProxyType({}),
+    ) -> None:
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
         elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
@@ -55,9 +95,19 @@ class EmulatedStage(Stage):
         self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
-        self._parameters = torch.tensor(_draw(ENTRIES, "parameters", index, job.model.seed), dtype=torch.float64)
-        self._count = torch.zeros(1, dtype=torch.float64)
-        self._sum = torch.zeros(ENTRIES, dtype=torch.float64)
+        layers = layers_of(job)
+        self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
+        self._units: dict[int, UnitState] = {}
+        self._layers: list[EmulatedLayer] = []
+        for unit in range(*stage_units(layers)[index]):
+            state = held.get(unit)
+            if unit - 1 not in self._numbers:
+                self._units[unit] = Stateless()
+                continue
+            layer = state if isinstance(state, EmulatedLayer) else EmulatedLayer(unit - 1, job.model.seed)
+            self._units[unit] = layer
+            self._layers.append(layer)
+        self._sum = torch.zeros(ENTRIES * len(self._layers), dtype=torch.float64)
         self._loss = 0.0
         self._evaluates, self._evaluated = False, list[tuple[float, float]]()
         self._held: set[MicroBatch] = set()
@@ -85,7 +135,8 @@ class EmulatedStage(Stage):
                 if not self._is_last:
                     return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
                 drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0]
-                self._evaluated.append((drawn + float(self._parameters[0]), 1.0))
+                seen = sum(float(layer.parameters[0]) for layer in self._layers[-1:])
+                self._evaluated.append((drawn + seen, 1.0))
                 return None
             self._hold(Forward, micro_batch, activation)
             if self._is_last:
@@ -122,7 +173,7 @@ class EmulatedStage(Stage):
             self._sum[begin:end] += self.gradient(self._iteration, micro_batch)[begin:end]
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        return [ENTRIES * bucket // buckets for bucket in range(buckets + 1)]
+        return [len(self._sum) * bucket // buckets for bucket in range(buckets + 1)]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message = self._take_gradient(Backward, micro_batch, gradient)
@@ -136,10 +187,10 @@ class EmulatedStage(Stage):
         return self._loss if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        return [float((self._sum / self._divisor).square().sum())]
+        return [float((part / self._divisor).square().sum()) for part in torch.split(self._sum, ENTRIES)]
 
     def replicated(self) -> Collection[int]:
-        return [0] if self._is_one_of_several else []
+        return range(len(self._layers)) if self._is_one_of_several else []
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
@@ -147,19 +198,21 @@ class EmulatedStage(Stage):
         if before is not None and not kept:
             self.keep(before, 0)
         with self._lasting("step"):
-            self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
-            self._count.add_(1)
+            for layer, part in zip(self._layers, torch.split(self._sum, ENTRIES), strict=False):
+                layer.parameters.sub_(part / self._divisor * (clip_factor * self._train.learning_rate))
+                layer.count.add_(1)
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
         if not start:
             copy_state(before, self.state_tensors())
         return 1
 
-    def state_tensors(self) -> list[torch.Tensor]:
-        return [self._parameters, self._count]
+    def units(self) -> Mapping[int, UnitState]:
+        return self._units
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return dict(zip((f"stages.{self.index}.parameters", f"stages.{self.index}.count"), tensors, strict=True))
+        names = [f"layers.{number}.{name}" for number in self._numbers for name in ("parameters", "count")]
+        return dict(zip(names, tensors, strict=True))
 
     def held_micro_batches(self) -> int:
         return len(self._held) + len(self._waiting)
@@ -171,8 +224,9 @@ class EmulatedStage(Stage):
         return None if ends else self._message(value, sender, micro_batch)
 
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
-        """This stage's gradient of one micro-batch, fp64 [ENTRIES]: what a test adds up by itself."""
-        return torch.tensor(_draw(ENTRIES, "gradient", self.index, step, micro_batch), dtype=torch.float64)
+        """This stage's gradient of one micro-batch, fp64 [layers * ENTRIES]: what a test adds up by itself."""
+        drawn = [entry for number in self._numbers for entry in _draw(ENTRIES, "gradient", number, step, micro_batch)]
+        return torch.tensor(drawn, dtype=torch.float64)
 
     def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
         if micro_batch in self._held or micro_batch in self._waiting:

@@ -39,11 +39,12 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
+def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = True) -> GPTModel:
     """The GPTModel part of `stage`, with its initial weights, on the CPU. megatron-core's `parallel_state` must stand.
 
     Args:
         tensor_rank: which part of the stage's weights it is, of as many as the job's tensor parallelism.
+        is_filled: it gets its initial weights; else whatever is in memory, for weights that come from elsewhere.
 
     Raises:
         JobError: megatron-core's configuration cannot be that which the job states, or the checkpoint of
@@ -72,6 +73,8 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
     if job.grid.sequence_parallel:
         cut_sequences(part)
     first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)
+    if not is_filled:
+        return part
     if job.model.weights is None:
         initialise(part, job.model, first_layer, *tensor)
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,9 +16,10 @@ import torch
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
-from recycle.exec.model.optimizer import COUNTED, SHAPED, Optimizer, decays
+from recycle.exec.model.optimizer import COUNTED, SHAPED, decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.unit_states import UnitOptimizers, UnitState
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -29,6 +31,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job
+from recycle.plans.hosting import stage_units
 from recycle.shape import MicroBatch
 
 if TYPE_CHECKING:
@@ -53,11 +56,12 @@ class MegatronStage(Stage):
         index: the stage.
         device: where it computes.
         batches: gives the micro-batches; None for a stage that is neither the first nor the last.
-        part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
+        part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor for each unit.
         tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
         tensor_rank: of the part.
         providers: built the part, and compute the loss.
         evaluation: as `batches`, of evaluations; None for a job without.
+        held: units of the model whose state is there already, as another stage had it.
 
     Attributes:
         parameters: the live parameters by their name in the whole model, a shared one first.
@@ -75,13 +79,14 @@ class MegatronStage(Stage):
         tensor_rank: int = 0,
         providers: Providers = NONE,
         evaluation: Batches | None = None,
+        held: Mapping[int, UnitState] = MappingProxyType({}),
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
         from recycle.exec.model.expert_parallel import own_experts
         from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
         from recycle.exec.model.sequence_parallel import partly_computed
-        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
+        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head, units_of
 
         self._type = PRECISIONS[job.train.precision]
         self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
@@ -110,7 +115,6 @@ class MegatronStage(Stage):
         alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_experts(part))
         places = alone | cut
         self._cuts = {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places}
-        self._optimizer = Optimizer(parameters, job.train, self._type)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
         bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
         count = int(shared in self.parameters)
@@ -125,6 +129,18 @@ class MegatronStage(Stage):
             # Embedding and output layer each give a gradient, and each is rounded by itself.
             tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
         self.tied_sum = tied_sum if count else None
+        layers = job.layers_per_stage()
+        units, first_layer, ends = stage_units(layers), sum(layers[:index]), (self._is_first, self._is_last)
+        self._units = UnitOptimizers(
+            range(*units[index]),
+            units_of(named, first_layer, layers[index], ends, units[-1][1] - 1),
+            self.parameters,
+            self._sums(),
+            job.train,
+            self._type,
+            self._divisor,
+            held,
+        )
         self._has_ties = bool(job.ties)
         self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
@@ -284,16 +300,16 @@ class MegatronStage(Stage):
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
-        self._optimizer.step(self._write_mean, iteration, clip_factor, before, kept)
+        self._units.step(iteration, clip_factor, before, kept)
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        return self._optimizer.keep(before, start)
+        return self._units.keep(before, start)
 
-    def state_tensors(self) -> list[torch.Tensor]:
-        return self._optimizer.state_tensors()
+    def units(self) -> Mapping[int, UnitState]:
+        return self._units.of
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        named = self._optimizer.named_state(list(self.parameters), tensors)
+        named = self._units.named_state(tensors)
         for prefix in SHAPED:
             # Tensor ranks cut each half of a gated layer by itself, so each half has its name.
             for name in self._halved & {known.removeprefix(prefix) for known in named if known.startswith(prefix)}:
@@ -352,17 +368,8 @@ class MegatronStage(Stage):
         return None if entry is None else entry.grad
 
     def _sums(self) -> list[Accumulator]:
-        """The shared weight's, then that of all other parameters: as the optimizer's layout has them."""
+        """The shared weight's, then that of all other parameters: in the order of `parameters`."""
         return [self._sum] if self.tied_sum is None else [self.tied_sum, self._sum]
-
-    def _write_mean(self, start: int, mean: torch.Tensor) -> None:
-        """The mean gradient from element `start` of the optimizer's layout on, fp32, written into `mean`."""
-        offset = 0
-        for accumulator in self._sums():
-            low, high = max(start, offset), min(start + len(mean), offset + accumulator.layout.size)
-            if low < high:
-                accumulator.mean(self._divisor, mean[low - start : high - start], low - offset)
-            offset += accumulator.layout.size
 
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         accumulator, position = self._place[parameter]

@@ -1,9 +1,10 @@
-"""AdamW on one stage's parameters, held as one flat tensor.
+"""AdamW on the parameters of one unit of the model, held as one flat tensor.
 
 The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
 
 Parameters are re-bound to parts of a flat tensor, decayed ones first, so that the optimizer works on two long tensors
-and everything that a re-joining peer must copy is four tensors. Learning rate and clip factor are pure functions, so
+and everything that a new host of the unit must copy is four tensors. The module that computes with them may be built
+anew, for a stage of other units, around the same tensors (`bind`). Learning rate and clip factor are pure functions, so
 that every worker derives the same step from the same record.
 
 Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
@@ -41,11 +42,16 @@ def decays(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
+def piece_of_step(device: torch.device) -> int:
+    """Elements that a step works on at a time."""
+    return (ON_CPU if device.type == "cpu" else ON_GPU).stepped
+
+
 class Optimizer:
     """AdamW over flat parameters.
 
     Args:
-        parameters: fp32, of the stage, those that decay first (see `decays`); their data moves into `parameters` below,
+        parameters: fp32, of the unit, those that decay first (see `decays`); their data moves into `parameters` below,
             or into a copy of it in `working_type`.
         train: betas, epsilon, weight decay and the course of the learning rate.
         working_type: in which the model computes.
@@ -66,12 +72,11 @@ class Optimizer:
         device = parameters[0].device if parameters else torch.device("cpu")
         self.parameters = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
         for parameter, view in zip(parameters, self.layout.views(self.parameters), strict=True):
-            parameter.data = view.copy_(parameter.data)
+            view.copy_(parameter.data)
         self._working: torch.Tensor | None = None
         if working_type != torch.float32:
             self._working = self.parameters.to(working_type)
-            for parameter, view in zip(parameters, self.layout.views(self._working), strict=True):
-                parameter.data = view
+        self.bind(parameters)
         decayed = [decays(parameter) for parameter in parameters]
         if decayed != sorted(decayed, reverse=True):
             raise ValueError("parameters that decay must come first")
@@ -81,9 +86,13 @@ class Optimizer:
         self._squares = torch.zeros_like(self.parameters)
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=device)
-        self._piece = (ON_CPU if device.type == "cpu" else ON_GPU).stepped
-        # Kept, since a fresh tensor costs more in page faults than what fills it.
-        self._gradient = torch.empty(min(self._piece, self.layout.size), dtype=torch.float32, device=device)
+        self._piece = piece_of_step(device)
+
+    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
+        live = self.parameters if self._working is None else self._working
+        for parameter, view in zip(parameters, self.layout.views(live), strict=True):
+            parameter.data = view
 
     @torch.no_grad()
     def step(
@@ -93,6 +102,7 @@ class Optimizer:
         clip_factor: float,
         before: Sequence[torch.Tensor] | None = None,
         kept: int = 0,
+        scratch: torch.Tensor | None = None,
     ) -> None:
         """One update.
 
@@ -103,17 +113,22 @@ class Optimizer:
             clip_factor: factor on the gradient.
             before: takes the state as it was, laid out as `state_tensors`.
             kept: elements of it that `keep` has copied already.
+            scratch: fp32 [as many as the layout's, or as `piece_of_step`], overwritten; units of a stage share one.
         """
+        if scratch is None:
+            scratch = torch.empty_like(self.parameters[: self._piece])
         if before is not None:
             before[3].copy_(self._counts, non_blocking=True)
         rate = learning_rate(self._train, iteration)
         for part, count, decay in zip(self._parts, self._counts, (self._train.weight_decay, 0.0), strict=True):
+            if part.start == part.stop:
+                continue  # a count without a parameter has no name, so a checkpoint could not bring it back
             counted = count + 1
             for start in range(part.start, part.stop, self._piece):
                 piece = slice(start, min(start + self._piece, part.stop))
                 if before is not None and kept < piece.stop:
                     self._copy(before, slice(max(start, kept), piece.stop))
-                mean = self._gradient[: piece.stop - piece.start]
+                mean = scratch[: piece.stop - piece.start]
                 gradient(start, mean)
                 if clip_factor != 1.0:
                     mean.mul_(clip_factor)

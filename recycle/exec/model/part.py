@@ -70,6 +70,11 @@ class Part:
         self.names = global_names(module, first_layer)
         is_provided = providers.model is not None
         if is_provided and job.shape.stages > 1 and not layers_of(module, first_layer):
+            if job.shape.cut or job.planner.layout == "elastic":
+                raise JobError(
+                    f"[model] provider: the module of stage {index} has no layers by the name of layers, so the model"
+                    ' cannot be cut anew; name a list of them so (docs/models.md), or write [planner] layout = "fixed"'
+                )
             # Names of another stage's module may be the same.
             ends = (SHARED_WEIGHT,) if model.tied else ()
             self.names = {

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
+from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
 from recycle.shape import MicroBatch
@@ -193,8 +194,12 @@ class Stage(ABC):
         """
 
     @abstractmethod
+    def units(self) -> Mapping[int, UnitState]:
+        """What this stage holds of each of its units, in order, complete before the first step."""
+
     def state_tensors(self) -> list[torch.Tensor]:
-        """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
+        """The live tensors of all units, one unit behind the other."""
+        return [tensor for unit in self.units().values() for tensor in unit.state_tensors()]
 
     @abstractmethod
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.mlp import MLP
 
+from recycle.errors import JobError
 from recycle.exec.model.expert_parallel import first_expert
 from recycle.sections import ModelSection
 
@@ -26,6 +27,7 @@ SHARED_WEIGHT = "embedding.word_embeddings.weight"
 LAYERS = "layers"
 """Name of the list of layers in a part, at any depth: its places count from the part's first layer on."""
 _EXPERT = re.compile(r"(\.local_experts\.)(\d+)")
+_LAYER_NUMBER = re.compile(rf"(?:^|\.){LAYERS}\.([0-9]+)\.")
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 _CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
     ColumnParallelLinear: {"weight": 0, "bias": 0},
@@ -76,6 +78,39 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
             name = _EXPERT.sub(lambda found: f"{found[1]}{int(found[2]) + expert}", name)
         names[name] = parameter
     return names
+
+
+def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bool, bool], head: int) -> dict[str, int]:
+    """The unit of the model that each parameter of a part belongs to (see `recycle.plans.hosting`).
+
+    What lies outside of layers belongs to the embedding on the first stage, to the head on the last, and on a stage
+    that is both by whether it stands before the layers; on any other stage to its first layer.
+
+    Args:
+        names: of the parameters in the whole model, in the order of the part.
+        first_layer, layers: of the part.
+        ends: whether it is the first and the last stage.
+        head: number of the head's unit.
+
+    Raises:
+        JobError: a part without layers, between the ends, has parameters.
+    """
+    is_first, is_last = ends
+    units, is_behind = dict[str, int](), False
+    for name in names:
+        found = _LAYER_NUMBER.search(name)
+        number = int(found[1]) if found is not None else -1
+        if first_layer <= number < first_layer + layers:
+            units[name], is_behind = number + 1, True
+        elif is_first and not (is_last and is_behind):
+            units[name] = 0
+        elif is_last:
+            units[name] = head
+        elif layers:
+            units[name] = first_layer + 1
+        else:
+            raise JobError(f"{name} is on a stage without layers, between the first and the last; give it a layer")
+    return units
 
 
 def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:

@@ -37,7 +37,7 @@ Planner = Callable[..., str]
 
 Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
 Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
-placement.
+placement. With `moves=True` it plans for the dead workers themselves, and live ones may host other parts of the model.
 """
 
 
@@ -49,12 +49,14 @@ class Question(Struct, frozen=True):
         quick: without any search.
         failed: the dead workers, where the plan shall be for them alone.
         profile: file of the profile to plan with; the job's own when left out.
+        moves: workers may come to host other parts of the model.
     """
 
     vector: Vector
     quick: bool = False
     failed: tuple[str, ...] | None = None
     profile: str | None = None
+    moves: bool = False
 
 
 Answer = tuple[Question, str, str]
@@ -66,6 +68,8 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
     known: dict[str, Any] = {} if like is None else {"like": like}
     if question.failed is not None:
         known["failed"] = [Worker.parse(name) for name in question.failed]
+    if question.moves:
+        known["moves"] = True
     try:
         if question.profile is not None:
             job = job.with_sections(times=msgspec.structs.replace(job.times, profile=question.profile))

@@ -31,6 +31,8 @@ from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_updates_of
+from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
+from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Worker
 
@@ -58,19 +60,23 @@ class PlanService:
     ) -> None:
         self._job, self._directory, self._warn = job, directory, warn
         self._own = schedule
-        usual = schedule is None or schedule.placement == loop_placement(job.shape)
+        # Who hosts what in another way than the planner does it, alike for all workers of a rank, goes on doing so.
+        usual = schedule is None or schedule.placement == loop_placement(job.shape) or stages_by_rank(schedule) is None
         self._like = None if usual else schedule
         self._planner, self._waker = planner, waker
         self._by_vector = job.prices.are_peers_alike
         self._plans: dict[_Key, Plan] = {}
         self._used: dict[frozenset[Worker], Ready] = {}
+        self._hosts: dict[str, Hosts] = {}
         self._errors: dict[_Key, str] = {}
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked: set[_Key] = set()
         self._background = self._urgent = None
         self._other: PlannerProcess | None = None
         self._children: list[PlannerProcess] = []
-        self._with_profile: list[Answer] = []
+        self._wanted: list[Question] = []
+        self._answered: list[Answer] = []
+        self._usual = Hosts.at_start(job, None)
         if planner is not None:
             self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
 
@@ -88,7 +94,7 @@ class PlanService:
                 if question.quick:
                     self._warn("no planner process answers; a plan that is needed now is made by the coordinator")
                     threading.Thread(target=self._plan_here, args=(question,), daemon=True).start()
-                elif question.profile is not None:
+                elif question in self._wanted or question.moves:
                     self._answers.put((question, "", "no planner process answers"))
 
     def _plan_here(self, question: Question) -> None:
@@ -120,9 +126,12 @@ class PlanService:
             return self._use(failed, self._own, None)
         self._collect()
         question = self._question(failed, quick=True)
+        if max(question.vector) >= self._job.shape.pipelines and self._job.planner.layout == "elastic":
+            # Others may hold what the workers of a rank held, all of which are dead.
+            question = Question(question.vector, False, tuple(map(str, sorted(failed))), moves=True)
         key, vector = _key(question), question.vector
         if key in self._plans:
-            plan = self._plans[key].for_processes(failed) if self._by_vector else self._plans[key]
+            plan = self._plans[key] if question.failed is not None else self._plans[key].for_processes(failed)
             return self._use(failed, plan.schedule, plan)
         if key in self._errors:
             raise RunError(f"no plan for {vector} dead workers per stage: {self._errors[key]}")
@@ -143,7 +152,7 @@ class PlanService:
         return self._planner is not None and self._like is None
 
     def ask(self, question: Question) -> None:
-        """Ask for a plan with another profile, which nobody waits for; `answers` has it once it is there.
+        """Ask for a plan with another profile or layout, which nobody waits for; `answers` has it once it is there.
 
         The background child makes it if it has nothing else to do, else a third one: the urgent one stays free.
         """
@@ -153,6 +162,7 @@ class PlanService:
         if child.is_busy:
             self._other = self._other or self._child(self._planner)
             child = self._other
+        self._wanted.append(question)
         child.ask(question)
 
     @property
@@ -160,10 +170,16 @@ class PlanService:
         """Whether something is still to be answered."""
         return any(child.is_busy for child in self._children)
 
-    def answers(self) -> list[Answer]:
-        """What has been answered of what was asked with `ask`, each answer once."""
+    def is_moved(self, hosts: Hosts) -> bool:
+        """Whether somebody hosts other parts of the model than the planner of the given stages has it."""
+        usual = self._usual
+        return bool(hosts.cut) or any(usual.stages[worker] != stages for worker, stages in hosts.stages.items())
+
+    def answers(self, moves: bool = False) -> list[Answer]:
+        """What has been answered of what was asked with `ask`, with or without moves; each answer once."""
         self._collect()
-        answered, self._with_profile = self._with_profile, []
+        answered = [answer for answer in self._answered if answer[0].moves == moves]
+        self._answered = [answer for answer in self._answered if answer[0].moves != moves]
         return answered
 
     def _collect(self) -> None:
@@ -171,8 +187,9 @@ class PlanService:
             while True:
                 question, text, error = self._answers.get_nowait()
                 key = _key(question)
-                if question.profile is not None:
-                    self._with_profile.append((question, text, error))
+                if question in self._wanted:
+                    self._wanted.remove(question)
+                    self._answered.append((question, text, error))
                 elif error:
                     self._errors.setdefault(key, error)
                 else:
@@ -187,6 +204,7 @@ class PlanService:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
         schedule = with_updates_of(schedule, self._job)
         require_valid(schedule, self._job)
+        profile = profile_of_layout(self._job, profile, schedule.shape)
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
@@ -197,7 +215,17 @@ class PlanService:
         except RecycleError as error:
             is_kept = False
             self._warn(f"a plan in use is not kept, and goes through the store: {error}")
-        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept)
+        hosts = self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
+        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept, hosts)
+
+    def hosts(self, digest: str) -> Hosts | None:
+        """Who hosts what by the plan with this hash, if it was in use here or the directory holds it."""
+        if digest not in self._hosts:
+            with contextlib.suppress(RecycleError):
+                schedule = Schedule.load(plan_file(self._directory, digest))
+                if schedule_hash(schedule) == digest:
+                    self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
+        return self._hosts.get(digest)
 
     def adopt(self, failed: frozenset[Worker], digest: str) -> None:
         """Take up the plan that the coordinator before used without the failed workers, if the directory holds it."""
@@ -212,21 +240,29 @@ class PlanService:
             child.close()
 
 
-_Key = tuple[Vector, tuple[str, ...] | None]
+_Key = tuple[Vector, tuple[str, ...] | None, bool]
 
 
 def _key(question: Question) -> _Key:
-    return question.vector, question.failed
+    return question.vector, question.failed, question.moves
 
 
 def require_valid(schedule: Schedule, job: PricedJob) -> None:
     """Raise ScheduleError with the first error that `check` finds."""
-    if schedule.shape != job.shape:
-        raise ScheduleError(f"the schedule is for {schedule.shape}, the job for {job.shape}")
+    shape = schedule.shape
+    if replace(shape, cut=()) != job.shape:
+        raise ScheduleError(f"the schedule is for {shape}, the job for {job.shape}")
+    layers = layers_of(job)
+    if shape.cut and sum(shape.cut) != sum(layers):
+        raise ScheduleError(
+            f"the schedule cuts a model of {sum(shape.cut)} layers, the job's has {sum(layers)}; plan it for this job"
+        )
     if schedule.forward_only:
         raise ScheduleError(
             "the schedule is forward-only and trains nothing; [eval] makes such ones of that of training"
         )
-    profile, limits = job.prices, job.limits
-    require_no_errors(check(schedule, profile=profile, limits=limits))
-    require_no_errors(check(with_barrier(schedule), profile=profile, limits=limits, about_to_run=True))
+    profile, limits, room = profile_of_layout(job, job.prices, shape), job.limits, None
+    if shape.cut and (room := byte_limit(job, job.prices)) is not None:
+        limits = None  # what a worker may hold in activations follows from the stages that it hosts
+    require_no_errors(check(schedule, profile=profile, limits=limits, byte_limit=room))
+    require_no_errors(check(with_barrier(schedule), profile=profile, limits=limits, byte_limit=room, about_to_run=True))

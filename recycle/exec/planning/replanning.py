@@ -23,6 +23,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, failure_vector
+from recycle.plans.hosting import Hosts
 from recycle.profile import Profile
 from recycle.shape import Worker
 
@@ -92,6 +93,9 @@ class Replanner:
             self._note_change(self._step + 1)
             self._log("replanned", step=self._step + 1, plan=better.ready.digest, **better.details)
         return self._ready.get(failed) or self._plans.ready(failed)
+
+    def hosts(self, digest: str) -> Hosts | None:
+        return self._plans.hosts(digest)
 
     def _note_change(self, step: int) -> None:
         is_quiet = self._changed is None or step >= self._changed + QUIET * self._pause

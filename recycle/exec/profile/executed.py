@@ -12,6 +12,7 @@ and stay those of the job's profile.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.ir.reduce_buckets import buckets_of
+from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
@@ -76,9 +78,12 @@ def executed(directory: str | Path) -> Executed:
     job = price(Job.of_run(directory))
     profile = job.prices
     unit = job.seconds_per_unit
-    measured = _measured(load_trace(directory, job.shape), job, profile)
+    ran = load_trace(directory, job.shape)
+    measured = _measured(ran.without(_cut_anew(directory, ran)), job, profile)
     if measured is None:
-        raise RecycleError(f"{directory}: no iteration was executed in it, so there is nothing to profile")
+        raise RecycleError(
+            f"{directory}: no iteration was executed in it, of the job's own stages, so there is nothing to profile"
+        )
     lines = [line for _, line in read_lines(directory / "metrics.jsonl")]
     periods = _periods(lines)
     planned = [line["period"] * unit for line, _ in periods] if unit is not None else []
@@ -93,6 +98,17 @@ def executed(directory: str | Path) -> Executed:
         median(planned) if planned else None,
         median(errors) if errors else None,
     )
+
+
+def _cut_anew(directory: Path, ran: Trace) -> set[int]:
+    """The generations in which the model was cut into other stages than the job's."""
+    found: set[int] = set()
+    for event in ran.events:
+        if event.get("kind") == "generation":
+            with contextlib.suppress(RecycleError):  # the plan of a run is not always kept
+                if Schedule.load(directory / "plans" / f"{event.get('plan')}.json").shape.cut:
+                    found.add(int(event["generation"]))
+    return found
 
 
 def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], float]]:

@@ -106,7 +106,7 @@ class Iterations:
             self.device,
             self.buckets,
         )
-        self._last_reduce = max(p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients))
+        self._last_reduce = max((p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients)), default=-1)
         self._iteration = self.record.committed
         self._commit = self.record.commit
 
@@ -173,8 +173,10 @@ class Iterations:
         self.progress.ended()
 
     def end(self) -> None:
-        """Take the steps that wait for the commit of the iteration."""
-        if self._late:
+        """Take the steps that wait for the iteration's commit. A worker that hosts nothing reports and waits here."""
+        if self._last_reduce < 0:
+            self._report()
+        if self._late or self._last_reduce < 0:
             self._committed(self._iteration)
         for instruction in self._late:
             self.progress.begins(_operation(instruction))

@@ -8,25 +8,24 @@ generation starts from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
+from recycle.errors import RunError
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import GenerationOver, Member
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.messages import Commit, Copied, GenerationRecord
 from recycle.exec.membership.plan_files import read_plan
 from recycle.exec.membership.schema import generation_folder
-from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
+from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import streams_of
@@ -45,7 +44,8 @@ class WorkerLoop:
     Args:
         job: the job.
         member: its side of membership.
-        stages, injector, trace, saver: as for its `Iterations`.
+        hosted: its stages.
+        injector, trace, saver: as for its `Iterations`.
         transport: opens the groups of each generation.
         plans: folder of the run directory that plan files lie in.
         at: the iteration that the stages' states are from.
@@ -54,7 +54,7 @@ class WorkerLoop:
 
     job: Job
     member: Member
-    stages: Mapping[int, Stage]
+    hosted: Hosted
     injector: FaultInjector
     trace: TraceLog | None
     saver: Saver
@@ -65,7 +65,7 @@ class WorkerLoop:
 
     def __post_init__(self) -> None:
         on_host = self.job.train.undo == "host"
-        self._updates = Updates(self.stages, self.at, self.member.decisions(), on_host)
+        self._updates = Updates(self.hosted.stages, self.at, self.member.decisions(), on_host)
         self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
@@ -77,7 +77,8 @@ class WorkerLoop:
             if record is None:
                 return False
             self._settle(record)
-            self.saver.keep(record, record.commit, self._updates)
+            if self.hosted.is_confirmed:
+                self.saver.keep(record, record.commit, self._updates)
             if record.commit is not None and record.commit.finished and not record.is_evaluation_due:
                 return True
             commit = self._live_through(record)
@@ -115,19 +116,22 @@ class WorkerLoop:
             schedule = read_plan(self.plans, self.member.store, record.generation, record.plan, self.member.over)
             lowered = lower(schedule)
             program = lowered.program(role)
-            transport = self._form(record, lowered, role)
+            self._place(record, schedule, role)
+            transport, copied = self._form(record, lowered, role)
             if self.tensor_group is not None:
                 self.tensor_group.exchange = transport.exchange
             self.member.progress.ended()
-            self.member.formed()
+            self.member.formed(copied=copied)
             if not self.member.permitted("run"):
                 return None
+            self.hosted.confirm()
+            self.saver.follow(schedule, record)
             return Iterations(
                 record=record,
                 role=str(role),
                 program=program,
-                model_stages=self.job.shape.stages,
-                stages=self.stages,
+                model_stages=schedule.shape.stages,
+                stages=self.hosted.stages,
                 transport=transport,
                 commits=self.member,
                 updates=self._updates,
@@ -174,8 +178,8 @@ class WorkerLoop:
             role=str(role),
             generation=record.generation,
             results=self.member,
-            model_stages=self.job.shape.stages,
-            stages=self.stages,
+            model_stages=schedule.shape.stages,
+            stages=self.hosted.stages,
             transport=transport,
             progress=self.member.progress,
             injector=self.injector,
@@ -183,39 +187,52 @@ class WorkerLoop:
             device=self.transport.progress,
         )
 
-    def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> GroupTransport:
+    def _place(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> None:
+        """Host what the plan says. Raises RunError when a unit is neither there nor to be copied; a bug."""
+        self.member.progress.begins("place")
+        if self.hosted.place(schedule.shape.cut, schedule.stages_of(role)):
+            self._updates.rehost(record.committed)
+        copied = {
+            unit for copy in record.copies if copy.worker == self.member.worker for unit in range(copy.first, copy.last)
+        }
+        if lacking := self.hosted.missing() - copied:
+            raise RunError(f"nobody gives worker {self.member.worker} unit {min(lacking)} of the model")
+        self.member.progress.begins("form")
+
+    def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> tuple[GroupTransport, list[Copied]]:
+        """The generation's groups, and what was copied over them."""
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
-        joins = [
-            (Worker.parse(record.roles[source]), Worker.parse(record.roles[joiner]))
-            for joiner, source in record.joins.items()
-        ]
+        roles = {process: Worker.parse(place) for process, place in record.roles.items()}
+        stage = next(iter(self.hosted.stages.values()), None)
         groups = GroupsOfGeneration(
             generation_folder(record.generation),
             role,
             sorted(processes),
             sum_groups(schedule),
-            next(iter(self.stages.values())).message_spec(),
-            {*lanes_of(schedule), *joins},
+            ((0,), torch.float32) if stage is None else stage.message_spec(),
+            {*lanes_of(schedule), *((roles[copy.source], roles[copy.worker]) for copy in record.copies)},
             processes,
             self.member.over,
             self._waits,
         )
         transport = self.transport.open(groups)
-        for joiner, source in sorted(record.joins.items()):
-            if self.member.worker in (source, joiner):
-                self.injector.at_phase("copy", record.committed + 1)
-            if self.member.worker == source:
-                self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
-            elif self.member.worker == joiner:
-                self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
-                transport.settle()  # else its state might still be under way when others count on it
-                self._updates.joined(record.committed)
-        return transport
+        copied: list[Copied] = []
+        for copy in record.copies:
+            if self.member.worker not in (copy.source, copy.worker):
+                continue
+            self.injector.at_phase("copy", record.committed + 1)
+            if self.member.worker == copy.source:
+                transport.send_state(roles[copy.worker], self.hosted.held(copy.first, copy.last))
+                continue
+            tensors, began = self.hosted.placed(copy.first, copy.last), time.monotonic()
+            transport.receive_state(roles[copy.source], tensors)
+            transport.settle()  # else its state might still be under way when others count on it
+            seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
+            copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
+        if self.member.worker in record.joins:
+            self._updates.joined(record.committed)
+        return transport, copied
 
     def _waits(self, whether: bool) -> None:
         self.member.progress.set_waiting(whether)
         self._updates.waits(whether)
-
-    def _each_state(self, move: Callable[[Sequence[torch.Tensor]], None]) -> None:
-        for _, stage in sorted(self.stages.items()):
-            move(stage.state_tensors())

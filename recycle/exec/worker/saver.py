@@ -1,14 +1,14 @@
 """A worker's part in checkpoints: copy the committed state of its stages, and write the copy while training goes on.
 
-One of a stage's hosts writes it; which one follows from the generation record alone. The copy is taken when the commit
-is known and the stage has not stepped again, so it is never of a step that might be taken back. It lies in buffers that
-are kept, one copy of the state; beside them only one file at a time is serialised.
+One of a stage's hosts writes it; which one follows from the plan and the generation record alone. The copy is taken
+when the commit is known and the stage has not stepped again, so it is never of a step that might be taken back. It lies
+in buffers that are kept, one copy of the state; beside them only one file at a time is serialised.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.updates import Updates
+from recycle.ir.schedule import Schedule
 
 
 class Saver:
@@ -30,8 +31,7 @@ class Saver:
     Args:
         root: folder of all checkpoints.
         name: of the process.
-        rank: of the process.
-        stages: that it hosts.
+        stages: that it hosts, at any time.
         store: for the main thread; the writing thread gets a client of its own.
         tensor_parallel: T. Each tensor rank writes its own part.
     """
@@ -40,12 +40,12 @@ class Saver:
         self,
         root: Path,
         name: str,
-        rank: int,
         stages: Mapping[int, Stage],
         store: Store,
         tensor_parallel: int = 1,
     ) -> None:
-        self._root, self._name, self._rank, self._stages = root, name, rank, stages
+        self._root, self._name, self._stages = root, name, stages
+        self._hosts: dict[int, list[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
         self._store, self._posts = store, store.clone()
@@ -53,6 +53,14 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._kept = -1
+
+    def follow(self, schedule: Schedule, record: GenerationRecord) -> None:
+        """Commits from now on are of this schedule's stages."""
+        processes = {place: process for process, place in record.roles.items()}
+        of = {stage: [processes[str(worker)] for worker in schedule.hosts(stage)] for stage in self._stages}
+        if of.keys() != self._hosts.keys():
+            self._copies = {}
+        self._hosts = of
 
     def keep(self, record: GenerationRecord, commit: Commit | None, updates: Updates) -> None:
         """Copy and write this process's stages if the commit asks for it and they stand there; else do nothing.
@@ -64,7 +72,7 @@ class Saver:
         mine = [
             index
             for index in self._stages
-            if writer_of(index, self._rank, record) == self._worker
+            if writer_of(index, self._hosts.get(index, ()), record) == self._worker
             and not self._store.has_all([SavedKey(commit.step, index, self._tensor_rank)])
         ]
         if not mine:
@@ -77,9 +85,8 @@ class Saver:
                 self._post(commit.step, index, Saved(error="the checkpoint before is still being written"))
             return
         began = time.monotonic()
-        for index in mine:
-            self._copy(index)
-        self._writing = self._thread.submit(self._write, commit.step, mine, time.monotonic() - began)
+        copied = [(index, self._stages[index], self._copy(index)) for index in mine]
+        self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
     def close(self) -> None:
         """Wait until all is written; the coordinator has the deadline."""
@@ -87,19 +94,21 @@ class Saver:
             self._writing.result()
 
     @torch.no_grad()
-    def _copy(self, index: int) -> None:
+    def _copy(self, index: int) -> Sequence[torch.Tensor]:
         live = self._stages[index].state_tensors()
-        if index not in self._copies:
+        copies = self._copies.get(index)
+        if copies is None or [tensor.shape for tensor in copies] != [tensor.shape for tensor in live]:
             self._copies[index] = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in live]
         for into, tensor in zip(self._copies[index], live, strict=True):
             into.copy_(tensor, non_blocking=True)
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.current_stream().synchronize()  # the next step changes them
+        return self._copies[index]
 
-    def _write(self, step: int, indices: list[int], stall: float) -> None:
-        for index in indices:
-            stage, tensor = self._stages[index], (self._tensor_rank, self._tensor_parallel)
-            named = stored_names(stage.named_state(self._copies[index]), stage.cuts(), tensor)
+    def _write(self, step: int, copied: Sequence[tuple[int, Stage, Sequence[torch.Tensor]]], stall: float) -> None:
+        for index, stage, state in copied:
+            tensor = self._tensor_rank, self._tensor_parallel
+            named = stored_names(stage.named_state(state), stage.cuts(), tensor)
             try:
                 files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank)
                 saved = Saved(files, stall=round(stall, 6))

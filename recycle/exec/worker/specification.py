@@ -13,7 +13,8 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
 
     Attributes:
         job: the job as TOML text.
-        stages: that the workers of each rank host.
+        cut: layers of each stage of the model, where the run begins with another cut than the job's (`Shape.cut`).
+        stages: that workers host when they start, where that is not as the job's shape says: worker -> stages.
         faults: texts of all faults of the run, in the order of their numbers.
         store: URL of the store.
         run: name of the run in the store.
@@ -23,7 +24,8 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
     """
 
     job: str
-    stages: list[list[int]]
+    cut: list[int]
+    stages: dict[str, list[int]]
     faults: list[str]
     store: str
     run: str

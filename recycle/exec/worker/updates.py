@@ -30,7 +30,7 @@ class Updates:
     """The optimizer steps of one worker.
 
     Args:
-        stages: the stages that it hosts.
+        stages: the stages that it hosts, at any time.
         at: the iteration that their states are from; -1 for the initial state.
         decided: the commit of an iteration, None as long as there is none; called from the thread. Without it nothing
             is copied early.
@@ -88,6 +88,12 @@ class Updates:
     def joined(self, committed: int) -> None:
         """The states were copied from a peer, at the committed iteration."""
         self._at = dict.fromkeys(self._stages, committed)
+
+    def rehost(self, at: int) -> None:
+        """The worker hosts other stages from now on, whose states are, or will be, from iteration `at`."""
+        with self._lock:
+            self._at, self._kept = dict.fromkeys(self._stages, at), {}
+            self._before.clear()
 
     def stand_at(self, iteration: int) -> bool:
         """Whether every stage's last step was that of `iteration`."""

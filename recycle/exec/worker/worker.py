@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +32,7 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.groups import first_line
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
+from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
@@ -91,16 +93,27 @@ def run_worker(text: str) -> None:
     leaves = {worker: specification.incarnation}
     termination.listen(lambda: announce(notices, leaves, by_signal=True), end)
     try:
-        stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
+        build = partial(build_stages, job, device=device, tensor_group=tensor_group)
+        usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
+        indices = run.stages.get(specification.worker, [] if run.stages else usual)
+        is_first = not specification.generation or specification.restored is not None
+        hosted = Hosted(build, run.cut, indices, holds=is_first)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
         end(f"its stages cannot be made: {first_line(error)}")
     except RecycleError as error:
         end(str(error), REFUSED)
+    stages = hosted.stages
     if specification.restored is not None:
         load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
-    saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)
-    flip = stages[min(stages)].flip_gradient
-    injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _spoil(stages), flip)
+    saver = Saver(checkpoints, name, stages, store, tensor_parallel)
+    injector = start_injector(
+        name,
+        run.faults,
+        tensor_parallel,
+        store,
+        lambda: _spoil(stages),
+        lambda bit: stages[min(stages)].flip_gradient(bit),
+    )
     member.ready(specification.incarnation)
     every, trace = trace_every(job.train.trace), None
     if tensor_rank == 0 and every is not None:
@@ -110,7 +123,7 @@ def run_worker(text: str) -> None:
         is_finished = WorkerLoop(
             job=job,
             member=member,
-            stages=stages,
+            hosted=hosted,
             injector=injector,
             trace=trace,
             saver=saver,

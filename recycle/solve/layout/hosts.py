@@ -128,7 +128,8 @@ def moves_to(
             if a >= b or rank == worker.rank:
                 continue
             amount = float(bytes_of[b] - bytes_of[a])
-            peers = hosts[rank]
+            if not (peers := hosts[rank]):
+                continue  # whoever has moved before has them
             times = profile.copy_seconds(
                 shape,
                 [shape.worker_index(peer) for peer in peers],

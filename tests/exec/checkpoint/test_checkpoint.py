@@ -29,7 +29,7 @@ from tests.exec.drive import build_pipeline, run_pipelines, small_job
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-JOB = small_job(1, 2, 2, model={"kind": "emulated"})
+JOB = small_job(1, 2, 2, model={"kind": "emulated", "layers": 2})
 FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 
 

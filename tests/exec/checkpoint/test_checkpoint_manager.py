@@ -21,7 +21,9 @@ from recycle.exec.membership.schema import SavedKey
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
+from recycle.ir.families import one_f_one_b
 from recycle.job import Job
+from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]
@@ -30,7 +32,7 @@ RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
 
 def manager(of: Job, root: Path, store: LauncherStore, **changes: Any) -> CheckpointManager:
     """The checkpoint manager of a job with two ranks, a stage each."""
-    given: dict[str, Any] = {"text_digest": None, "log": print, "wake": print, "now": time.time, "stages": [[0], [1]]}
+    given: dict[str, Any] = {"text_digest": None, "log": print, "wake": print, "now": time.time}
     return CheckpointManager(job=of, root=root, store=store, **given | changes)
 
 
@@ -46,16 +48,17 @@ class Run:
         self.checkpoints = manager(of, root, self.store, log=log, wake=self.woken.set, now=lambda: self.seconds)
         self.stages = {name: {int(name[2]): EmulatedStage(of, int(name[2]))} for name in LIVE}
         self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
-        self.savers = {
-            name: Saver(root, name, int(name[2]), stages, self.store) for name, stages in self.stages.items()
-        }
+        self.savers = {name: Saver(root, name, stages, self.store) for name, stages in self.stages.items()}
+        for saver in self.savers.values():
+            saver.follow(one_f_one_b(of.shape), RECORD)
+        self.hosts = Hosts.at_start(of, None)
 
     def commit(self, step: int, last: bool = False) -> Commit:
         """Every stage steps, and the launcher's side hears of the commit."""
         commit = Commit(step, 0.5, 0.25, 1.0, finished=last, checkpoint=self.checkpoints.due(step, last))
         for updates in self.updates.values():
             updates.step(*next(iter((index, commit) for index in updates._stages)))
-        self.checkpoints.committed(commit, RECORD)
+        self.checkpoints.committed(commit, RECORD, self.hosts)
         return commit
 
     def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
@@ -84,11 +87,11 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_one_host_writes_each_stage_not_always_of_the_same_pipeline() -> None:
-    assert [writer_of(stage, stage, RECORD) for stage in (0, 1)] == ["0.0", "1.1"]
-    joined = msgspec.structs.replace(RECORD, joins={"1.1": "0.1"})
-    assert writer_of(1, 1, joined) == "0.1"
-    moved = GenerationRecord(1, ["0.0", "0.1"], {"0.0": "0.1", "0.1": "0.0"}, "")
-    assert [writer_of(stage, stage, moved) for stage in (0, 1)] == ["0.1", "0.0"]
+    hosts = ["0.0", "1.0"], ["0.1", "1.1"]
+    assert [writer_of(stage, hosts[stage], RECORD) for stage in (0, 1)] == ["0.0", "1.1"]
+    joined = msgspec.structs.replace(RECORD, joins=["1.1"])
+    assert writer_of(1, hosts[1], joined) == "0.1"
+    assert writer_of(1, ["1.1"], joined) is None
 
 
 def test_every_so_often_and_at_the_end_of_a_run_that_is_long_enough(run: Run) -> None:
@@ -139,7 +142,7 @@ def test_the_copy_is_made_into_the_same_memory_each_time(run: Run) -> None:
         run.write(commit)
         run.complete(step)
         places |= {tensor.data_ptr() for tensor in run.savers["0.0"]._copies.get(0, [])}
-    assert len(places) == 2  # parameters and count
+    assert len(places) == 4  # parameters and count of two layers
     assert [event["step"] for event in run.events] == [1, 3, 5]
     assert run.savers["1.0"]._copies == {}
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch
     cases = [
         (small(), 5, begun, "is finished, it has all 5 steps"),
         (job(3, 2, 3, train=EVERY), 12, begun, r"another model or batch, .*\(D\*m\) is 9, there 6"),
-        (job(2, 3, 3, train=EVERY), 12, begun, r"another model or batch, .*stages is 3, there 2"),
+        (job(2, 3, 3, train=EVERY), 12, begun, r"another model or batch, .*layers is 6, there 4"),
         (small(), 12, tmp_path / "nowhere", "there is no run directory to resume"),
         (small(), 12, begun / "plans", "holds no run to resume, job.toml is missing"),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.messages import Commit, Copy, GenerationRecord
 from recycle.exec.membership.schema import ProposalKey, RegisterKey
 from recycle.shape import Worker
 
@@ -17,10 +17,10 @@ def records(draw: st.DrawFn) -> GenerationRecord:
     every = [Worker(k, r) for k in range(draw(st.integers(1, 12))) for r in range(draw(st.integers(1, 12)))]
     live = [str(w) for w in sorted(set(every) - draw(st.sets(st.sampled_from(every))))]
     roles = dict(zip(live, draw(st.permutations(live)), strict=True))
-    joins = dict.fromkeys(live[-1:], "0.0")
-    return GenerationRecord(
-        draw(st.integers(0, 99)), live, roles, "plan", 7, COMMIT, joins, "staggered", {"barrier": 9}
-    )
+    joins, copies = live[-1:], [Copy(name, "0.0", 0, 3) for name in live[-1:]]
+    more = {"joins": joins, "copies": copies, "held": "before", "holds": "after"}
+    number = draw(st.integers(0, 99))
+    return GenerationRecord(number, live, roles, "plan", 7, COMMIT, mode="staggered", periods={"barrier": 9}, **more)
 
 
 @given(records())
@@ -34,7 +34,7 @@ def test_a_record_of_2048_workers_has_some_hundred_bytes() -> None:
     workers = [f"{pipeline}.{rank}" for pipeline in range(32) for rank in range(64)]
     live = [name for name in workers if name not in ("1.5", "7.63", "31.63")]
     roles = {name: name for name in live} | {"0.5": "1.5"}
-    record = GenerationRecord(9, live, roles, "0123456789abcdef", 123456, COMMIT, {}, "staggered", {"barrier": 64.5})
+    record = GenerationRecord(9, live, roles, "0123456789abcdef", 123456, COMMIT, [], "staggered", {"barrier": 64.5})
     text = RegisterKey().encode(record)
     assert len(text) < 600
     assert '"missing":["1.5","7.63","31.63"],"moved":{"0.5":"1.5"}' in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, Evaluated, GenerationRecord, RunInfo
+from recycle.exec.membership.messages import GO, VOID, Commit, Copy, Evaluated, GenerationRecord, RunInfo
 from recycle.exec.membership.schema import (
     CommitKey,
     EvaluatedKey,
@@ -95,9 +95,9 @@ def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tu
     return coordinator, commits
 
 
-def record(commit: Commit = FACTS, joins: dict[str, str] | None = None) -> GenerationRecord:
+def record(commit: Commit = FACTS, joins: Sequence[str] = ()) -> GenerationRecord:
     return GenerationRecord(
-        3, LIVE, {w: w for w in LIVE}, "plan", commit.step, commit, joins or {}, periods={"barrier": 7.0}
+        3, LIVE, {w: w for w in LIVE}, "plan", commit.step, commit, list(joins), periods={"barrier": 7.0}
     )
 
 
@@ -120,7 +120,7 @@ def test_a_generation_that_came_no_further_than_the_register_is_announced_and_ov
 
 
 def test_what_was_decided_before_is_not_decided_again(store: Store) -> None:
-    announced = record(joins={"1.0": "0.0"})
+    announced = record(joins=["1.0"])
     decided = {
         ProposalKey(3): record(),
         PermissionKey(3, "form"): GO,
@@ -139,19 +139,20 @@ def test_a_generation_that_runs_goes_on_unless_something_of_it_is_void(store: St
         store.compare_set(PermissionKey(3, what), None, GO)
     if is_over:  # as far as the other had come when it died
         store.compare_set(CommitKey(3, 5), None, VOID)
-    coordinator, _ = follow(store, record(joins={"1.0": "0.0"}))
+    coordinator, _ = follow(store, record(joins=["1.0"]))
     coordinator.tick()
     after = store.read(RegisterKey())
     assert coordinator.phase is (GenerationPhase.PROPOSED if is_over else GenerationPhase.RUNNING)
-    assert (after.generation, after.joins) == ((4, {}) if is_over else (3, {"1.0": "0.0"}))
+    assert (after.generation, after.joins) == ((4, []) if is_over else (3, ["1.0"]))
     assert store.has_all([StopKey(3)]) == is_over
 
 
 def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> None:
     store.compare_set(PermissionKey(3, "form"), None, GO)
-    coordinator, _ = follow(store, record(joins={"1.0": "0.0"}))
+    coordinator, _ = follow(store, record(joins=["1.0"]))
     coordinator.tick()
-    assert store.read(RegisterKey()).joins == {"1.0": "0.0"}
+    assert store.read(RegisterKey()).joins == ["1.0"]
+    assert store.read(RegisterKey()).copies == [Copy("1.0", "0.0", 0, 4)]
 
 
 def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:

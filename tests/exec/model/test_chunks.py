@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recycle import Job, Schedule, ScheduleError, Worker, check
+from recycle import Job, Schedule, check
 from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.launch.request import stages_by_rank
 from recycle.ir.families import FAMILIES, interleaved, one_f_one_b, zb_v
 from recycle.ir.instruction import OptimizerStep, ReduceGradients, SendGradient
 from recycle.ir.lower import lower
@@ -136,14 +135,3 @@ def test_a_stage_that_steps_before_its_neighbour_on_the_worker_reduces_is_undone
     assert_same_bits(spoiled, reference)
     assert spoiled.undone == [2]
     assert kinds(spoiled) == ["generation", "fault", "generation", "undone"]
-
-
-def test_workers_of_a_rank_that_host_different_stages_are_refused() -> None:
-    shape = job(2, 2, 2).shape
-    schedule = Schedule.from_text(shape, {}, placement={"1.1": [0, 1]})
-    with pytest.raises(ScheduleError, match=r"places stages 0 1 on worker 1\.1 and 1 on 0\.1"):
-        stages_by_rank(shape, schedule)
-    assert stages_by_rank(shape, None) == [(0,), (1,)]
-    vee = zb_v(job(2, 2, 4, shape={"chunks": 2}).shape)
-    assert stages_by_rank(vee.shape, vee) == [(0, 3), (1, 2)]
-    assert vee.stages_of(Worker(1, 0)) == (0, 3)

@@ -249,7 +249,7 @@ def test_values_that_megatron_core_refuses_are_its_to_explain() -> None:
 
 
 def test_what_megatron_core_refuses_as_it_builds_a_stage_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("4 is not divisible by 3")
 
     monkeypatch.setattr("recycle.exec.model.gpt.build_part", refuse)

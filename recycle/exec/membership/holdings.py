@@ -1,0 +1,114 @@
+"""Holdings: which units of the model each live worker holds, and what has to be copied before a plan can run.
+
+What the workers hold changes in one moment only: when a generation may run, its workers hold what its plan gives them.
+Until then they keep what they had and copy what is new to them, so that a generation that comes to nothing loses
+nothing, and any plan can follow on any other. A worker that joins holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from recycle.exec.membership.messages import Copy
+from recycle.exec.transport.edge_coloring import color_edges
+from recycle.plans.hosting import Hosts, Units, joined, without
+from recycle.shape import Worker
+
+
+class Holdings:
+    """What the workers of one run hold.
+
+    Args:
+        initial: what processes start with that hold the initial state, or a checkpoint's.
+
+    Attributes:
+        plan: hash of the plan that the workers hold the units of; empty for `initial`.
+        hosts: of that plan.
+    """
+
+    def __init__(self, initial: Hosts) -> None:
+        self._initial = initial
+        self.start_over()
+
+    def start_over(self) -> None:
+        """All processes are new."""
+        self.plan, self.hosts = "", self._initial
+
+    def take_up(self, plan: str, hosts: Hosts | None) -> None:
+        """The workers hold what the plan of this name (`name_of`) gives them."""
+        self.plan, self.hosts = plan, (hosts if plan else None) or self._initial
+
+    def name_of(self, digest: str, hosts: Hosts | None) -> str:
+        """The hash of a plan by which its holdings are known; empty where each hosts what it started with."""
+        first = self._initial
+        if hosts is None:
+            return ""
+        is_first = hosts.cut == first.cut and all(first.stages.get(w) == of for w, of in hosts.stages.items())
+        return "" if is_first else digest
+
+    def of(self, worker: Worker) -> tuple[Units, ...]:
+        """What a worker holds that has not joined since."""
+        return self.hosts.units.get(worker, ())
+
+    def lost(self, holders: Iterable[Worker]) -> tuple[Units, ...]:
+        """The units that none of these workers holds."""
+        held = joined(units for worker in holders for units in self.of(worker))
+        return without([(0, self.hosts.count)], held)
+
+    def described(self, units: Units) -> str:
+        """Units in words, with a verb: "stage 1 has" where processes start with such a one, else "layer 2 has"."""
+        if not self.plan:
+            for stage, workers in self.hosts.hosts_of_stages().items():
+                if all(units in self.of(worker) for worker in workers) and len(self.hosts.stages[workers[0]]) == 1:
+                    return f"stage {stage} has"
+        begin, end = units
+        names = {0: "the embedding", self.hosts.count - 1: "the head"}
+        first, last = (names.get(unit, f"layer {unit - 1}") for unit in (begin, end - 1))
+        return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
+
+    def fewest_hosts(self, workers: Iterable[Worker], holders: Collection[Worker]) -> dict[Worker, int]:
+        """Of each worker, how many holders there are of the unit of its own that has fewest."""
+        found: dict[Worker, int] = {}
+        for worker in workers:
+            counts = [
+                sum(any(first <= unit < last for first, last in self.of(holder)) for holder in holders)
+                for begin, end in self.of(worker)
+                for unit in range(begin, end)
+            ]
+            found[worker] = min(counts, default=len(holders))
+        return found
+
+    def copies(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
+        """What has to be copied, and from whom, before a plan can run; in an order that all keep.
+
+        A unit comes from the holder that has fewest to send. Copies of different pairs of workers run at the same time:
+        their order goes by rounds, in each of which a worker takes part in one copy at most.
+
+        Args:
+            hosts: of the plan; None for what processes start with.
+            live: all workers. holders: those that have not joined since.
+        """
+        wanted, there = (hosts or self._initial).units, set(holders)
+        found: list[tuple[Worker, Worker, int, int]] = []
+        sent: Counter[Worker] = Counter()
+        for worker in sorted(live):
+            had = self.of(worker) if worker in there else ()
+            for begin, end in without(wanted.get(worker, ()), had):
+                while begin < end:
+                    candidates = [
+                        (sent[holder], holder, last)
+                        for holder in sorted(there)
+                        for first, last in self.of(holder)
+                        if holder != worker and first <= begin < last
+                    ]
+                    if not candidates:
+                        raise ValueError(f"unit {begin} has no live holder")
+                    _, source, last = min(candidates)
+                    found.append((worker, source, begin, min(end, last)))
+                    sent[source] += min(end, last) - begin
+                    begin = min(end, last)
+        number = {worker: place for place, worker in enumerate(sorted({w for copy in found for w in copy[:2]}))}
+        rounds = color_edges([(number[source], number[worker]) for worker, source, *_ in found])
+        order = sorted(range(len(found)), key=lambda place: (rounds[place], place))
+        return [Copy(str(found[place][0]), str(found[place][1]), *found[place][2:]) for place in order]

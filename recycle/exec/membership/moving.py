@@ -1,0 +1,45 @@
+"""What is told of the copies of a generation that begins to run: who has joined, and which layers have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from recycle.exec.membership.interfaces import Log
+from recycle.exec.membership.messages import Copied
+from recycle.plans.hosting import layers_in
+from recycle.shape import Worker
+
+
+def log_copies(
+    log: Log, step: int, copied: Sequence[tuple[str, Copied]], joined: Collection[Worker], units: int
+) -> None:
+    """Write an event for each worker that has joined, and one for each copy of a worker that hosts other layers now.
+
+    Args:
+        step: the first iteration of the generation.
+        copied: who has copied what.
+        joined: the workers that held nothing before.
+        units: of the model.
+    """
+    for worker in sorted(joined):
+        mine = [one for name, one in copied if name == str(worker)]
+        sources = dict.fromkeys(one.source for one in mine)
+        log(
+            "rejoined",
+            worker=str(worker),
+            step=step,
+            copied_from=" ".join(sources),
+            bytes=sum(one.bytes for one in mine),
+            seconds=round(sum(one.seconds for one in mine), 6),
+        )
+    for name, one in copied:
+        if Worker.parse(name) not in joined:
+            log(
+                "moved",
+                worker=name,
+                step=step,
+                units=layers_in((one.first, one.last), units),
+                source=one.source,
+                bytes=one.bytes,
+                seconds=one.seconds,
+            )

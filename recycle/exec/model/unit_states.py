@@ -1,0 +1,137 @@
+"""The state of a stage, unit by unit: parameters, moments and step counts, each unit's in tensors of its own.
+
+A unit is what may move to another worker, so its tensors outlive the stage: when the model is cut anew, the next stage
+that has the unit takes them over. The sums of gradients belong to the stage, and lie in another order than its units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from recycle.exec.model.accumulate import Accumulator
+from recycle.exec.model.optimizer import Optimizer, piece_of_step
+from recycle.sections import TrainSection
+
+
+class UnitState(Protocol):
+    """What a worker holds of one unit."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """All that a new host of the unit must copy: the live tensors, in fixed order."""
+
+
+class UnitOptimizers:
+    """The optimizers of a stage's units, as one.
+
+    Args:
+        units: of the stage, in order.
+        unit_of: parameter -> its unit.
+        parameters: of the stage, in the order of the layout of `sums`, those that decay first.
+        sums: of the gradients; the parameters of the first come first.
+        train, working_type: as of `Optimizer`.
+        divisor: of a sum of gradients.
+        held: units whose state is there already; that of all others begins with the parameters as they are.
+
+    Attributes:
+        of: unit -> its optimizer.
+        names: unit -> its parameters, in the order of its optimizer's layout.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[int],
+        unit_of: Mapping[str, int],
+        parameters: Mapping[str, torch.nn.Parameter],
+        sums: Sequence[Accumulator],
+        train: TrainSection,
+        working_type: torch.dtype,
+        divisor: int,
+        held: Mapping[int, UnitState],
+    ) -> None:
+        self._divisor = divisor
+        self.names: dict[int, list[str]] = {unit: [] for unit in units}
+        for name in parameters:
+            self.names[unit_of[name]].append(name)
+        self.of: dict[int, Optimizer] = {}
+        for unit, names in self.names.items():
+            mine = [parameters[name] for name in names]
+            state = held.get(unit)
+            if isinstance(state, Optimizer):
+                state.bind(mine)
+                self.of[unit] = state
+            else:
+                self.of[unit] = Optimizer(mine, train, working_type)
+        where: dict[str, tuple[Accumulator, int]] = {}
+        names_in_order = iter(parameters)
+        for accumulator in sums:
+            for offset in accumulator.layout.offsets:
+                where[next(names_in_order)] = accumulator, offset
+        self._segments = {unit: list(self._segments_of(unit, where)) for unit in units}
+        device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
+        # As `recycle.analytic` counts it, from the stage's size.
+        size = min(piece_of_step(device), sum(optimizer.layout.size for optimizer in self.of.values()))
+        # Kept, since a fresh tensor costs more in page faults than what fills it.
+        self._scratch = torch.empty(size, dtype=torch.float32, device=device)
+
+    def _segments_of(
+        self, unit: int, where: Mapping[str, tuple[Accumulator, int]]
+    ) -> Iterator[tuple[int, int, Accumulator, int]]:
+        """(first and last element of a unit's tensors, where its gradients lie, from which element on), in order."""
+        layout = self.of[unit].layout
+        ends = [*layout.offsets, layout.size][1:]
+        last: tuple[int, int, Accumulator, int] | None = None
+        for name, begin, end in zip(self.names[unit], layout.offsets, ends, strict=True):
+            accumulator, offset = where[name]
+            if last is not None and last[2] is accumulator and last[3] + last[1] - last[0] == offset:
+                last = last[0], end, accumulator, last[3]
+                continue
+            if last is not None:
+                yield last
+            last = begin, end, accumulator, offset
+        if last is not None:
+            yield last
+
+    def write_mean(self, unit: int, start: int, mean: torch.Tensor) -> None:
+        """The mean gradient from element `start` of a unit's tensors on, fp32, written into `mean`."""
+        for begin, end, accumulator, offset in self._segments[unit]:
+            low, high = max(start, begin), min(start + len(mean), end)
+            if low < high:
+                accumulator.mean(self._divisor, mean[low - start : high - start], offset + low - begin)
+
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        """As `Stage.step`."""
+        for (unit, optimizer), mine in zip(self.of.items(), self._split(before), strict=True):
+            mean = partial(self.write_mean, unit)
+            optimizer.step(mean, iteration, clip_factor, mine, max(0, kept), self._scratch)
+            kept -= optimizer.layout.size
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """As `Stage.keep`; pieces count in elements of all units, one behind the other."""
+        offset = 0
+        for optimizer, mine in zip(self.of.values(), self._split(before), strict=True):
+            if mine is not None and start < offset + optimizer.layout.size:
+                return offset + optimizer.keep(mine, start - offset)
+            offset += optimizer.layout.size
+        return start
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Optimizer.named_state`, of tensors laid out as `Stage.state_tensors`."""
+        named: dict[str, torch.Tensor] = {}
+        for (unit, optimizer), mine in zip(self.of.items(), self._split(tensors), strict=True):
+            assert mine is not None
+            named |= optimizer.named_state(self.names[unit], mine)
+        return named
+
+    def _split(self, tensors: Sequence[torch.Tensor] | None) -> Iterator[Sequence[torch.Tensor] | None]:
+        """Of each unit, its part of tensors laid out as `Stage.state_tensors`."""
+        begin = 0
+        for optimizer in self.of.values():
+            end = begin + len(optimizer.state_tensors())
+            yield None if tensors is None else tensors[begin:end]
+            begin = end

@@ -1,0 +1,94 @@
+"""What one worker hosts: the state of units of the model, and the stages that its plan makes of them.
+
+State belongs to units and outlives stages. When a plan gives the worker other stages, their modules are built anew
+around the tensors of the units that it keeps; the state of those that are new to it is allocated, and copied from who
+has them. It holds what it had until the generation may run (`confirm`): it can send that meanwhile, and loses nothing
+when the generation comes to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.model.stage import Stage
+from recycle.exec.model.unit_states import UnitState
+
+
+class Build(Protocol):
+    """Makes stages, as `recycle.exec.model.build.build_stages` does for a job."""
+
+    def __call__(
+        self,
+        indices: Iterable[int],
+        *,
+        cut: Sequence[int] = ...,
+        held: dict[int, UnitState] = ...,
+        is_filled: bool = ...,
+    ) -> dict[int, Stage]:
+        """The stages, by their index."""
+
+
+class Hosted:
+    """The stages of one worker process.
+
+    Args:
+        build: makes them.
+        cut, indices: those that the process starts with.
+        holds: whether their state counts, as the initial one does; else it is to be copied.
+
+    Attributes:
+        stages: by index; always the same object.
+        is_confirmed: whether the stages are those of the last generation that ran.
+    """
+
+    def __init__(self, build: Build, cut: Sequence[int], indices: Iterable[int], holds: bool = True) -> None:
+        self._build, self._cut = build, tuple(cut)
+        self.stages: dict[int, Stage] = build(sorted(indices), cut=self._cut)
+        self._held: dict[int, UnitState] = {}
+        self.is_confirmed = False
+        if holds:
+            self.confirm()
+
+    def place(self, cut: Sequence[int], indices: Iterable[int]) -> bool:
+        """Host these stages from now on; whether they are others than before."""
+        indices = sorted(indices)
+        if (tuple(cut), indices) == (self._cut, sorted(self.stages)):
+            return False
+        self.stages.clear()  # the memory of their sums of gradients is for the new ones
+        self._cut, self.is_confirmed = tuple(cut), False
+        self.stages.update(self._build(indices, cut=self._cut, held=self._held, is_filled=False))
+        return True
+
+    def confirm(self) -> None:
+        """The state of all stages is complete, and nothing else counts from now on."""
+        self._held = dict(self._placed())
+        self.is_confirmed = True
+
+    def missing(self) -> set[int]:
+        """Units of the stages whose state does not count yet."""
+        return {unit for unit, _ in self._placed()} - self._held.keys()
+
+    def held(self, first: int, last: int) -> list[torch.Tensor]:
+        """The state of units from `first` up to but without `last`, to be sent. Raises RunError for one not held."""
+        units = range(first, last)
+        if lacking := [unit for unit in units if unit not in self._held]:
+            raise RunError(f"unit {lacking[0]} of the model was to be copied from a worker that does not hold it")
+        return _tensors(self._held[unit] for unit in units)
+
+    def placed(self, first: int, last: int) -> list[torch.Tensor]:
+        """The same of its stages, to be received."""
+        of = dict(self._placed())
+        return _tensors(of[unit] for unit in range(first, last))
+
+    def _placed(self) -> Iterator[tuple[int, UnitState]]:
+        for stage in self.stages.values():
+            yield from stage.units().items()
+
+
+def _tensors(states: Iterable[UnitState]) -> list[torch.Tensor]:
+    """Those that have anything in them."""
+    return [tensor for state in states for tensor in state.state_tensors() if tensor.numel()]

@@ -1,0 +1,249 @@
+"""Layers move in a running job: at a death first re-routed, then cut anew; losses and states are the calm run's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors.torch import load_file
+
+from recycle import Worker
+from recycle.cli.planner import plan_for_training
+from recycle.exec.faults.punisher import punish
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.observer import Observer
+from recycle.job import PricedJob
+from recycle.solve.planner import plan
+from tests.exec.runs import Run, job, kinds, processes_writing_below
+
+pytestmark = pytest.mark.process
+
+STEPS = 36
+
+
+def elastic(pipelines: int, ranks: int, kind: str = "emulated", steps: int = STEPS) -> PricedJob:
+    """A job of eight layers, slow enough for a layout to be planned while it trains."""
+    more = {"seconds_per_unit": 0.01} if kind == "emulated" else {"hidden": 32, "heads": 2, "sequence": 16}
+    return job(
+        pipelines,
+        ranks,
+        4,
+        kind,
+        model={"layers": 8, **more},
+        memory={"limit": 16, "state_limit": 1.5},
+        planner={"layout": "elastic", "move_when": "always", "seconds": 3.0},
+        train={"checkpoint_every": steps, "warmup": 2},
+    )
+
+
+def final_state(result: RunResult) -> dict[str, bytes]:
+    """What the last checkpoint holds, by name."""
+    assert result.directory is not None
+    folder = max((result.directory / "checkpoints").glob("step-*"))
+    assert (folder / "manifest.json").is_file()
+    tensors = {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
+    return {name: tensor.contiguous().view(-1).numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def assert_same(struck: RunResult, calm: RunResult) -> None:
+    for key in ("loss", "grad_norm"):
+        assert [line[key] for line in struck.metrics] == [line[key] for line in calm.metrics]
+    assert final_state(struck) == final_state(calm)
+
+
+Calm = Callable[[PricedJob], RunResult]
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, RunResult]:
+    return {}
+
+
+@pytest.fixture
+def calm(launch: Run, runs: dict[str, RunResult]) -> Calm:
+    """The run of a job in which nobody fails, to its last checkpoint; once for all tests that ask for it."""
+
+    def run(of: PricedJob) -> RunResult:
+        text = of.to_toml()
+        if text not in runs:
+            runs[text] = launch(of, of.train.checkpoint_every)
+        return runs[text]
+
+    return run
+
+
+def moved(result: RunResult) -> list[int]:
+    """Steps with which layers moved, each once."""
+    return sorted({event["step"] for event in result.events if event["kind"] == "moved"})
+
+
+def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm) -> None:
+    of = elastic(3, 2)
+    struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{STEPS - 4}")
+    assert_same(struck, calm(of))
+    there, back = moved(struck)
+    assert 3 < there < back == STEPS - 4
+    found = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
+    told = "generation fault detected generation recovered layout generation generation rejoined"
+    assert found == told.split()
+    (layout,) = (event for event in struck.events if event["kind"] == "layout")
+    assert layout["moves"]
+    assert layout["period"] < layout["period_before"]
+    periods = {line["step"]: line["period"] for line in struck.metrics}
+    assert layout["period"] <= periods[back - 1] < layout["period_before"]  # with the barrier it is a little longer
+    event = next(event for event in struck.events if event["kind"] == "moved")
+    assert event["bytes"] == 8 * 9 * (event["units"][1] - event["units"][0])
+
+
+@pytest.mark.soak
+def test_a_schedule_whose_workers_host_unlike_layers_trains(launch: Run, calm: Calm) -> None:
+    of = elastic(3, 2)
+    own = plan(of, [Worker(1, 1)], seconds=3.0).schedule
+    assert len({own.stages_of(worker) for worker in own.live}) == len(own.live)
+    assert_same(launch(of, STEPS, schedule=own), calm(of))
+
+
+@pytest.mark.soak
+def test_where_moving_does_not_pay_its_pause_layers_stay(launch: Run) -> None:
+    of = elastic(3, 2)
+    section = msgspec.structs.replace(of.planner, move_when="worth", iterations_between_changes=2.0)
+    struck = launch(msgspec.structs.replace(of, planner=section), STEPS, "kill:1.1@3.forward")
+    (layout,) = (event for event in struck.events if event["kind"] == "layout")
+    saved = (layout["period_before"] - layout["period"]) / layout["period_before"] * layout["until_change"]
+    assert 0 < saved < layout["pause"]
+    assert not layout["moves"]
+    assert moved(struck) == []
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase"),
+    [
+        pytest.param(*each, marks=() if each == ("1.0", "copy") else pytest.mark.soak)
+        for each in product(("0.0", "1.0", "2.1"), ("acknowledge", "form", "copy"))
+    ],
+)
+def test_who_dies_while_layers_move_back_takes_nothing_along(launch: Run, calm: Calm, victim: str, phase: str) -> None:
+    """1.0 hosts the middle of a chain: it sends layers and gets others. 0.0 only sends, and 2.1 sends to who joins."""
+    of = elastic(3, 2)
+    back = STEPS - 4
+    struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{back}", f"kill:{victim}@{back}.{phase}")
+    assert {event["worker"] for event in struck.events if event["kind"] == "detected"} >= {"1.1"}
+    assert_same(struck, calm(of))
+
+
+class KillsWhenLayersMove(Observer):
+    """Kills a worker as soon as the decision to move is told: it stops, acknowledges, forms its groups, or copies."""
+
+    def __init__(self, directory: Path, victim: str) -> None:
+        self._log, self._is_done = f"{directory}/logs/{victim}.log", False
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "layout" and event["moves"] and not self._is_done:
+            self._is_done = True
+            for pid in processes_writing_below(self._log):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["0.1", "1.0"])
+def test_who_dies_while_layers_move_away_makes_the_layout_useless(
+    launch: Run, calm: Calm, tmp_path: Path, victim: str
+) -> None:
+    of = elastic(3, 2)
+    directory = tmp_path / "run"
+    struck = launch(
+        of,
+        STEPS,
+        "kill:1.1@3.forward",
+        directory=directory,
+        observer=KillsWhenLayersMove(directory, victim),
+    )
+    assert {event["worker"] for event in struck.events if event["kind"] == "detected"} == {"1.1", victim}
+    assert next(event["failed"] for event in struck.events if event["kind"] == "layout") == ["1.1"]
+    assert_same(struck, calm(of))
+
+
+def test_both_workers_of_a_rank_may_die_once_others_hold_their_layers(launch: Run, calm: Calm) -> None:
+    """The plan of the given stages has nobody for them then."""
+    of = elastic(2, 4)
+    struck = launch(of, STEPS, "kill:1.1@2.forward", f"kill:0.1@{STEPS - 6}.forward")
+    assert_same(struck, calm(of))
+    assert struck.metrics[-1]["live_workers"] == 6
+
+
+@pytest.mark.soak
+def test_a_worker_changes_its_stage_where_the_given_stages_stay(launch: Run, calm: Calm) -> None:
+    of = elastic(4, 2)
+    section = msgspec.structs.replace(of.planner, layout="fixed", move=True)
+    of = msgspec.structs.replace(of, planner=section)
+    struck = launch(of, STEPS, "kill:1.1@2.forward", "kill:2.1@3.forward", f"rejoin:1.1@{STEPS - 4}")
+    (event,) = (event for event in struck.events if event["kind"] == "moved" and event["step"] < STEPS - 4)
+    assert event["units"] == (4, 8)
+    assert Worker.parse(event["worker"]).rank == 0
+    assert_same(struck, calm(of))
+
+
+@pytest.mark.soak
+def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path) -> None:
+    of = elastic(3, 2)
+    own = plan(of, [Worker(1, 1)], seconds=3.0).schedule
+    twice = launch(of, 2 * STEPS)
+    launch(of, STEPS, schedule=own, directory=tmp_path / "away")
+    on = train(of, tmp_path / "away", steps=2 * STEPS, planner=plan_for_training, resume=True)
+    assert_same(on, twice)
+    launch(of, STEPS, directory=tmp_path / "back")
+    assert_same(train(of, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
+
+
+@pytest.mark.slow
+def test_layers_of_a_gpt_move_there_and_back(launch: Run, calm: Calm) -> None:
+    of = elastic(3, 2, "gpt", 24)
+    struck = launch(of, 24, "kill:1.1@2.forward", "rejoin:1.1@20")
+    assert moved(struck)[-1] == 20
+    assert len(moved(struck)) == 2
+    assert_same(struck, calm(of))
+
+
+INSTANTS = ("forward", "backward", "reduce", "commit", "step", "stepped")
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("shape", "victim", "instant"),
+    [
+        pytest.param((3, 2), victim, instant)
+        for victim, instant in zip(("0.0", "1.1", "2.0", "2.1") * 3, INSTANTS * 2, strict=False)
+    ]
+    + [
+        pytest.param((2, 4), victim, instant)
+        for victim, instant in zip(("0.0", "1.1", "0.2", "1.3"), INSTANTS, strict=False)
+    ]
+    + [pytest.param((2, 4), "1.0", instant) for instant in ("forward", "commit", "stepped", "backward")],
+)
+def test_whoever_dies_whenever(
+    launch: Run, calm: Calm, kind: str, shape: tuple[int, int], victim: str, instant: str
+) -> None:
+    of = elastic(*shape, kind, 24)
+    struck = launch(of, 24, f"kill:{victim}@2.{instant}", f"rejoin:{victim}@20")
+    assert_same(struck, calm(of))
+    assert moved(struck)
+
+
+@pytest.mark.soak
+def test_two_hundred_iterations_with_deaths_at_random_leave_nothing_behind(
+    launch: Run, calm: Calm, tmp_path: Path
+) -> None:
+    of = elastic(3, 2, steps=200)
+    faults = [str(fault) for fault in punish(of.shape, 200, 12.0, 7)]
+    struck = launch(of, 200, *faults, directory=tmp_path / "run")
+    assert_same(struck, calm(of))
+    assert moved(struck)
+    assert processes_writing_below(str(tmp_path)) == []
