@@ -103,7 +103,8 @@ def compute_on(device: Device) -> None:
 
 
 def _queued(build: Callable[..., dict[int, Stage]], device: Device) -> Callable[..., dict[int, Stage]]:
-    def build_queued(*arguments: Any) -> dict[int, Stage]:
-        return {index: cast(Stage, QueuedStage(stage, device)) for index, stage in build(*arguments).items()}
+    def build_queued(*arguments: Any, **settings: Any) -> dict[int, Stage]:
+        built = build(*arguments, **settings)
+        return {index: cast(Stage, QueuedStage(stage, device)) for index, stage in built.items()}
 
     return build_queued
