@@ -194,6 +194,7 @@ class _Maker:
             sorted(self.failed),
             "staggered" if job.planner.staggered else "barrier",
             split=self.split,
+            tied=bool(job.ties),
         )
         ties = ((0, schedule.shape.stages - 1),) if job.ties else ()
         wanted = one.hosting.wanted

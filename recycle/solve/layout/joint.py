@@ -6,7 +6,7 @@ ends of legs are sent, and every unit is in one stage, whose gradients are summe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ def joint_schedule(
     optimizer: Optimizer,
     *,
     split: bool,
+    tied: bool = False,
 ) -> Schedule:
     """One schedule of all legs, without transfers.
 
@@ -41,6 +42,8 @@ def joint_schedule(
         names: the micro-batch that goes each route.
         failed: dead workers. Live ones that run nothing host nothing.
         split: whether the backward pass is cut into I and W.
+        tied: the first and the last stage share a weight and so reduce together; all workers do that last, or workers
+            that host one of the two and others in between would wait for each other.
     """
     cut = routes.common_cut()
     shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, cut=cut)
@@ -60,14 +63,12 @@ def joint_schedule(
         upwards = np.repeat(np.where(kind == 0, 1, -1), sizes)
         stage = np.repeat(np.where(kind == 0, first[leg], last[leg] - 1), sizes) + upwards * offset
         micro_batch = np.repeat(routes.micro_batch[leg], sizes)
-        together = optimizer == "barrier"
-        updates = np.tile(list(stages), 2) if together else np.repeat(list(stages), 2)
-        kinds = np.array([ReduceGradients.kind, OptimizerStep.kind])
-        update_kinds = np.repeat(kinds, len(stages)) if together else np.tile(kinds, len(stages))
+        shared = {0, shape.stages - 1} if tied else set()
+        updates = np.array(_updates(stages, shared, together=optimizer == "barrier"), dtype=np.int64).reshape(-1, 2)
         none = np.full(len(updates), -1)
         by_worker[shape.worker_index(worker)] = {
-            "kind": np.append(np.repeat(codes[kind], sizes), update_kinds),
-            "stage": np.append(stage, updates),
+            "kind": np.append(np.repeat(codes[kind], sizes), updates[:, 0]),
+            "stage": np.append(stage, updates[:, 1]),
             "pipeline": np.append(pipeline[micro_batch], none),
             "index": np.append(index[micro_batch], none),
         }
@@ -76,6 +77,13 @@ def joint_schedule(
     return Schedule.from_columns(
         shape, Columns.from_arrays(offsets, **columns), placement=placement, failed=failed, optimizer=optimizer
     )
+
+
+def _updates(stages: Sequence[int], shared: Collection[int], *, together: bool) -> list[tuple[int, int]]:
+    """(kind, stage) of the reduces and steps that end a worker's program."""
+    groups = [[one for one in stages if one not in shared], [one for one in stages if one in shared]]
+    groups = [[*groups[0], *groups[1]]] if together else [*([one] for one in groups[0]), groups[1]]
+    return [(kind, stage) for group in groups for kind in (ReduceGradients.kind, OptimizerStep.kind) for stage in group]
 
 
 _COLUMNS = ("kind", "stage", "pipeline", "index")

@@ -60,6 +60,19 @@ def job(D: int, P: int, m: int, layers: int, seconds: float = 6.0, more: str = "
     return price(Job.from_toml(JOB.format(D=D, P=P, m=m, layers=layers, limit=2 * P, seconds=seconds) + more))
 
 
+@pytest.mark.search
+@pytest.mark.parametrize("more", ["", "staggered = false\n"], ids=["staggered", "barrier"])
+def test_tied_first_and_last_stages_are_reduced_together_by_whoever_hosts_them(more: str) -> None:
+    its_job = job(3, 4, 12, 12, seconds=2.0, more=f"{more}[train]\n")
+    tied = its_job.with_sections(model=msgspec.structs.replace(its_job.model, tied=True))
+    made = plan(tied, [Worker(1, 2)])
+    require_sound(made, tied)
+    assert made.schedule.shape.cut
+    assert made.schedule.ties == ((0, made.schedule.shape.stages - 1),)
+    assert made.period < 0.9 * plan(tied.with_sections(planner=msgspec.structs.replace(tied.planner, layout="fixed")),
+                                    [Worker(1, 2)]).period  # fmt: skip
+
+
 def require_sound(made: Plan, its_job: PricedJob) -> None:
     """The plan is valid, its figures are the simulator's, nobody is over a limit, and it reads back."""
     schedule = made.schedule
