@@ -107,11 +107,12 @@ class Judge:
             return Repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
         if not finite and self._job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
+        ends = [max(change - 1, soonest) for change in changes(step)]  # observes the iteration in any case
         return msgspec.structs.replace(
             commit,
             mode=mode,
             next_mode=commit.next_mode if commit.next_mode in record.periods else "barrier",
-            last=step if is_announced else min([self._last, *(max(change - 1, soonest) for change in changes(step))]),
+            last=step if is_announced else min([self._last, *ends]),
             finished=is_last,
             checkpoint=self._keeps(step, is_last),
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
