@@ -36,9 +36,12 @@
       const before = recycle.views.get(this.name), active = recycle.active;
       before?.ended.abort();
       recycle.views.set(this.name, this);
-      // Keys go to the first timeline of the page until another is used, in whatever order they are drawn.
+      // Keys go to the first timeline of the page until another is used, in whatever order they are drawn, and to the one
+      // in use again when it was drawn anew.
       const isInUse = active?.used && active !== before && active.root.isConnected;
-      if (!isInUse) recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
+      this.used = !isInUse && (recycle.left === this.name || Boolean(before?.used && active === before));
+      if (this.used) recycle.active = this;
+      else if (!isInUse) recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
       recycle.restore(this);
       this.redraw();
     }
@@ -49,13 +52,16 @@
       return { t0: x[0] / this.scale, t1: x[1] / this.scale, y0: y[1], y1: y[0] };
     }
 
+    /* Time and rows that the next frame shows: keys may come faster than frames. */
+    get goal() { return this.wanted || this.view; }
+
     get place() { return recycle.axes(this.plot).place; }
 
     get margin() { return 0.004 * this.span; }
 
     /* Show a window, cut to what there is; one relayout per frame however often it is asked. */
     show(window_) {
-      const now = this.wanted || this.view, want = { ...now, ...window_ };
+      const now = this.goal, want = { ...now, ...window_ };
       [want.t0, want.t1] = within(want.t0, want.t1, -this.margin, this.span + this.margin, this.span * 1e-6);
       [want.y0, want.y1] = within(want.y0, want.y1, 0, this.rows.count, 1);
       const waiting = this.wanted;
@@ -80,22 +86,22 @@
 
     /* Zoom around a time (the middle when left out); around a row for the lanes. */
     zoom(factor, t = null) {
-      const { t0, t1 } = this.wanted || this.view, at = t === null ? (t0 + t1) / 2 : t;
+      const { t0, t1 } = this.goal, at = t === null ? (t0 + t1) / 2 : t;
       this.show({ t0: at - (at - t0) * factor, t1: at + (t1 - at) * factor });
     }
 
     zoomRows(factor, row = null) {
-      const { y0, y1 } = this.wanted || this.view, at = row === null ? (y0 + y1) / 2 : row;
+      const { y0, y1 } = this.goal, at = row === null ? (y0 + y1) / 2 : row;
       this.show({ y0: at - (at - y0) * factor, y1: at + (y1 - at) * factor });
     }
 
     pan(share) {
-      const { t0, t1 } = this.wanted || this.view;
+      const { t0, t1 } = this.goal;
       this.show({ t0: t0 + share * (t1 - t0), t1: t1 + share * (t1 - t0) });
     }
 
     panRows(rows) {
-      const { y0, y1 } = this.wanted || this.view;
+      const { y0, y1 } = this.goal;
       this.show({ y0: y0 + rows, y1: y1 + rows });
     }
 
@@ -256,7 +262,7 @@
 
     /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; alone: scroll the lanes, and at their end the page. */
     _wheel(event) {
-      const { t, row } = this.under(event), delta = event.deltaY || event.deltaX, { y0, y1 } = this.wanted || this.view;
+      const { t, row } = this.under(event), delta = event.deltaY || event.deltaX, { y0, y1 } = this.goal;
       const stop = () => { event.preventDefault(); event.stopPropagation(); };
       if (event.ctrlKey || event.metaKey) { stop(); return this.zoom(Math.exp(delta * WHEEL * 2), t); }
       if (event.altKey) { stop(); return this.zoomRows(Math.exp(delta * WHEEL * 2), row); }
@@ -298,7 +304,7 @@
       const { table } = this, lane = table.laneOf(operation), start = table.start[operation], end = table.end[operation];
       const group = this.rows.groupAt(this.rows.rowOf[lane]);
       if (group && group.shut) this.fold(group.key);
-      const row = this.rows.rowOf[lane], { t0, t1, y0, y1 } = this.wanted || this.view, half = (t1 - t0) / 2, tall = y1 - y0;
+      const row = this.rows.rowOf[lane], { t0, t1, y0, y1 } = this.goal, half = (t1 - t0) / 2, tall = y1 - y0;
       const want = {};
       if (end < t0 || start > t1) Object.assign(want, { t0: (start + end) / 2 - half, t1: (start + end) / 2 + half });
       if (row < y0 || row + 1 > y1) Object.assign(want, { y0: row + 0.5 - tall / 2, y1: row + 0.5 + tall / 2 });
@@ -311,7 +317,7 @@
       if (this.selected < 0 && !gap) return this.fit();
       const lane = gap ? gap.lane : table.laneOf(this.selected);
       const [from, to] = gap ? [gap.from, gap.to] : [table.start[this.selected], table.end[this.selected]];
-      const row = this.rows.rowOf[lane], long = Math.max(to - from, this.span * 1e-5), { t0, t1 } = this.view;
+      const row = this.rows.rowOf[lane], long = Math.max(to - from, this.span * 1e-5), { t0, t1 } = this.goal;
       if (t1 - t0 <= long * 13) return this.fit();
       return this.show({ t0: from - 6 * long, t1: to + 6 * long, y0: row - 6, y1: row + 7 });
     }
@@ -322,7 +328,7 @@
         const group = this.rows.groupAt(this.rows.rowOf[lane]);
         if (group && group.shut) this.fold(group.key);
       }
-      const rows = places.map(({ lane }) => this.rows.rowOf[lane]), { y0, y1 } = this.wanted || this.view;
+      const rows = places.map(({ lane }) => this.rows.rowOf[lane]), { y0, y1 } = this.goal;
       const from = Math.min(...places.map((place) => place.from)), to = Math.max(...places.map((place) => place.to));
       const room = Math.max(to - from, 0.04 * this.span), top = Math.min(...rows), bottom = Math.max(...rows) + 1;
       const tall = Math.max(y1 - y0, bottom - top + 2), middle = (top + bottom) / 2, shown = top >= y0 && bottom <= y1;
@@ -347,7 +353,7 @@
     /* Other rows: all of them are shown when all were; else the row at the top stays. Linked timelines of the same lanes go along. */
     setRows(grouping, folded, alone = false) {
       if (this.linked && !alone) for (const other of this._linked()) if (other.table.lanes === this.table.lanes) other.setRows(grouping, folded, true);
-      const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
+      const { y0, y1 } = this.goal, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
       this.rows = new recycle.Rows(this.table, grouping, folded);
       this.onRows();
       this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
@@ -432,7 +438,10 @@
         view.ended.abort();
         recycle.views.delete(name);
       }
-      if (recycle.active && !recycle.active.root.isConnected) recycle.active = recycle.views.values().next().value;
+      if (recycle.active && !recycle.active.root.isConnected) {
+        recycle.left = recycle.active.used ? recycle.active.name : null;
+        recycle.active = recycle.views.values().next().value;
+      }
     });
   }).observe(document.documentElement, { childList: true, subtree: true });
 
