@@ -24,6 +24,8 @@ from recycle.shape import Shape, Worker
 
 TRACE, EVENTS = "trace.json", "events.jsonl"
 """Names of a run directory's files."""
+IMPORTED = "imported"
+"""Kind of the event that says behind which step a run begins whose state was imported."""
 TRACE_LOG_SUFFIX = ".trace.jsonl"
 MOST_MERGED_BYTES = 2**28
 """Of all logs that are merged whole; as `trace.json` they have six times as many."""

@@ -6,6 +6,7 @@ run's checkpoint, Adam's moments and step count, so that training goes on there 
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from recycle.files import whole_folder
 from recycle.initial_weights import model_of_checkpoint
 from recycle.job import Job
 from recycle.manifest import MODEL
+from recycle.runs import EVENTS, IMPORTED
 from recycle.sections import ModelSection, ShapeSection
 
 
@@ -179,8 +181,9 @@ def import_run(source: Path, job: Job, target: Path) -> Converted:
     step = iteration - 1
     before = Commit(step=step, loss=0.0, grad_norm=0.0, clip_factor=None)
     with whole_folder(target) as folder:
-        for name in ("metrics.jsonl", "events.jsonl"):
-            (folder / name).write_text("")
+        (folder / "metrics.jsonl").write_text("")
+        imported = {"time": 0.0, "kind": IMPORTED, "step": step, "source": str(inside)}
+        (folder / EVENTS).write_text(json.dumps(imported) + "\n")
         (folder / "job.toml").write_text(job.to_toml())
         kept = folder_of(folder / "checkpoints", step)
         kept.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Iterator
 from functools import partial
@@ -283,6 +284,10 @@ def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
     for key in ("step", "loss", "grad_norm"):
         assert [line[key] for line in resumed.metrics][-2:] == [line[key] for line in calm.metrics][2:]
     assert resumed.digests == calm.digests
+    train(job, run, steps=5, resume=True, **more)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 3, 4]
+    assert lines[:2] == resumed.metrics
 
 
 def test_bad_input_is_one_line(trained: Path, command: Command, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What an earlier part of a run left, and whether a job can go on from it: read only, nothing is changed.
 
-Metrics count as far as they are whole, a line per step from step 0 on; the newest complete checkpoint within them is
-where the run goes on, so that no step is missing and none is there twice. One of the step right behind them counts,
+Metrics count as far as they are whole, a line per step from step 0 on, or from the step behind an imported checkpoint
+(event `imported`); the newest complete checkpoint within them is where the run goes on, so that no step is missing and
+none is there twice. One of the step right behind them counts,
 too, where the step's line was to come with its evaluation. Where there is none within them, because the
 disk was full and the launcher then killed, it is the newest of all, with a warning.
 """
@@ -24,7 +25,7 @@ from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
 from recycle.manifest import Damaged
-from recycle.runs import read_lines
+from recycle.runs import IMPORTED, read_lines
 from recycle.shape import Shape
 
 _STAMP = re.compile(r"\d{8}-\d{6}")
@@ -72,15 +73,18 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
     found = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
     if found:
         raise JobError(f"{path}: is a run of another model or batch, and cannot be resumed with this job: {found[0]}")
-    metrics = whole_metrics(path / "metrics.jsonl")
-    if len(metrics) >= steps:
+    events = [event for _, event in read_lines(path / "events.jsonl")]
+    begin = max((int(_number(event, "step")) + 1 for event in events if event.get("kind") == IMPORTED), default=0)
+    metrics = whole_metrics(path / "metrics.jsonl", begin)
+    done = begin + len(metrics)
+    if done >= steps:
         raise JobError(f"{path}: is finished, it has all {steps} steps; --steps with a larger number trains on")
     warnings: list[str] = []
     folder = path / "checkpoints"
-    newest = _to_be_evaluated(folder, len(metrics))
-    newest = newest or checkpoint.newest(folder, warnings.append, upto=len(metrics) - 1)
+    newest = _to_be_evaluated(folder, done)
+    newest = newest or checkpoint.newest(folder, warnings.append, upto=done - 1)
     if newest is None and (newest := checkpoint.newest(folder, lambda _: None)) is not None:
-        warnings = [f"metrics.jsonl has nothing of steps {len(metrics)} to {newest.manifest.step}"]
+        warnings = [f"metrics.jsonl has nothing of steps {done} to {newest.manifest.step}"]
     if newest is None:
         why = f"; {warnings[0]}" if warnings else f"; its [train] checkpoint_every was {before.train.checkpoint_every}"
         raise JobError(f"{path}: holds no complete checkpoint to resume from{why}")
@@ -90,10 +94,9 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
         raise JobError(f"{newest.folder}: is of another model or batch, and cannot be loaded by this job: {found[0]}")
     for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):
         warnings.append(f"the run goes on otherwise than it began: {difference}")
-    events = [event for _, event in read_lines(path / "events.jsonl")]
     return Earlier(
         newest,
-        metrics[: manifest.step + 1],
+        metrics[: max(0, manifest.step + 1 - begin)],
         events,
         int(max((_number(event, "generation") for event in events), default=0)),
         max((_number(line, "time") for line in [*events, *metrics]), default=0.0),
@@ -110,15 +113,15 @@ def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
     return None
 
 
-def whole_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of steps 0, 1, 2, … as far as there is one of each in order."""
+def whole_metrics(path: Path, begin: int = 0) -> list[dict[str, Any]]:
+    """The lines of steps `begin`, `begin` + 1, … as far as there is one of each in order."""
     lines: list[dict[str, Any]] = []
     for text in read_whole(path, RecycleError, MOST_BYTES).split(b"\n")[:-1]:
         try:
             line = msgspec.json.decode(text, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             break
-        if line.get("step") != len(lines):
+        if line.get("step") != begin + len(lines):
             break
         lines.append(line)
     return lines
