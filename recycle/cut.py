@@ -18,7 +18,8 @@ from recycle.sections import ModelSection, Sections
 from recycle.shape import Shape
 
 _SPREAD = (
-    *("forward", "backward_input", "backward_weight", "reduce", "step", "overlapped_pair", "redundant_forward"),
+    *("forward", "backward_input", "backward_weight", "reduce", "step", "gather"),
+    *("overlapped_pair", "redundant_forward"),
     *("activation", "recomputed_from", "static"),
 )
 _AT_A_PLACE = ("message", "workspace")

@@ -22,6 +22,7 @@ _WEIGHED_BY = {
     "redundant_forward": "forward",
     "reduce": "gradients",
     "step": "step",
+    "gather": "step",
     "static": "static",
     "activation": "activation",
 }

@@ -26,7 +26,8 @@ PerStage = float | list[float]
 _MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
 _PER_STAGE = (
-    *("forward", "backward_input", "backward_weight", "reduce", "step", "overlapped_pair", "redundant_forward"),
+    *("forward", "backward_input", "backward_weight", "reduce", "step", "gather"),
+    *("overlapped_pair", "redundant_forward"),
     *("message", "activation", "recomputed_from", "static", "workspace"),
 )
 _IN_PLACE = {"redundant_forward": "forward", "recomputed_from": "activation"}
@@ -63,6 +64,7 @@ class Profile:
     Attributes:
         forward, backward_input, backward_weight: seconds of F, I and W of one micro-batch. B costs I + W.
         reduce, step: seconds of a stage's gradient reduction and of its optimizer step.
+        gather: seconds in which a host gets the parameters of its stage that others have stepped.
         overlapped_pair: seconds of one overlapped forward and backward; None means F + I + W.
         redundant_forward: seconds of R, with what is seen of parking its activation on the host; None means those of F.
         latency: seconds per transfer between two workers.
@@ -89,6 +91,7 @@ class Profile:
     backward_weight: PerStage = 1.0
     reduce: PerStage = 0.0
     step: PerStage = 0.0
+    gather: PerStage = 0.0
     overlapped_pair: PerStage | None = None
     redundant_forward: PerStage | None = None
     latency: float = 0.0
@@ -244,6 +247,8 @@ class Profile:
     def digest(self) -> str:
         """Content hash, by which plans say what they were planned for."""
         prices = {name: value for name, value in self.to_json().items() if name != "measured"}
+        if not self.gather:
+            del prices["gather"]  # plans for profiles that do not say it stay theirs
         return hashlib.sha256(msgspec.json.encode(prices, order="sorted")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_write_a_schedule_runs_from_top_to_bottom(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = blocks("docs/write-a-schedule.md", "python")
-    assert len(code) == 7
+    assert len(code) == 8
     exec(compile("\n".join(code), "write-a-schedule.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "  0.0 F0-F1-F2-" in printed

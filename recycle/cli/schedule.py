@@ -54,6 +54,9 @@ def schedule(
     buckets: Annotated[
         int, typer.Option(min=1, max=MOST_BUCKETS, metavar="N", help="Sum each stage's gradients in N buckets.")
     ] = 1,
+    gather: Annotated[
+        bool, typer.Option("--gather", help="Gather parameters behind the steps of a sharded optimizer.")
+    ] = False,
     forward_only: Annotated[
         bool, typer.Option("--forward-only", help="Its forwards alone, as an evaluation runs them.")
     ] = False,
@@ -75,7 +78,7 @@ def schedule(
         takers = [known for known, build in FAMILIES.items() if option in signature(build).parameters]
         if family not in takers:
             raise ScheduleError(f"--{option.replace('_', '-')}: {family} takes none, it is for {', '.join(takers)}")
-    built = replace(FAMILIES[family](shape, optimizer=optimizer.value, **options), buckets=buckets)
+    built = replace(FAMILIES[family](shape, optimizer=optimizer.value, **options), buckets=buckets, gathers=gather)
     if forward_only:
         if buckets > 1:
             raise ScheduleError(f"--buckets: {buckets}, but with --forward-only no gradient is summed; leave out one")

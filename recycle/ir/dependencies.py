@@ -7,10 +7,11 @@ a whole schedule at once and gives a graph over its rows.
 A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
 receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
 Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
-needs its REDUCE_GRAD, and with the barrier the commit, which is all of them; any other stage-wide kind needs the one
-that it follows. REDUCE_BUCKET needs every weight gradient of its bucket, on all hosts, and REDUCE_GRAD the buckets that
-were begun before it. Carried into the next iteration: what begins a micro-batch's work at a stage (F, R) needs the
-stage's STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
+needs its REDUCE_GRAD, and with the barrier the commit, which is all of them; GATHER_PARAMS needs its stage's STEPs on
+all hosts; any other stage-wide kind needs the one that it follows. REDUCE_BUCKET needs every weight gradient of its
+bucket, on all hosts, and REDUCE_GRAD the buckets that were begun before it. Carried into the next iteration: what
+begins a micro-batch's work at a stage (F, R) needs the stage's STEP and GATHER_PARAMS on that worker (barrier: all
+STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from recycle.ir.columns import Rows
 from recycle.ir.instruction import (
     CARRIERS,
     Compute,
+    GatherParameters,
     Instruction,
     OptimizerStep,
     Receive,
@@ -64,7 +66,8 @@ class Dependencies:
     Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages
     ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are done", then
     one per tied stage that some worker reduces beside another of its group ("all hosts have come to its reduce"), then
-    one per bucket of a stage that REDUCE_BUCKET sums ("all gradients of the bucket are there").
+    one per bucket of a stage that REDUCE_BUCKET sums ("all gradients of the bucket are there"), then one per stage with
+    a GATHER_PARAMS ("all hosts have stepped").
 
     Attributes:
         rows: number of schedule rows.
@@ -269,6 +272,7 @@ class _Builder:
                 none = np.full(len(lone), -1, dtype=np.int64)
                 self.missing.append([lone, np.full(len(lone), Why.NO_PREDECESSOR, dtype=np.int64), none, none, none])
         nodes = self._buckets(all_steps + 1 + len(apart), gradients, reduces)
+        nodes = self._gathers(nodes, steps, begins)
         self._edge(row[steps], np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
             self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
@@ -309,6 +313,23 @@ class _Builder:
         there = found >= 0
         self._edge(row[begins[there]], row[reduces[found[there]]], Cause.REDUCE)
         return first + len(summed)
+
+    def _gathers(self, first: int, steps: Rows, begins: Rows) -> int:
+        """The joins of gathers, from node `first` on, and what waits for a gather; the number behind the last join."""
+        row, worker, stage = self.work.row, self.work.worker, self.work.stage
+        gathers = self._rows(GatherParameters)
+        if not len(gathers):
+            return first
+        gathered, place = np.unique(stage[gathers], return_inverse=True)
+        self._edge(first + place, row[gathers], Cause.STEP)
+        join = find(gathered, stage[steps])
+        self._edge(row[steps[join >= 0]], first + join[join >= 0], Cause.STEP)
+        found = find(
+            worker[gathers] * self.shape.stages + stage[gathers], worker[begins] * self.shape.stages + stage[begins]
+        )
+        there = found >= 0
+        self.carried.append((row[gathers[found[there]]], row[begins[there]]))
+        return first + len(gathered)
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
         """The stages of which some worker reduces another tied stage too, ascending; `hosts` as worker * S + stage.

@@ -28,7 +28,9 @@ def forward_only(schedule: Schedule) -> Schedule:
     offsets = offsets_of(c.worker[rows], schedule.shape.worker_count)
     kept = {name: getattr(c, name)[rows] for name in ("stage", "pipeline", "index")}
     columns = Columns.from_arrays(offsets, kind=np.full(len(rows), Forward.kind), **kept)
-    return replace(schedule, columns=columns, optimizer="staggered", ties=(), buckets=1, forward_only=True)
+    return replace(
+        schedule, columns=columns, optimizer="staggered", ties=(), buckets=1, gathers=False, forward_only=True
+    )
 
 
 def _begins(schedule: Schedule, rows: Rows) -> Rows:

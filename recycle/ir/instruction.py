@@ -267,6 +267,24 @@ class OptimizerStep(StageWide):
     __slots__ = ()
 
 
+@register(
+    InstructionKind(
+        token="GATHER_PARAMS",
+        title="parameters gathered from the owners of their shards",
+        follows=OptimizerStep,
+        seconds=("gather",),
+        run=lambda worker, one: worker.gather(one.stage),
+        letter="G",
+        paints=("optimizer",),
+        words=("gather", "shard"),
+    )
+)
+class GatherParameters(StageWide):
+    """`2GATHER_PARAMS`: with a sharded optimizer, stage 2's stepped parameters, each from a host that stepped them."""
+
+    __slots__ = ()
+
+
 CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
     _ACTIVATION: (SendActivation, RecvActivation),
     _INPUT_GRADIENT: (SendGradient, RecvGradient),

@@ -17,7 +17,16 @@ from recycle.ir.chains import compute_order
 from recycle.ir.columns import Columns, Flags, Rows, offsets_of
 from recycle.ir.dependencies import crossings, dependencies
 from recycle.ir.graph import topological_order
-from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Part, ReduceBucket, Transfer, is_kind
+from recycle.ir.instruction import (
+    CARRIERS,
+    GatherParameters,
+    Instruction,
+    OptimizerStep,
+    Part,
+    ReduceBucket,
+    Transfer,
+    is_kind,
+)
 from recycle.ir.kinds import kinds_where
 from recycle.ir.reduce_buckets import bucket_starts, cut_last_weights
 from recycle.ir.schedule import Schedule
@@ -27,7 +36,7 @@ _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.value
 
 
 def lower(schedule: Schedule) -> Schedule:
-    """The schedule with its transfers, reduces and steps written out; a forward-only one has no reduces and steps.
+    """The schedule with its transfers, reduces, steps and gathers written out; a forward-only one has transfers alone.
 
     Never raises; what is broken stays broken.
     """
@@ -42,6 +51,8 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
         schedule, origin = cut_last_weights(schedule)
     passes: list[tuple[tuple[type[Instruction], ...], Callable[[Schedule], tuple[Schedule, Rows]]]]
     passes = [((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)]
+    if schedule.gathers:
+        passes.append(((GatherParameters,), add_gathers))
     for classes, add in passes[:1] if schedule.forward_only else passes:
         if not is_kind(schedule.columns.kind, classes).any():
             schedule, came_from = add(schedule)
@@ -133,6 +144,19 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     return lowered, np.append(came_from, -1)[rows]
 
 
+def add_gathers(schedule: Schedule) -> tuple[Schedule, Rows]:
+    """End each live worker's program with a GATHER_PARAMS for each stage it hosts, last stage first."""
+    hosted = [
+        (w, stage)
+        for w, worker in enumerate(schedule.shape.workers())
+        if worker not in schedule.failed
+        for stage in sorted(schedule.placement[w], reverse=True)
+    ]
+    worker, stage = np.array(hosted, dtype=np.int64).reshape(-1, 2).T
+    gathers = {"kind": np.full(len(stage), GatherParameters.kind), "stage": stage}
+    return _insert(schedule, worker, schedule.columns.offsets[worker + 1], gathers)
+
+
 def _insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
     """The schedule with rows added, each to the program of `worker` before row `place`, and where all rows came from.
 
@@ -149,9 +173,10 @@ def _insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows
 
 
 def with_barrier(schedule: Schedule) -> Schedule:
-    """The lowered schedule run with the barrier: every STEP moves to the end of its program, behind all reduces."""
+    """The lowered schedule run with the barrier: every STEP moves to the end of its program, behind all reduces, and
+    every GATHER_PARAMS behind the steps."""
     schedule = lower(schedule)
     c = schedule.columns
-    is_step = c.kind == OptimizerStep.kind
-    rows = np.lexsort((np.arange(len(c)), is_step, c.worker))
+    last = (c.kind == OptimizerStep.kind) + 2 * (c.kind == GatherParameters.kind)
+    rows = np.lexsort((np.arange(len(c)), last, c.worker))
     return replace(schedule, columns=c.take(rows, c.offsets), optimizer="barrier")

@@ -6,7 +6,8 @@
 `placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages. In `shape`, `cut` lists the
 units of each stage where these are not P * V stages alike, and is left out else. `"buckets": N` stands behind
 `ties` where the gradients of each stage are reduced in N buckets, and is left out where they are in one;
-`"forward_only": true` stands there in a schedule that evaluates, and in no other. This module knows the file's text and
+`"gathers": true` stands there where hosts gather parameters after their steps, and `"forward_only": true` in a schedule
+that evaluates; in no other. This module knows the file's text and
 what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedule into it and back.
 """
 
@@ -43,6 +44,7 @@ class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     placement: dict[str, list[int]] | None = None
     ties: list[list[int]] = []
     buckets: int = 1
+    gathers: bool = False
     forward_only: bool = False
     metadata: dict[str, Any] = {}
     programs: dict[str, str]
@@ -57,8 +59,9 @@ def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[st
     head = {key: value for key, value in msgspec.structs.asdict(file).items() if key != "programs"}
     if file.buckets == 1:
         del head["buckets"]  # who knows no buckets reads the file too
-    if not file.forward_only:
-        del head["forward_only"]
+    for flag in ("gathers", "forward_only"):
+        if not head[flag]:
+            del head[flag]
     try:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}," for key, value in head.items()]
     except (TypeError, ValueError, RecursionError) as error:

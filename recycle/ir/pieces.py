@@ -15,6 +15,7 @@ from recycle.ir.instruction import (
     Forward,
     Instruction,
     OverlappedPair,
+    Part,
     ReduceBucket,
     StageWide,
     WeightPart,
@@ -69,6 +70,7 @@ def work(schedule: Schedule) -> Work:
 def outside_buckets(pieces: Work, buckets: int) -> npt.NDArray[np.bool_]:
     """The pieces whose bucket is none of `buckets`; REDUCE_BUCKET cannot sum the last one, which REDUCE_GRAD does."""
     outside: npt.NDArray[np.bool_] = pieces.bucket >= buckets - (pieces.kind == ReduceBucket.kind)
+    outside |= is_kind(pieces.kind, Part) & (pieces.bucket < 0)
     return outside
 
 

@@ -58,6 +58,7 @@ class _Options(TypedDict, total=False):
     optimizer: Optimizer
     ties: Iterable[Sequence[int]]
     buckets: int
+    gathers: bool
     forward_only: bool
     metadata: Mapping[str, Any] | None
 
@@ -74,6 +75,7 @@ class Schedule:
         optimizer: "staggered" (each stage steps on its own time) or "barrier" (all stages step together).
         ties: groups of stages that share a weight and so reduce together.
         buckets: how many each stage's gradients are reduced in, one after the other.
+        gathers: each host steps a part of its stages, and gets the stepped parameters of the rest from the others.
         forward_only: it evaluates: every micro-batch needs its forwards alone, and nothing is reduced or stepped.
         metadata: family or planner, parameters, parent; JSON values only.
         drawn_by: what draws a schedule; set by the public API, since the viewer stands above the IR.
@@ -88,6 +90,7 @@ class Schedule:
     optimizer: Optimizer = "staggered"
     ties: tuple[tuple[int, ...], ...] = ()
     buckets: int = 1
+    gathers: bool = False
     forward_only: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -122,6 +125,7 @@ class Schedule:
         optimizer: Optimizer = "staggered",
         ties: Iterable[Sequence[int]] = (),
         buckets: int = 1,
+        gathers: bool = False,
         forward_only: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Schedule:
@@ -130,7 +134,7 @@ class Schedule:
         Args:
             placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
             failed: dead workers (kept even when they have a program, for `check` to find).
-            optimizer, ties, buckets, forward_only, metadata: the schedule's attributes.
+            optimizer, ties, buckets, gathers, forward_only, metadata: the schedule's attributes.
 
         Raises:
             ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
@@ -143,8 +147,9 @@ class Schedule:
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
         if not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
             raise ScheduleError(f"buckets must be a whole number from 1 to {MOST_BUCKETS}, got {buckets!r}")
-        if not isinstance(forward_only, bool):
-            raise ScheduleError(f"forward_only must be true or false, got {forward_only!r}")
+        for name, flag in (("gathers", gathers), ("forward_only", forward_only)):
+            if not isinstance(flag, bool):
+                raise ScheduleError(f"{name} must be true or false, got {flag!r}")
         placed = _placement(shape, placement)
         if buckets > 1 and sum(map(len, placed)) * buckets > MOST_INSTRUCTIONS:
             raise ScheduleError(
@@ -158,6 +163,7 @@ class Schedule:
             optimizer,
             _ties(ties),
             buckets,
+            gathers,
             forward_only,
             _metadata(metadata),
         )
@@ -284,6 +290,7 @@ class Schedule:
             placement=None if usual else placement,
             ties=[list(group) for group in self.ties],
             buckets=self.buckets,
+            gathers=self.gathers,
             forward_only=self.forward_only,
             metadata=dict(self.metadata),
             programs={},
@@ -302,6 +309,7 @@ class Schedule:
                 optimizer=file.optimizer,
                 ties=file.ties,
                 buckets=file.buckets,
+                gathers=file.gathers,
                 forward_only=file.forward_only,
                 metadata=file.metadata,
             )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats, Ints, Rows, offsets_of
-from recycle.ir.instruction import Instruction, Transfer, parse_instruction
+from recycle.ir.instruction import GatherParameters, Instruction, Transfer, parse_instruction
 from recycle.ir.reduce_buckets import buckets_of
 from recycle.ir.schedule import Placement, Schedule, loop_placement
 from recycle.shape import Shape, Worker
@@ -214,7 +214,8 @@ def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
     columns = ran.columns.take(rows, offsets_of(ran.role, shape.worker_count))
     failed = frozenset(shape.worker_at(w) for w in np.flatnonzero(np.diff(columns.offsets) == 0).tolist())
     placement = _placement_of(shape, columns)
-    return Schedule(shape, columns, placement, failed, buckets=buckets_of(columns)), rows
+    gathers = bool((columns.kind == GatherParameters.kind).any())
+    return Schedule(shape, columns, placement, failed, buckets=buckets_of(columns), gathers=gathers), rows
 
 
 def _placement_of(shape: Shape, columns: Columns) -> Placement:

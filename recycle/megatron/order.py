@@ -165,6 +165,11 @@ def _require_shape(schedule: Schedule, grid: Grid) -> None:
             f"the schedule reduces gradients in {schedule.buckets} buckets; Megatron's DDP has its own, so use"
             " buckets = 1"
         )
+    if schedule.gathers:
+        raise ScheduleError(
+            "the schedule gathers parameters (GATHER_PARAMS); Megatron's distributed optimizer does that itself, so use"
+            " a schedule without"
+        )
 
 
 def _require_own_kinds(schedule: Schedule) -> None:

@@ -35,6 +35,8 @@ def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
         asked["ties"] = job.ties
     if job.train.reduce_buckets > 1:
         asked["buckets"] = job.train.reduce_buckets
+    if job.train.sharded_optimizer:
+        asked["gathers"] = True
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -61,6 +63,7 @@ def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan
             and plan.vector == tuple(vector)
             and plan.schedule.ties == job.ties
             and plan.schedule.buckets == job.train.reduce_buckets
+            and plan.schedule.gathers == job.train.sharded_optimizer
             and plan.profile == job.prices.digest()
             and plan.limits == (None if limits is None else tuple(limits))
         )

@@ -102,16 +102,17 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 def job_key(job: PricedJob) -> str:
     """Hash of what a library's plans must fit; the effort spent on them and the seed do not count."""
-    section, buckets = job.planner, job.train.reduce_buckets
-    digest = job.prices.digest()
-    return _key(job.shape, digest, job.limits, section.decoupled, section.staggered, job.ties, buckets)
+    section, train = job.planner, job.train
+    updates = job.ties, train.reduce_buckets, train.sharded_optimizer
+    return _key(job.shape, job.prices.digest(), job.limits, section.decoupled, section.staggered, updates)
 
 
 def _key_of_plan(plan: Plan) -> str:
     limits = None if plan.limits is None else list(plan.limits)
     staggered = plan.schedule.optimizer == "staggered"
     decoupled = bool(plan.planner.get("decoupled", True))
-    return _key(plan.shape, plan.profile, limits, decoupled, staggered, plan.schedule.ties, plan.schedule.buckets)
+    updates = plan.schedule.ties, plan.schedule.buckets, plan.schedule.gathers
+    return _key(plan.shape, plan.profile, limits, decoupled, staggered, updates)
 
 
 def _key(
@@ -120,11 +121,12 @@ def _key(
     limits: list[float] | None,
     decoupled: bool,
     staggered: bool,
-    ties: tuple[tuple[int, ...], ...],
-    buckets: int,
+    updates: tuple[tuple[tuple[int, ...], ...], int, bool],
 ) -> str:
+    """Hash of these; `updates` are ties, buckets, and whether there are gathers."""
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
-    beside = [part for part in (ties, buckets) if part not in ((), 1)]
+    ties, buckets, gathers = updates
+    beside = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
     text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *beside])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -26,6 +26,7 @@ import numpy as np
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
 from recycle.ir.columns import Columns
+from recycle.ir.instruction import GatherParameters
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds
 from recycle.ir.schedule import Schedule
@@ -197,11 +198,19 @@ def schedule_hash(schedule: Schedule) -> str:
 
 
 def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
-    """The schedule with the ties of the job's model, reduced in the job's buckets unless it says how by itself.
+    """The schedule with the ties of the job's model, the gathers of its sharded optimizer, and reduced in the job's
+    buckets unless it says how by itself.
 
     Raises:
-        ScheduleError: it states other ties.
+        ScheduleError: it states other ties, or gathers what the job does not shard.
     """
+    gathers = schedule.gathers or bool((schedule.columns.kind == GatherParameters.kind).any())
+    if gathers and not job.train.sharded_optimizer:
+        raise ScheduleError(
+            "the schedule gathers parameters (GATHER_PARAMS), which every host of the job has stepped itself; use a"
+            " schedule without"
+        )
+    schedule = replace(schedule, gathers=job.train.sharded_optimizer)
     if schedule.buckets == 1 and not is_kind(schedule.columns.kind, implied_kinds()).any():
         schedule = replace(schedule, buckets=job.train.reduce_buckets)
     if schedule.ties == job.ties:

@@ -154,7 +154,9 @@ class Problem:
         weight = np.array(profile.per_stage("backward_weight", stages))
         if not planner.decoupled:
             whole, weight = whole + weight, np.zeros(stages)
-        reduce, step = profile.per_stage("reduce", stages), profile.per_stage("step", stages)
+        reduce, step, gather = (profile.per_stage(name, stages) for name in ("reduce", "step", "gather"))
+        if not job.train.sharded_optimizer:
+            gather = [0.0] * stages
         buckets = job.train.reduce_buckets
         return cls(
             shape=shape,
@@ -162,7 +164,7 @@ class Problem:
             forward=tuple(profile.per_stage("forward", stages)),
             backward=tuple(whole.tolist()),
             weight=tuple(weight.tolist()),
-            update_seconds=tuple(a / buckets + b for a, b in zip(reduce, step, strict=True)),
+            update_seconds=tuple(a / buckets + b + c for a, b, c in zip(reduce, step, gather, strict=True)),
             links=links,
             speed=speed,
             cap=tuple(limits[worker.rank] for worker in shape.workers()),

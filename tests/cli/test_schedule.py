@@ -69,6 +69,14 @@ def test_buckets_are_an_option(command: Command, tmp_path: Path) -> None:
     assert command("schedule", "1f1b", "-P", 2, "-m", 3, "--buckets", 65).status == 2
 
 
+def test_gathers_are_an_option(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    assert command("schedule", "1f1b", "-D", 2, "-P", 2, "-m", 3, "--gather", "-o", file).status == 0
+    assert Schedule.load(file) == replace(one_f_one_b(Shape(2, 2, 3)), gathers=True)
+    assert lower(Schedule.load(file)).text()["1.1"].endswith("1STEP 1GATHER_PARAMS")
+    assert command("check", file).status == 0
+
+
 def test_lower_and_barrier_are_options(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "s.json"
     command("schedule", "1f1b", "-P", 2, "-m", 2, "--lower", "--optimizer", "barrier", "-o", file)

@@ -61,7 +61,7 @@ def test_the_code_of_the_page_runs(replay: ModuleType, capsys: pytest.CaptureFix
 
 
 def test_it_is_written_read_and_numbered_behind_the_others(replay: ModuleType, schedule: Schedule) -> None:
-    assert replay.Replay.kind == len(KIND_CLASSES) - 1 == 14
+    assert replay.Replay.kind == len(KIND_CLASSES) - 1 == 15
     assert schedule.text() == PROGRAMS
     assert isinstance(parse_instruction("0REPLAY1.1"), replay.Replay)
     # Other white space is read instruction by instruction, not in one pass.
@@ -69,7 +69,7 @@ def test_it_is_written_read_and_numbered_behind_the_others(replay: ModuleType, s
     assert Schedule.from_text(SHAPE, spread) == schedule
     schedule.save("checked.json")
     assert Schedule.load("checked.json") == schedule
-    assert table_as_json()[14] == {
+    assert table_as_json()[15] == {
         "token": "REPLAY",
         "title": "forward of a peer, run again to check it",
         "letter": "C",

@@ -175,6 +175,10 @@ RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
     ),
     "missing-reduce": (edited("0.1", "1REDUCE_GRAD ", ""), "0.1", None),
     "missing-step": (edited("1.1", " 1STEP", ""), "1.1", None),
+    "missing-gather": (
+        Schedule.from_text(SHAPE, {w: text if w == "0.1" else f"{text} {w[2]}GATHER_PARAMS"
+                                   for w, text in LOWERED.items()}), "0.1", None,
+    ),
     "duplicate-update": (edited("0.1", "1STEP", "1STEP 1STEP"), "0.1", "1STEP"),
     "early-reduce": (edited("0.0", "0B0.1 0REDUCE_GRAD", "0REDUCE_GRAD 0B0.1"), "0.0", "0REDUCE_GRAD"),
     "bucket-range": (in_buckets("0REDUCE_BUCKET/0", "0REDUCE_BUCKET/0 0REDUCE_BUCKET/1"), "0.0", "0REDUCE_BUCKET/1"),

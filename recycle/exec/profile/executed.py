@@ -27,6 +27,8 @@ from recycle.ir.instruction import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    GatherParameters,
+    Instruction,
     OptimizerStep,
     ReduceGradients,
     WeightPart,
@@ -153,18 +155,22 @@ def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
             return None
         for name, values in found.items():
             values.append(usual[name])
-    return {**found, "reduce": _reduces(ran, stages), "speed": _speeds(per_worker, found, job)}
+    joint = {"reduce": ReduceGradients, "gather": GatherParameters}
+    together = {name: _joint(ran, stages, cls) for name, cls in joint.items()}
+    return {**found, **together, "speed": _speeds(per_worker, found, job)}
 
 
-def _reduces(ran: Trace, stages: int) -> list[float]:
+def _joint(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
+    """Seconds of what the hosts of each stage do together: of whoever comes last to it. 0 where it did not run."""
     c, seconds = ran.columns, ran.end - ran.start
     found = []
     for stage in range(stages):
-        rows = np.flatnonzero((c.kind == ReduceGradients.kind) & (c.stage == stage))
+        rows = np.flatnonzero((c.kind == cls.kind) & (c.stage == stage))
         steps, place = np.unique(ran.step[rows], return_inverse=True)
         shortest = np.full(len(steps), np.inf)
         np.minimum.at(shortest, place, seconds[rows])
-        found.append(buckets_of(c) * float(np.median(shortest)) if len(shortest) else 0.0)
+        buckets = buckets_of(c) if cls is ReduceGradients else 1
+        found.append(buckets * float(np.median(shortest)) if len(shortest) else 0.0)
     return found
 
 
@@ -190,7 +196,7 @@ def _in_seconds(profile: Profile, unit: float) -> Profile:
     def scaled(value: Any) -> Any:
         return [unit * entry for entry in value] if isinstance(value, list) else unit * value
 
-    times = ("forward", "backward_input", "backward_weight", "reduce", "step")
+    times = ("forward", "backward_input", "backward_weight", "reduce", "step", "gather")
     changed: dict[str, Any] = {name: scaled(getattr(profile, name)) for name in times}
     bandwidth = profile.bandwidth / unit if profile.bandwidth and unit else None
     links = {

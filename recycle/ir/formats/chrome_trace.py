@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 FORMAT, VERSION = "recycle-timeline", 1
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
 """Keys of the native file that `otherData` holds as they are."""
-_WHERE_STATED = ("buckets", "forward_only")
+_WHERE_STATED = ("buckets", "gathers", "forward_only")
 """Likewise, where the native file has them."""
 
 

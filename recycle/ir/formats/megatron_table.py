@@ -221,6 +221,8 @@ def _tell_left_out(schedule: Schedule) -> None:
         left_out.append(f'optimizer = "{schedule.optimizer}"')
     if schedule.buckets > 1:
         left_out.append(f"buckets = {schedule.buckets}")
+    if schedule.gathers:
+        left_out.append("gathers")
     if schedule.forward_only:
         left_out.append("forward_only, without which its backwards are missing")
     if left_out:

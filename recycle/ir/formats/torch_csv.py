@@ -122,6 +122,8 @@ def dumps(schedule: Schedule) -> str:
         left_out.append(f'optimizer = "{schedule.optimizer}"')
     if schedule.buckets > 1:
         left_out.append(f"buckets = {schedule.buckets}")
+    if schedule.gathers:
+        left_out.append("gathers")
     if schedule.forward_only:
         left_out.append("forward_only, without which its backwards are missing")
     if left_out:

@@ -36,6 +36,7 @@ _BEHIND: tuple[Rule, ...] = (
     transfers.fifo,
     optimizer.missing_reduce,
     optimizer.missing_step,
+    optimizer.missing_gather,
     optimizer.duplicate_update,
     optimizer.early_reduce,
     buckets.missing_bucket,

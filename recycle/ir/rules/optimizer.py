@@ -11,7 +11,7 @@ import numpy as np
 
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
-from recycle.ir.instruction import Instruction, OptimizerStep, ReduceBucket, ReduceGradients
+from recycle.ir.instruction import GatherParameters, Instruction, OptimizerStep, ReduceBucket, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, listed, repeats, rest, rule
 from recycle.shape import MOST_BUCKETS
 
@@ -64,10 +64,20 @@ def missing_step(inspection: Inspection) -> Iterator[Defect | Rest]:
     )
 
 
+@rule("missing-gather", "a host that never gathers its stage")
+def missing_gather(inspection: Inspection) -> Iterator[Defect | Rest]:
+    """GATHER_PARAMS says that each host of a stage steps its own part of the parameters, and needs the rest from the
+    others. Where a schedule has one, every host gathers every stage that it hosts once, after its STEP."""
+    if (inspection.pieces.kind == GatherParameters.kind).any():
+        hint = "every live host of a stage gathers once, after its STEP"
+        yield from _absent(inspection, GatherParameters, "gathers", hint)
+
+
 @rule("duplicate-update", "a stage reduced or stepped twice on one worker")
 def duplicate_update(inspection: Inspection) -> Iterator[Defect | Rest]:
-    """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice. Remove it."""
-    for cls in (ReduceGradients, OptimizerStep, ReduceBucket):
+    """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice, a second
+    GATHER_PARAMS waits for peers that have one. Remove it."""
+    for cls in (ReduceGradients, OptimizerStep, ReduceBucket, GatherParameters):
         rows, keys = hosted_rows(inspection, cls)
         again = rows[repeats(keys * MOST_BUCKETS + inspection.schedule.columns.bucket[rows])[0]]
         for (row,) in described(again):

@@ -1,4 +1,4 @@
-"""The order of reduces: workers that host the same stages reduce them in one order."""
+"""The order of reduces and gathers: workers that host the same stages reduce and gather them in one order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.instruction import ReduceBucket, ReduceGradients
+from recycle.ir.instruction import GatherParameters, ReduceBucket, ReduceGradients
 from recycle.ir.rules.optimizer import hosted_rows
 from recycle.ir.rules.rule import Defect, Inspection, Rest, rule
 
@@ -17,7 +17,7 @@ from recycle.ir.rules.rule import Defect, Inspection, Rest, rule
 def reduce_order(inspection: Inspection) -> Iterator[Defect | Rest]:
     """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
     same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
-    reached. So it is with the buckets of stages: all hosts sum them in one order."""
+    reached. So it is with the buckets of stages, which all hosts sum in one order, and with GATHER_PARAMS."""
     for row, other_row in conflicting_reduces(inspection):
         yield Defect(
             f"worker {inspection.schedule.position(other_row)[0]} reduces its stages in another order:"
@@ -29,15 +29,18 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect | Rest]:
 
 
 def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
-    """The pairs of `reduce_conflicts` among the sums that stand on a host of their stage."""
+    """The pairs of `reduce_conflicts` among the sums and gathers that stand on a host of their stage."""
     buckets, numbers = inspection.schedule.buckets, inspection.schedule.columns.bucket
-    found = [hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket)]
+    found = [hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket, GatherParameters)]
     rows, hosts = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(rows)
     rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.schedule.shape.stages)
     # The last bucket, of which the columns say nothing, is summed by REDUCE_GRAD.
     bucket = np.where(numbers[rows] >= 0, numbers[rows], buckets - 1)
-    return reduce_conflicts(rows, workers, stages * buckets + bucket)
+    numbers = stages * (buckets + 1) + bucket
+    # A gather comes behind all buckets of its stage.
+    gathers = inspection.schedule.columns.kind[rows] == GatherParameters.kind
+    return reduce_conflicts(rows, workers, np.where(gathers, stages * (buckets + 1) + buckets, numbers))
 
 
 def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
