@@ -159,7 +159,8 @@ def check_faults(
             alive[fenced] = False
         else:
             hosts = sum(here for worker, here in alive.items() if worker.rank == fault.worker.rank)
-            alive[fault.worker] = not kind.ends or (kind.outvoted and hosts < MAJORITY_HOSTS)
+            ends = kind.ends if fault.target is None else kind.targets[fault.target].ends and hosts >= MAJORITY_HOSTS
+            alive[fault.worker] = not ends
 
 
 def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker:

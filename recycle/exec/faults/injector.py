@@ -32,7 +32,7 @@ class FaultInjector:
         faults: those that strike here, each with its number in the run.
         claim: claims a fault by number; True only once per run. claim_in_thread: likewise, from another thread.
         poison: spoils the gradients that this worker has summed so far.
-        flip: flips a bit of the gradients that this worker has summed, the one of this number.
+        flip: flips a bit of what this worker computes with: called with the target and the bit's number.
         exchange: tells the other worker of a fault the ends of this process's connections; returns those that it tells.
 
     Attributes:
@@ -47,18 +47,18 @@ class FaultInjector:
         poison: Callable[[], None] = lambda: None,
         exchange: Callable[[int, Fault, Sequence[str]], list[str]] = lambda number, fault, ends: [],
         claim_in_thread: Callable[[int], bool] = lambda number: True,
-        flip: Callable[[int], None] = lambda bit: None,
+        flip: Callable[[str, int], None] = lambda target, bit: None,
     ) -> None:
         self._claim, self._claim_in_thread = claim, claim_in_thread
         self.poison: Callable[[], None] = poison
-        self.flip: Callable[[int], None] = flip
+        self.flip: Callable[[str, int], None] = flip
         self.exchange = exchange
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
         self._in_program: list[_Numbered] = []
         self._between: dict[tuple[str, int], list[_Numbered]] = {}
         for number, fault in faults:
-            phase = KINDS[fault.kind].point or fault.phase
+            phase = KINDS[fault.kind].point_of(fault.target) or fault.phase
             if phase in (*BETWEEN, REDUCED):
                 self._between.setdefault((phase, fault.step), []).append((number, fault))
             else:
@@ -128,7 +128,7 @@ def start_injector(
     tensor_parallel: int,
     store: Store,
     poison: Callable[[], None],
-    flip: Callable[[int], None],
+    flip: Callable[[str, int], None],
 ) -> FaultInjector:
     """The injector of a worker process, with a thread for each fault of a pair that another process comes to.
 
@@ -138,7 +138,7 @@ def start_injector(
         member: name of the process.
         faults: texts of all faults of the run.
         poison: spoils the gradients that this process has summed so far.
-        flip: flips a bit of them.
+        flip: flips a bit, as of `FaultInjector`.
     """
     worker, _ = split_member(member)
     own: list[_Numbered] = []

@@ -12,8 +12,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ REDUCED = "reduced"
 report them."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Where a fault strikes: in the middle of such instructions, or between them."""
+FLIPPED = ("weight", "moment", "activation", "gradient", "input", "kernel")
+"""What a `flip` may strike: see docs/faults.md."""
 _ROOM_BYTES = 64 << 20
 _BIT = 20
 
@@ -68,10 +70,29 @@ def middle_of_phase(program: Sequence[Instruction], phase: str | None) -> int:
     return places[len(places) // 2] if places else 0
 
 
+def middle_forward(program: Sequence[Instruction], phase: str | None) -> int:
+    """Position of the middle one of the forwards."""
+    return middle_of_phase(program, "forward")
+
+
 def first_reduce(program: Sequence[Instruction], phase: str | None) -> int:
     """Position of the first REDUCE, of a bucket or a whole stage."""
     sums = (ReduceGradients, ReduceBucket)
     return next((p for p, instruction in enumerate(program) if isinstance(instruction, sums)), 0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kind strikes, of several things.
+
+    Attributes:
+        point: what `FaultInjector.at_phase` is called with where it strikes; None for a position in the program.
+        ends: the worker is dead afterwards if three hosts of its stage or more live, so that most of them can say who
+            is wrong.
+    """
+
+    point: str | None = None
+    ends: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +106,9 @@ class FaultKind:
             run; None for a kind that strikes no worker.
         ends: the worker is dead afterwards.
         announced: the run is told before it ends, and loses nothing.
-        outvoted: only if three hosts of its stage or more live, so that most of them can say who is wrong.
         phases: where it may strike instead of in the middle of the iteration.
         position: position in a program at which a fault of a phase (None for no phase) strikes.
-        point: what `FaultInjector.at_phase` is called with where it strikes, if that is always between instructions.
-        targets: what it may strike; the name of one stands behind the `=`, and the argument after a comma.
+        targets: what it may strike, by name; that of one stands behind the `=`, and the argument after a comma.
         argument: None for none.
         argument_is_delay: the argument is the seconds from the fault's point to the strike.
         pair: it strikes two workers; the other one stands behind the `=`. `strike` is called in all their processes, in
@@ -102,11 +121,9 @@ class FaultKind:
     strike: Callable[[FaultInjector, int, Fault], None] | None
     ends: bool = True
     announced: bool = False
-    outvoted: bool = False
     phases: tuple[str, ...] = PHASES
     position: Callable[[Sequence[Instruction], str | None], int] = middle_of_phase
-    point: str | None = None
-    targets: tuple[str, ...] = ()
+    targets: Mapping[str, Target] = field(default_factory=dict)
     argument: Argument | None = None
     argument_is_delay: bool = False
     pair: bool = False
@@ -117,6 +134,10 @@ class FaultKind:
         """Whether a worker comes to the fault's point, and claims the fault there."""
         return self.strike is not None
 
+    def point_of(self, target: str | None) -> str | None:
+        """What `FaultInjector.at_phase` is called with where it strikes, if that is always between instructions."""
+        return None if target is None else self.targets[target].point
+
 
 def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:
     injector.factor *= fault.argument or 1.0
@@ -124,6 +145,11 @@ def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:
 
 def _fail_in_stage(injector: FaultInjector, number: int, fault: Fault) -> None:
     injector.failing = fault
+
+
+def _flip(injector: FaultInjector, number: int, fault: Fault) -> None:
+    assert fault.target is not None
+    injector.flip(fault.target, _BIT if fault.argument is None else int(fault.argument))
 
 
 def _read_null(injector: FaultInjector, number: int, fault: Fault) -> None:
@@ -171,13 +197,12 @@ KINDS = {
         position=first_reduce,  # a host alone does not spoil what was summed with peers before
     ),
     "flip": FaultKind(
-        does="flips a bit of the worker's reduced gradient, that of the number after the comma (0 to 63; 20)",
+        does="flips a bit, that of the number after the comma (0 to 63; 20), of what the worker computes with",
         example="flip=gradient:1.1@5",
-        strike=lambda injector, number, fault: injector.flip(_BIT if fault.argument is None else int(fault.argument)),
-        outvoted=True,
+        strike=_flip,
         phases=(),
-        point=REDUCED,
-        targets=("gradient",),
+        position=middle_forward,
+        targets={target: Target(REDUCED, ends=True) if target == "gradient" else Target() for target in FLIPPED},
         argument=Argument("the number of a bit", 0, 63),
     ),
     "slow": FaultKind(

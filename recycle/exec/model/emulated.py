@@ -6,6 +6,10 @@ micro-batch are drawn from (layer, micro-batch, step) on a fixed grid, so that t
 was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
 the receiver checks. The losses of an evaluation have a part of the last stage's state in them, to tell which it saw.
 
+Every message also carries an error, which is 0 unless a bit was flipped on purpose. Whatever is made of a value with
+an error has another error, drawn from it, and so has the gradient of the micro-batch, or its loss: wrong values spread
+as they do in a model. But nothing is computed from parameters, so a flipped weight changes the state alone.
+
 With tensor parallelism every tensor rank emulates the whole stage: they have all in common and exchange nothing.
 
 Limits: activations are not allocated; only messages have their real size, that of the largest stage boundary, as a
@@ -23,6 +27,7 @@ from types import MappingProxyType
 
 import torch
 
+from recycle.exec.model.flips import flipped
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
@@ -37,6 +42,8 @@ ENTRIES = 8
 """Entries of a layer's parameter vector."""
 _GRID = 2.0**-20
 _BYTES_PER_ELEMENT = 4
+_LEAST_ELEMENTS = 3
+"""Of a message: its mark, its error, and the mark again at its end."""
 
 
 class EmulatedLayer:
@@ -89,7 +96,7 @@ class EmulatedStage(Stage):
     ) -> None:
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
-        elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
+        elements = max(_LEAST_ELEMENTS, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
         super().__init__(job, index, (elements, 1, 1))
         self._train = job.train
         self._is_one_of_several = job.grid.tensor_parallel > 1
@@ -110,8 +117,9 @@ class EmulatedStage(Stage):
         self._sum = torch.zeros(ENTRIES * len(self._layers), dtype=torch.float64)
         self._loss = 0.0
         self._evaluates, self._evaluated = False, list[tuple[float, float]]()
-        self._held: set[MicroBatch] = set()
-        self._waiting: set[MicroBatch] = set()
+        self._held: dict[MicroBatch, float] = {}
+        self._waiting: dict[MicroBatch, float] = {}
+        """Of each micro-batch behind its F, or its I, the error of what is held of it."""
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False
@@ -131,53 +139,52 @@ class EmulatedStage(Stage):
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         with self._lasting("forward"):
             if self._evaluates:
-                self._check(Forward, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
+                error = self._run(Forward, micro_batch, activation)
                 if not self._is_last:
-                    return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
-                drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0]
+                    return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
+                drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _spread("loss", error)
                 seen = sum(float(layer.parameters[0]) for layer in self._layers[-1:])
                 self._evaluated.append((drawn + seen, 1.0))
                 return None
-            self._hold(Forward, micro_batch, activation)
+            error = self._hold(Forward, micro_batch, activation)
             if self._is_last:
-                self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
+                self._loss += _draw(1, "loss", self._iteration, micro_batch)[0] + _spread("loss", error)
                 return None
-            return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
+            return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         with self._lasting("redundant_forward"):
-            self._hold(RedundantForward, micro_batch, activation)
-            return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
+            error = self._hold(RedundantForward, micro_batch, activation)
+            return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
     def release(self, micro_batch: MicroBatch) -> None:
-        self._held.remove(micro_batch)
+        del self._held[micro_batch]
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message = self._take_gradient(BackwardInput, micro_batch, gradient)
-        self._waiting.add(micro_batch)
+        message, self._waiting[micro_batch] = self._take_gradient(BackwardInput, micro_batch, gradient)
         return message
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         if micro_batch not in self._waiting:
             raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
-        self._waiting.remove(micro_batch)
-        self._add_gradient(micro_batch)
+        self._add_gradient(micro_batch, self._waiting.pop(micro_batch))
 
     def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
         if micro_batch not in self._waiting:
             raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+        error = self._waiting[micro_batch]
         if bucket == buckets - 1:
-            self._waiting.remove(micro_batch)
+            del self._waiting[micro_batch]
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         with self._lasting("backward_weight", 1 / buckets):
-            self._sum[begin:end] += self.gradient(self._iteration, micro_batch)[begin:end]
+            self._sum[begin:end] += self.gradient(self._iteration, micro_batch)[begin:end] + _spread("W", error)
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         return [len(self._sum) * bucket // buckets for bucket in range(buckets + 1)]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message = self._take_gradient(Backward, micro_batch, gradient)
-        self._add_gradient(micro_batch)
+        message, error = self._take_gradient(Backward, micro_batch, gradient)
+        self._add_gradient(micro_batch, error)
         return message
 
     def gradient_buffers(self) -> list[torch.Tensor]:
@@ -210,6 +217,12 @@ class EmulatedStage(Stage):
     def units(self) -> Mapping[int, UnitState]:
         return self._units
 
+    def weights(self) -> list[torch.Tensor]:
+        return [layer.parameters for layer in self._layers]
+
+    def moments(self) -> list[torch.Tensor]:
+        return [layer.count for layer in self._layers]
+
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         names = [f"layers.{number}.{name}" for number in self._numbers for name in ("parameters", "count")]
         return dict(zip(names, tensors, strict=True))
@@ -228,25 +241,38 @@ class EmulatedStage(Stage):
         drawn = [entry for number in self._numbers for entry in _draw(ENTRIES, "gradient", number, step, micro_batch)]
         return torch.tensor(drawn, dtype=torch.float64)
 
-    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(cls, micro_batch, "its activations are already held")
-        self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
-        self._held.add(micro_batch)
+        self._held[micro_batch] = self._run(cls, micro_batch, activation)
+        return self._held[micro_batch]
+
+    def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
+        """A forward: the error of its output."""
+        error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
+        if (bit := self._flips.of_input()) is not None:
+            error = _flipped(error, bit)
+        error = _spread(f"F {self.index}", error)
+        for bit in self._flips.of_activation():
+            error = _flipped(error, bit)
+        return error
 
     def _take_gradient(
         self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    ) -> tuple[torch.Tensor | None, float]:
+        """The gradient that goes to the stage before, and the error of both."""
         if micro_batch not in self._held:
             raise self._misuse(cls, micro_batch, "its F has not run")
         with self._lasting("backward_input"):
-            self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
-            self._held.remove(micro_batch)
-            return None if self._is_first else self._message(ValueKind.INPUT_GRADIENT, self.index, micro_batch)
+            error = self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
+            error = _spread(f"I {self.index}", self._held.pop(micro_batch), error)
+            if self._is_first:
+                return None, error
+            return self._message(ValueKind.INPUT_GRADIENT, self.index, micro_batch, error), error
 
-    def _add_gradient(self, micro_batch: MicroBatch) -> None:
+    def _add_gradient(self, micro_batch: MicroBatch, error: float) -> None:
         with self._lasting("backward_weight"):
-            self._sum.add_(self.gradient(self._iteration, micro_batch))
+            self._sum.add_(self.gradient(self._iteration, micro_batch) + _spread("W", error))
 
     @contextlib.contextmanager
     def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:
@@ -257,9 +283,11 @@ class EmulatedStage(Stage):
         if left > 0:
             time.sleep(left)
 
-    def _message(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> torch.Tensor:
+    def _message(self, value: ValueKind, stage: int, micro_batch: MicroBatch, error: float = 0.0) -> torch.Tensor:
         shape, dtype = self.message_spec()
-        return torch.full(shape, self._mark(value, stage, micro_batch), dtype=dtype)
+        message = torch.full(shape, self._mark(value, stage, micro_batch), dtype=dtype)
+        message.view(-1)[1] = error
+        return message
 
     def _mark(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> float:
         purpose = ("evaluation",) if self._evaluates else ()
@@ -273,15 +301,17 @@ class EmulatedStage(Stage):
         message: torch.Tensor | None,
         expects_none: bool,
         sender: int,
-    ) -> None:
+    ) -> float:
+        """The error of a message, 0 without one. Raises RunError unless it is the sender's for this micro-batch."""
         if (message is None) != expects_none:
             raise self._misuse(cls, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
         if message is None:
-            return
+            return 0.0
         mark = self._mark(value, sender, micro_batch)
         content = message.view(-1)
         if float(content[0]) != mark or float(content[-1]) != mark:
             raise self._misuse(cls, micro_batch, f"got a message that is not stage {sender}'s for it")
+        return float(content[1])
 
 
 def _draw(count: int, *key: object) -> list[float]:
@@ -290,3 +320,13 @@ def _draw(count: int, *key: object) -> list[float]:
     raw = hashlib.blake2b(text, digest_size=4 * count).digest()
     words = (int.from_bytes(raw[4 * place : 4 * place + 4], "little") for place in range(count))
     return [((word % (1 << 21)) - (1 << 20)) * _GRID for word in words]
+
+
+def _spread(to: str, *errors: float) -> float:
+    """The error of what is made of values with these errors: 0 of ones without."""
+    return _draw(1, "error", to, *errors)[0] if any(errors) else 0.0
+
+
+def _flipped(error: float, bit: int) -> float:
+    """An error, as fp32, with a bit flipped."""
+    return float(flipped(torch.tensor([error], dtype=torch.float32), bit))

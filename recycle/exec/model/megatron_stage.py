@@ -16,6 +16,7 @@ import torch
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
+from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.optimizer import COUNTED, SHAPED, decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.stage import Stage
@@ -160,6 +161,8 @@ class MegatronStage(Stage):
         self._graph = GraphSplit(parameters, self._store, self._accumulate) if is_looked_at else None
         self._half: Literal["I", "W"] | None = None
         self._placed: dict[torch.Tensor, Literal["I", "W"]] = {}
+        self._is_struck = False
+        self._vocabulary = job.model.vocabulary
         self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         """Input and output of the forward; no output where the forward is run again."""
 
@@ -215,6 +218,8 @@ class MegatronStage(Stage):
             raise self._misuse(cls, micro_batch, "its activations are already held")
         self._require_input(cls, micro_batch, activation)
         entry = None if activation is None else activation.detach()
+        if entry is not None and (bit := self._flips.of_input()) is not None:
+            entry = flipped(entry, bit)
         with torch.set_grad_enabled(not self._recomputes):
             output = self._compute(micro_batch, entry)
         self._activations[micro_batch] = (entry, None if self._recomputes else output)
@@ -308,6 +313,18 @@ class MegatronStage(Stage):
     def units(self) -> Mapping[int, UnitState]:
         return self._units.of
 
+    def weights(self) -> list[torch.Tensor]:
+        return self._units.weights()
+
+    def moments(self) -> list[torch.Tensor]:
+        return self._units.moments()
+
+    def flip(self, target: str, bit: int) -> None:
+        if not self._is_struck:
+            self._is_struck = True
+            strike_first_layer(self._part.module, self._flips)
+        super().flip(target, bit)
+
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         named = self._units.named_state(tensors)
         for prefix in SHAPED:
@@ -346,6 +363,8 @@ class MegatronStage(Stage):
         """The micro-batch of this global id, on the device."""
         assert self._data is not None, "the stages at the ends read data"
         made = self._data.batch(self._iteration, number)
+        if self._is_first and "tokens" in made and (bit := self._flips.of_input()) is not None:
+            made = made | {"tokens": flipped_tokens(made["tokens"], self._vocabulary, bit)}
         return {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
 
     def _number(self, micro_batch: MicroBatch) -> int:

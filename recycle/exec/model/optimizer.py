@@ -59,6 +59,7 @@ class Optimizer:
     Attributes:
         layout: where each parameter lies in `parameters`, and in the gradient given to `step`.
         parameters: fp32 [layout.size], what is updated: the live parameters, or those that they are rounded from.
+        averages: fp32 [layout.size], the first moments.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Optimizer:
             raise ValueError("parameters that decay must come first")
         boundary = self.layout.offsets[sum(decayed)] if sum(decayed) < len(parameters) else self.layout.size
         self._parts = (slice(0, boundary), slice(boundary, self.layout.size))
-        self._averages = torch.zeros_like(self.parameters)
+        self.averages = torch.zeros_like(self.parameters)
         self._squares = torch.zeros_like(self.parameters)
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=device)
@@ -90,9 +91,13 @@ class Optimizer:
 
     def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
-        live = self.parameters if self._working is None else self._working
-        for parameter, view in zip(parameters, self.layout.views(live), strict=True):
+        for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
             parameter.data = view
+
+    @property
+    def live(self) -> torch.Tensor:
+        """What the model computes with, [layout.size]."""
+        return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
     def step(
@@ -135,7 +140,7 @@ class Optimizer:
                 adamw(
                     [self.parameters[piece]],
                     [mean],
-                    [self._averages[piece]],
+                    [self.averages[piece]],
                     [self._squares[piece]],
                     [],
                     [count.clone()],
@@ -169,12 +174,12 @@ class Optimizer:
 
     def _shaped(self) -> list[torch.Tensor]:
         """What of the state is laid out as the parameters are, in the order of SHAPED."""
-        shaped = [self.parameters, self._averages, self._squares]
+        shaped = [self.parameters, self.averages, self._squares]
         return shaped if self._working is None else [*shaped, self._working]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
-        state = [self.parameters, self._averages, self._squares, self._counts]
+        state = [self.parameters, self.averages, self._squares, self._counts]
         return state if self._working is None else [*state, self._working]
 
     def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
 from recycle.errors import RunError
+from recycle.exec.model.flips import FlipsOfForwards, flip_largest
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
@@ -42,6 +43,7 @@ class Stage(ABC):
         self._divisor = job.shape.global_micro_batches
         self._message_spec = message_shape, message_type
         self._iteration = 0
+        self._flips = FlipsOfForwards()
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
@@ -132,16 +134,33 @@ class Stage(ABC):
         for buffer in self.gradient_buffers():
             buffer.fill_(math.nan)
 
-    def flip_gradient(self, bit: int) -> None:
-        """Flip one bit of the largest entry of the gradient sum, as after a fault of the hardware.
+    @abstractmethod
+    def weights(self) -> list[torch.Tensor]:
+        """The live tensors that forwards compute with; [] of a stage that has none."""
+
+    @abstractmethod
+    def moments(self) -> list[torch.Tensor]:
+        """The live tensors of the optimizer's first moments, likewise."""
+
+    def flip(self, target: str, bit: int) -> None:
+        """Flip one bit of the largest entry of what a fault of the hardware strikes (flips.py).
 
         Args:
+            target: weight, moment, gradient (the sum), input, activation (of the next forward), or kernel: an
+                activation of every forward from now on.
             bit: its number, the lowest is 0; of a shorter number the remainder by its bits.
         """
-        flat = self.gradient_buffers()[0].view(-1)
-        place = int(flat.abs().argmax())
-        words = flat[place : place + 1].view({4: torch.int32, 8: torch.int64}[flat.element_size()])
-        words.bitwise_xor_(torch.ones_like(words) << bit % (8 * flat.element_size()))
+        # Of a stage's weights the last: every forward uses all of a layer, but few rows of an embedding.
+        in_memory: dict[str, Callable[[], list[torch.Tensor]]] = {
+            "weight": lambda: self.weights()[::-1],
+            "moment": lambda: self.moments()[::-1],
+            "gradient": self.gradient_buffers,
+        }
+        if target not in in_memory:
+            self._flips.order(target, bit)
+            return
+        for tensor in [tensor for tensor in in_memory[target]() if tensor.numel()][:1]:
+            flip_largest(tensor, bit)
 
     def gradient_checksum(self) -> int:
         """After the reduction: the sum, modulo 2^64, of all sums of gradients read as whole numbers of 64 bits.

@@ -111,6 +111,14 @@ class UnitOptimizers:
             optimizer.step(mean, iteration, clip_factor, mine, max(0, kept), self._scratch)
             kept -= optimizer.layout.size
 
+    def weights(self) -> list[torch.Tensor]:
+        """As `Stage.weights`."""
+        return [optimizer.live for optimizer in self.of.values()]
+
+    def moments(self) -> list[torch.Tensor]:
+        """As `Stage.moments`."""
+        return [optimizer.averages for optimizer in self.of.values()]
+
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
         """As `Stage.keep`; pieces count in elements of all units, one behind the other."""
         offset = 0

@@ -50,6 +50,7 @@ class Hosted:
         self.stages: dict[int, Stage] = build(sorted(indices), cut=self._cut)
         self._held: dict[int, UnitState] = {}
         self.is_confirmed = False
+        self._stuck: int | None = None
         if holds:
             self.confirm()
 
@@ -61,7 +62,16 @@ class Hosted:
         self.stages.clear()  # the memory of their sums of gradients is for the new ones
         self._cut, self.is_confirmed = tuple(cut), False
         self.stages.update(self._build(indices, cut=self._cut, held=self._held, is_filled=False))
+        if self._stuck is not None:
+            self.flip("kernel", self._stuck)
         return True
+
+    def flip(self, target: str, bit: int) -> None:
+        """Flip a bit on the first of the stages, as `Stage.flip`. A stuck unit is the process's, whatever it hosts."""
+        if target == "kernel":
+            self._stuck = bit
+        if self.stages:
+            self.stages[min(self.stages)].flip(target, bit)
 
     def confirm(self) -> None:
         """The state of all stages is complete, and nothing else counts from now on."""

@@ -112,7 +112,7 @@ def run_worker(text: str) -> None:
         tensor_parallel,
         store,
         lambda: _spoil(stages),
-        lambda bit: stages[min(stages)].flip_gradient(bit),
+        hosted.flip,
     )
     member.ready(specification.incarnation)
     every, trace = trace_every(job.train.trace), None

@@ -6,7 +6,7 @@ import pytest
 
 from recycle import JobError, Shape, Worker
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault
-from recycle.exec.faults.kinds import KINDS
+from recycle.exec.faults.kinds import FLIPPED, KINDS
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
 
@@ -31,6 +31,7 @@ def test_the_text_of_a_fault_is_read_whole() -> None:
         "kill=0.05:0.1@3.reduce",
         "kill:0.1@3.undo",
         "flip=gradient,63:1.1@5",
+        *(f"flip={target}:1.1@5" for target in FLIPPED),
         *(kind.example for kind in KINDS.values()),
     ],
 )
@@ -65,8 +66,8 @@ def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
         ("cut=1.1:1.1@3", "cut takes another worker"),
         ("cut=0.5e1:1.1@3", "cut takes another worker"),
         ("cut=0.1:1.1@3.form", "cut takes one of forward"),
-        ("flip:1.1@3", "flip takes one of gradient after a '=', for example flip=gradient:1.1@5"),
-        ("flip=3:1.1@3", "flip takes one of gradient"),
+        ("flip:1.1@3", f"flip takes one of {', '.join(FLIPPED)} after a '=', for example flip=gradient:1.1@5"),
+        ("flip=3:1.1@3", "flip takes one of weight"),
         ("flip=gradient,64:1.1@3", "flip takes the number of a bit, 0 to 63, after a ',' behind its target"),
         ("flip=gradient,:1.1@3", "flip takes the number of a bit"),
         ("flip=gradient:1.1@3-5", "not in a range"),
@@ -95,6 +96,7 @@ def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says:
         (["kill:0.1@2", "cut=0.1:1.1@3"], "worker 0.1 is already dead at step 3"),
         (["cut=0.1:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
         (["flip=gradient:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
+        (["flip=weight:1.1@2", "rejoin:1.1@3"], "worker 1.1 is alive at step 3"),
         (["kill:0.1@1", "flip=gradient:1.1@2", "rejoin:1.1@3"], "worker 1.1 is alive at step 3"),
     ],
 )

@@ -179,3 +179,35 @@ def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_b
         ("2.0", "killed by SIGSEGV"),
         ("1.1", "no heartbeat for 3 s"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong_losses", "wrong_states"),
+    [
+        ("weight", [], {"1.1"}),
+        ("moment", [], {"1.1"}),
+        ("activation", [3], {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}),
+        ("input", [3], {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}),
+        ("kernel", [3, 4, 5, 6], {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}),
+    ],
+)
+def test_a_flip_that_no_sum_shows_goes_into_the_losses_or_states_that_it_should(
+    target: str, wrong_losses: list[int], wrong_states: set[str], emulated: Job, launch: Run
+) -> None:
+    """Nothing is computed from the state of emulated stages, so what is wrong there stays there."""
+    run = launch(emulated, STEPS, f"flip={target}:1.1@3")
+    if not _FAULT_FREE:
+        _FAULT_FREE.append(launch(emulated, STEPS))
+    (reference,) = _FAULT_FREE
+    assert [step for step in range(STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
+    assert {worker for worker in run.digests if run.digests[worker] != reference.digests[worker]} == wrong_states
+    assert kinds(run) == ["generation", "fault"]
+
+
+def test_a_flipped_weight_of_a_real_model_changes_the_losses(launch: Run) -> None:
+    of = job(2, 2, 2, kind="gpt")
+    run, reference = launch(of, 5, "flip=weight:1.1@2"), launch(of, 5)
+    assert run.losses[:2] == reference.losses[:2]
+    assert all(one != other for one, other in zip(run.losses[2:4], reference.losses[2:4], strict=True))
+    assert run.digests["1.1"] != run.digests["0.1"]
+    assert run.digests["1.0"] == run.digests["0.0"] != reference.digests["0.0"]

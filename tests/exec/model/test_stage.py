@@ -79,7 +79,7 @@ def test_every_bit_of_a_gradient_shows_in_its_checksum_and_not_every_one_in_its_
     buffer = one[0].gradient_buffers()[0]
     right, highest = buffer.clone(), 8 * buffer.element_size() - 1
     for bit in (0, 20, highest):
-        one[0].flip_gradient(bit)
+        one[0].flip("gradient", bit)
         assert one[0].gradient_checksum() != checksum
         assert bit != highest or one[0].gradient_norms_squared() == norms  # the sign
         buffer.copy_(right)
