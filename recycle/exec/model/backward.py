@@ -10,7 +10,8 @@ rank's part alone (sequence_parallel.py).
 
 Assumes: no fused gradient accumulation, no gradient output buffer, no sequence parallelism in another group than
 recycle's; each is refused. Layers
-of other libraries are split along the autograd graph where a user brings them (graph_split.py).
+of other libraries are split along the autograd graph where a user brings them (graph_split.py), or by themselves
+(delayed_layers.py).
 Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradient in I, by autograd.
 Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
 """
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import megatron.core
 import torch
@@ -44,6 +45,20 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes (weight [out, in], gradient by the output [rows, out], input [rows, in])."""
 
 
+class Deferred(NamedTuple):
+    """What W computes of one layer.
+
+    Attributes:
+        weights: whose gradients it hands over, with those of their biases.
+        tensors: that it needs besides the weights.
+        compute: does it, once.
+    """
+
+    weights: tuple[torch.Tensor, ...]
+    tensors: tuple[torch.Tensor, ...]
+    compute: Callable[[], None]
+
+
 class WeightGradientStore:
     """What W still has to compute, per micro-batch.
 
@@ -55,8 +70,8 @@ class WeightGradientStore:
     def __init__(self, sink: Sink, product: Product | None = None) -> None:
         self._sink = sink
         self._product = product or (lambda weight, rows, inputs: sink(weight, rows.t().matmul(inputs)))
-        self._waiting: dict[MicroBatch, deque[partial[None]]] = {}
-        self._recording: deque[partial[None]] | None = None
+        self._waiting: dict[MicroBatch, deque[Deferred]] = {}
+        self._recording: deque[Deferred] | None = None
 
     @contextmanager
     def record(self, micro_batch: MicroBatch) -> Iterator[None]:
@@ -85,9 +100,14 @@ class WeightGradientStore:
             sequences: the group of which each rank has a part of the input's sequences; None where it is whole.
         """
         # The saved input still carries the graph below it; kept undetached it would keep that graph alive until W.
-        work = partial(self._compute, weight, bias, inputs.detach(), gradient.detach(), sequences=sequences)
+        inputs, gradient = inputs.detach(), gradient.detach()
+        compute = partial(self._compute, weight, bias, inputs, gradient, sequences)
+        self.defer(Deferred((weight,), (inputs, gradient), compute))
+
+    def defer(self, work: Deferred) -> None:
+        """Do `work`, or note it down while recording."""
         if self._recording is None:
-            work()
+            work.compute()
         else:
             self._recording.append(work)
 
@@ -96,21 +116,21 @@ class WeightGradientStore:
         waiting = self._waiting.pop(micro_batch)
         # Each entry is dropped as soon as it is done, so memory falls during W.
         while waiting:
-            waiting.popleft()()
+            waiting.popleft().compute()
 
     def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[torch.Tensor], bool]) -> None:
         """Of W only what computes the gradients of the `wanted` weights, and of their biases; `flush` does the rest."""
         waiting = self._waiting[micro_batch]
         for _ in range(len(waiting)):
             work = waiting.popleft()
-            if wanted(work.args[0]):
-                work()
+            if any(map(wanted, work.weights)):
+                work.compute()
             else:
                 waiting.append(work)
 
     def held(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
         """The tensors that W of `micro_batch` still needs, besides the weights; none when its I has not run."""
-        return [part for work in self._waiting.get(micro_batch, ()) for part in work.args[2:]]
+        return [part for work in self._waiting.get(micro_batch, ()) for part in work.tensors]
 
     def waiting(self) -> set[MicroBatch]:
         """Micro-batches between I and W."""

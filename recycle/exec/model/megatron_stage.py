@@ -83,6 +83,7 @@ class MegatronStage(Stage):
         held: Mapping[int, UnitState] = MappingProxyType({}),
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.delayed_layers import DelayedLayers
         from recycle.exec.model.expert_parallel import own_experts
         from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
@@ -152,6 +153,7 @@ class MegatronStage(Stage):
             self._place[parameters[0]] = (self.tied_sum, 0)
         self._store: WeightGradientStore = WeightGradientStore(self._accumulate, self._accumulate_product)
         split_linears(part, self._store, strict=providers.model is None)
+        self._delayed = DelayedLayers(part, self._store, self._accumulate)
         for parameter in parameters:
             # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
             parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
@@ -183,6 +185,7 @@ class MegatronStage(Stage):
         self._iteration = iteration
         self._activations.clear()
         self._store.clear()
+        self._delayed.clear()
         if evaluates != self._evaluates:
             self._evaluates, self._data = evaluates, self._evaluated_on if evaluates else self._trained_on
             self._part.evaluates(evaluates)
@@ -382,9 +385,12 @@ class MegatronStage(Stage):
         if output is None:
             output = self._compute(micro_batch, entry)
         if self._graph is not None:
-            return self._graph.backward(output, gradient, entry)
-        torch.autograd.backward(output, gradient)
-        return None if entry is None else entry.grad
+            by_entry = self._graph.backward(output, gradient, entry)
+        else:
+            torch.autograd.backward(output, gradient)
+            by_entry = None if entry is None else entry.grad
+        self._delayed.collect()
+        return by_entry
 
     def _sums(self) -> list[Accumulator]:
         """The shared weight's, then that of all other parameters: in the order of `parameters`."""
