@@ -70,8 +70,20 @@ def profile_of_cut(
 
 
 def units_of(job: Sections) -> tuple[int, ...]:
-    """Units of each fault-free stage of a job: its layers, or one where it has no `[model]`. Raises JobError."""
-    return (1,) * job.shape.stages if job.model == ModelSection() else tuple(job.layers_per_stage())
+    """Units of each fault-free stage of a job: its layers.
+
+    Where they do not divide, a job without `[model]`, which can only be planned, and one of an emulated model have one
+    for each stage.
+
+    Raises:
+        JobError: layers neither divide over the stages nor are stated.
+    """
+    try:
+        return tuple(job.layers_per_stage())
+    except JobError:
+        if job.model != ModelSection() and job.model.kind != "emulated":
+            raise
+        return (1,) * job.shape.stages
 
 
 def _weighted(of_rank: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:

@@ -83,7 +83,7 @@ class Change:
 
     Attributes:
         time, step: when the generation ended, and the iteration that the next one began with.
-        kind: "failure", "drain", "re-join", "repetition", "plan", "restart" or "formation".
+        kind: "failure", "drain", "re-join", "repetition", "plan", "layout", "restart" or "formation".
         what: in words.
         costs: part -> seconds.
         slower: seconds that the iterations behind it took longer by their plans than with all workers; None where the
@@ -148,6 +148,7 @@ class _Generation:
     began: float | None = None
     commits: list[Mapping[str, Any]] = field(default_factory=list)
     joins: bool = False
+    moves: bool = False
 
 
 Attempts = Mapping[tuple[int, int], Activity]
@@ -158,10 +159,11 @@ _CAUSES = {
     "drained": "drain",
     "rejoined": "re-join",
     "replanned": "plan",
+    "moved": "layout",
     "undone": "repetition",
 }
 """Events that explain a change, the strongest first."""
-_OF_A_STEP = ("drained", "undone", "rejoined", "replanned")
+_OF_A_STEP = ("drained", "undone", "rejoined", "replanned", "moved")
 """Events that name the step that a generation begins with; they may be written when it has begun."""
 
 
@@ -238,10 +240,13 @@ def _generations(
         if one_of is not None and activity.workers:
             one_of.began = activity.first if one_of.began is None else min(one_of.began, activity.first)
     ordered = sorted(found.values(), key=lambda generation: generation.number)
-    for event in _of(events, "rejoined"):
+    for event in events:
+        if event.get("kind") not in ("rejoined", "moved"):
+            continue
         before = [one for one in ordered if one.proposed <= _seconds(event, "time") and one.step == event.get("step")]
         if before:
-            before[-1].joins = True
+            before[-1].moves = True
+            before[-1].joins |= event["kind"] == "rejoined"
     return ordered
 
 
@@ -268,7 +273,7 @@ class _Cutter:
         self._gap(generation)
         limit = after.proposed if after is not None else float("inf")
         if generation.began is not None:
-            self._to(min(generation.began, limit), Part.MOVING if generation.joins else Part.FORMING)
+            self._to(min(generation.began, limit), Part.MOVING if generation.moves else Part.FORMING)
             self._note_change(generation, after)
             for line in generation.commits:
                 self._iteration(generation.number, line)
@@ -345,7 +350,7 @@ class _Cutter:
         costs: dict[Part, float] = {}
         for span in self.spans[self._open :]:
             costs[span.part] = costs.get(span.part, 0.0) + span.seconds
-        what = "; ".join(_words(event) for event in found if event["kind"] == kind)
+        what = "; ".join(dict.fromkeys(_words(event) for event in found if event["kind"] == kind))
         name = _CAUSES[kind] if kind is not None else "formation"
         self.changes.append(Change(self._ended, generation.step, name, what or "formed again", costs))
 
@@ -373,6 +378,7 @@ def _words(event: Mapping[str, Any]) -> str:
         "drained": "{worker} left",
         "rejoined": "{worker} re-joined",
         "replanned": "{cause}",
+        "moved": "layers moved to {worker}",
         "undone": "{cause}",
     }
     fields = {name: event.get(name, "?") for name in ("worker", "cause", "checkpoint")}

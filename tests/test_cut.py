@@ -7,8 +7,10 @@ from itertools import accumulate, combinations, pairwise
 
 import pytest
 
-from recycle.cut import balanced, profile_of_cut
+from recycle.cut import balanced, profile_of_cut, units_of
 from recycle.errors import JobError
+from recycle.job import Job
+from recycle.plans.hosting import layers_of
 from recycle.profile import Profile
 from recycle.shape import Shape
 
@@ -63,3 +65,23 @@ def test_alike_layers_divide_as_evenly_as_can_be() -> None:
     assert balanced([1.0] * 10, 4) == [2, 3, 2, 3]
     with pytest.raises(JobError, match=r"3 layer\(s\) cannot be cut into 4 stages"):
         balanced([1.0] * 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("[shape]\npipelines = 2\nmicro_batches = 4\nranks = 2", (2, 2)),
+        ("[shape]\npipelines = 2\nmicro_batches = 4\nranks = 8", (1,) * 8),
+        ("[shape]\npipelines = 2\nmicro_batches = 4\nranks = 2\n[model]\nlayers = 6", (3, 3)),
+        ('[shape]\npipelines = 2\nmicro_batches = 4\nranks = 3\n[model]\nkind = "emulated"', (1, 1, 1)),
+    ],
+)
+def test_a_plan_counts_the_units_that_its_workers_train(text: str, units: tuple[int, ...]) -> None:
+    job = Job.from_toml(text)
+    assert units_of(job) == units
+    assert layers_of(job) == list(units)
+
+
+def test_layers_of_a_real_model_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(JobError, match="layers"):
+        units_of(Job.from_toml("[shape]\npipelines = 2\nmicro_batches = 4\nranks = 3\n[model]\nlayers = 8"))

@@ -106,6 +106,24 @@ def test_a_departure_has_nothing_redone() -> None:
     assert report.expected is None
 
 
+def test_layers_that_move_are_no_formation_and_nothing_waits_for_anybody() -> None:
+    events = [
+        EVENTS[0],
+        event(13.0, "layout", step=2, moves=True),
+        event(13.4, "generation", generation=2, step=2),
+        event(14.0, "moved", worker="1.0", step=2, units=[4, 6]),
+        event(14.0, "moved", worker="1.0", step=2, units=[1, 2]),
+        event(14.0, "moved", worker="0.1", step=2, units=[3, 4]),
+    ]
+    metrics = [*METRICS[:2], line(2, 15.0, 2, began=14.0), line(3, 16.0, 2)]
+    attempts = {key: one for key, one in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
+    report = report_of(metrics, events, attempts)
+    assert_whole(report)
+    (change,) = report.changes
+    assert (change.kind, change.what) == ("layout", "layers moved to 1.0; layers moved to 0.1")
+    assert rounded(change.costs) == {"planning": 0.4, "moving": 0.6}
+
+
 def test_what_was_committed_behind_a_checkpoint_that_the_run_went_back_to_is_redone() -> None:
     """Steps 2 and 3 have no lines any more; the run stood still for three seconds until it began again."""
     events = [

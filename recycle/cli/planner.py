@@ -28,9 +28,10 @@ def plan_for_training(
     failed: Iterable[Worker] | None = None,
     like: Schedule | None = None,
     moves: bool = False,
+    within: str | None = None,
 ) -> str:
     """`recycle.solve.planner.plan_for_training` with the cache directory that the environment names."""
     from recycle.plans import cache_directory
     from recycle.solve.planner import plan_for_training
 
-    return plan_for_training(job, vector, quick, failed, like, cache_directory(os.environ), moves)
+    return plan_for_training(job, vector, quick, failed, like, cache_directory(os.environ), moves, within)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from recycle.errors import JobError
+from recycle.cut import units_of
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.sections import Sections
 from recycle.shape import Worker
@@ -76,21 +76,8 @@ class Hosts:
 
 
 def layers_of(job: Sections, cut: Sequence[int] = ()) -> list[int]:
-    """Layers of each stage of a job, or of the stages of a cut.
-
-    Stages of an emulated model whose layers do not divide over them have one each.
-
-    Raises:
-        JobError: layers neither divide over the stages nor are stated.
-    """
-    if cut:
-        return list(cut)
-    try:
-        return job.layers_per_stage()
-    except JobError:
-        if job.model.kind != "emulated":
-            raise
-        return [1] * job.shape.stages
+    """Layers of each stage of a job, or of the stages of a cut. Raises JobError as `units_of`."""
+    return list(cut or units_of(job))
 
 
 def stage_units(layers: Sequence[int]) -> list[Units]:

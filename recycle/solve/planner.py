@@ -40,6 +40,7 @@ from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Progress, is_met
 from recycle.solve.layout.elastic import elastic_plan, listed_plan
+from recycle.solve.layout.reroute import rerouted_within
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES
@@ -262,6 +263,7 @@ def plan_for_training(
     like: Schedule | None = None,
     cache: str | Path | None = None,
     moves: bool = False,
+    within: str | Path | None = None,
 ) -> str:
     """The plan file's text for a vector that a run needs, planned within about a second unless the cache holds it.
 
@@ -275,6 +277,7 @@ def plan_for_training(
         like: a schedule of the run's own, which is adapted on its own placement (see `solve.adapt`).
         cache: directory of plans that outlive runs, read before planning and written after.
         moves: a plan without `failed` as `recycle plan` makes it: in the layout that the job asks for, never cached.
+        within: plan file of a layout; without `failed`, with nobody hosting anything else.
 
     Raises:
         PlanError: no plan exists: a stage has no live worker, or a cap is too small.
@@ -282,6 +285,8 @@ def plan_for_training(
     if like is not None:
         adapted = adapt(job, like, vector)
         return (adapted if failed is None else adapted.for_processes(failed)).text()
+    if within is not None:
+        return rerouted_within(job, Schedule.load(within), failed or (), Deadline(QUICK_SECONDS)).text()
     if moves:
         if max(vector) < job.shape.pipelines:
             return plan(job, failed or ()).text()

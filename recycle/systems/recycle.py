@@ -225,15 +225,19 @@ class ReCycle:
         return self._normal[dead]
 
     def _ahead(self, vector: Vector) -> Vector:
-        """The vector, with a searched plan where it is one that is planned ahead."""
+        """The vector, with a searched plan where there is time for one."""
         size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
-        if sum(vector) <= self.job.planner.ahead and size <= SEARCHED_UP_TO and vector not in self._plans:
+        if self._is_searched(vector) and size <= SEARCHED_UP_TO and vector not in self._plans:
             key = plan_key(self.job, vector)
             made = _SEARCHED.get(key) or plan_vector(self.job, vector, steps=SEARCH_STEPS)
             _SEARCHED[key] = made
             if made.period < self.period(vector):
                 self._plans[vector], self._periods[vector] = made, made.period
         return vector
+
+    def _is_searched(self, vector: Vector) -> bool:
+        """Whether it is one that is planned ahead."""
+        return sum(vector) <= self.job.planner.ahead
 
     # ---- where workers sit
 

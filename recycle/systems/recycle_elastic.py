@@ -5,7 +5,8 @@ adopted (`solve.layout`, by list scheduling alone) where what it saves until the
 copying; groups form anew, and copies over disjoint pairs run side by side.
 
 Assumptions: workers are alike, so that the period of a layout depends on how many are alive, and is that of the first
-set of so many that was met; what is copied is counted from the fault-free layout each time, whatever was moved before;
+set of so many that was met; a better order in the given stages, which the planner searches for meanwhile, runs from the
+first; what is copied is counted from the fault-free layout each time, whatever was moved before;
 a dead worker of a moved layout costs what it costs in the given stages, until the next boundary.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from recycle.plans import Plan
+from recycle.plans import Plan, Vector
 from recycle.pricing import profile_of_layout
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import listed_plan
@@ -31,6 +32,10 @@ class ElasticReCycle(ReCycle):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._layouts: dict[int, Plan | None] = {}
+
+    def _is_searched(self, vector: Vector) -> bool:
+        """Behind every death the planner searches for a better plan of the given stages, too."""
+        return True
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         state = super().begin(live)

@@ -32,6 +32,7 @@ MARKS = {
     "drain": (FORWARD.fill, "dash"),
     "re-join": (RECOVERY, "dash"),
     "plan": (MUTED, "dot"),
+    "layout": (RECOVERY, "dot"),
     "formation": (MUTED, "dot"),
 }
 """Colour and dash of the line at a change; the text beside it says which it is."""

@@ -142,18 +142,24 @@ class DriftMonitor:
         stages_too = job.seconds_per_unit is not None
         return cls(job.shape, job.prices, limits.drift, limits.drift_iterations, stages_too)
 
-    def observe(self, times: ComputeTimes) -> None:
-        """Take what the live workers report of one iteration."""
+    def observe(self, times: ComputeTimes, *, by_stage: bool = False) -> None:
+        """Take what the live workers report of one iteration.
+
+        Args:
+            by_stage: workers of a rank do not host the same: each is held against the other hosts of its stages, one by
+                one, and stages are not compared with the profile.
+        """
         count, size = times.count, len(times.workers)
-        expected = count * self._expected(times)
+        expected = _of_hosts(times) if by_stage else count * self._expected(times)
+        counts = expected > 0
         cost, is_measured = _costs(
-            *(np.bincount(times.owner, of, size).astype(np.float64) for of in (count, times.seconds, expected))
+            *(np.bincount(times.owner, of * counts, size).astype(np.float64) for of in (count, times.seconds, expected))
         )
         places = self._places(times.workers)
-        ratio = cost[is_measured] / _usual(places[is_measured] % self.shape.ranks, cost[is_measured])
-        self._speeds.take(places[is_measured], ratio)
+        usual = 1.0 if by_stage else _usual(places[is_measured] % self.shape.ranks, cost[is_measured])
+        self._speeds.take(places[is_measured], cost[is_measured] / usual)
         self._speeds.rest(places[~is_measured])
-        if self.stages_too:
+        if self.stages_too and not by_stage:
             self._observe_stages(times)
 
     def _expected(self, times: ComputeTimes) -> npt.NDArray[np.float64]:
@@ -240,6 +246,18 @@ class DriftMonitor:
             return _rounded(ratio)
         speeds.patience[place] = RETRY * self.iterations
         return 1.0
+
+
+def _of_hosts(times: ComputeTimes) -> npt.NDArray[np.float64]:
+    """What the same instructions take on the stage's other hosts (the lower median, the row's own worker among them);
+    0 in rows that nothing else can be held against."""
+    group = times.stage * len(times.tokens) + times.kind
+    mean = np.divide(times.seconds, times.count, out=np.zeros(len(group)), where=times.count > 0)
+    rows = np.flatnonzero(times.count > 0)
+    _, of, hosts = np.unique(group[rows], return_inverse=True, return_counts=True)
+    expected = np.zeros(len(group))
+    expected[rows] = times.count[rows] * _usual(group[rows], mean[rows]) * (hosts[of] > 1)
+    return expected
 
 
 def _costs(

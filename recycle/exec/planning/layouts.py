@@ -1,51 +1,34 @@
 """Plans whose layout follows the failures: at a death at once as ever, then with the model cut anew where that pays.
 
-Without a worker the run goes on by the plan of the given stages, which re-routes its micro-batches and copies nothing.
-Meanwhile a planner's process looks for a better layout: the model cut anew for whoever is alive, or a worker that
-changes its stage. Once that plan is there and moving is worth its pause (`is_worth`), all workers stop after the same
-iteration, copy what is new to them, and go on. A worker that comes back brings the plan of the given stages with it.
+Without a worker the run goes on at once by a plan that re-routes its micro-batches and copies nothing: in the given
+stages, or, where layers have moved before, in the layout at hand as long as somebody hosts each unit. Meanwhile a
+planner's process looks for a better layout: the model cut anew for whoever is alive, or a worker that changes its
+stage. Once that plan is there and moving is worth its pause (`is_worth`), all workers stop after the same iteration,
+copy what is new to them, and go on. A worker that comes back brings the plan of the given stages with it.
 
-Limits: one layout is asked for per set of dead workers. What a copy takes is what the profile says of bytes and links.
+Limits: one layout is asked for per set of dead workers, and another one when the times drift. What a copy takes is what
+the profile says of bytes and links.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, RunError
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
 from recycle.exec.planning.planner_process import Question
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
+from recycle.exec.planning.worth import copy_time, is_worth, moves_between
 from recycle.job import PricedJob
 from recycle.plans import Plan, failure_vector
-from recycle.plans.hosting import Hosts
-from recycle.plans.moves import Move
+from recycle.plans.hosting import Hosts, joined, without
 from recycle.plans.plan import in_process_names
 from recycle.shape import Worker
-
-
-def is_worth(before: float, after: float, pause: float, until_change: float) -> bool:
-    """Whether moving saves more than it costs: (before - after) / before * until_change > pause.
-
-    Args:
-        before, after: periods. pause: that the move takes. until_change: expected time to the next change of the live
-            workers. All in one unit of time.
-    """
-    return before > after and (before - after) / before * until_change > pause
-
-
-def copy_time(moves: tuple[Move, ...]) -> float:
-    """Until all is copied, each source sending one after the other, in the profile's unit of time."""
-    until: Counter[str] = Counter()
-    for move in moves:
-        until[move.source] += move.seconds  # type: ignore[assignment]  # counts are of any number
-    return float(max(until.values(), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -53,7 +36,7 @@ class _Layout:
     """What the planner has answered.
 
     Attributes:
-        ready: the plan; None where none is better than that of the given stages.
+        ready: the plan, which may be a better order where nobody moves; None where none is faster than the one at hand.
         details: what the event says of it.
         is_due: whether moving is worth its pause.
     """
@@ -81,11 +64,18 @@ class Layouts:
         self._failed: frozenset[Worker] | None = None
         self._taken: frozenset[Worker] | None = None
         self._last: dict[frozenset[Worker], Ready] = {}
+        self._running: Ready | None = None
+        self._refused: set[tuple[frozenset[Worker], str]] = set()
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        last = self._last.get(failed)
         if self._is_due(failed):
             self._taken = failed
-        ready = self._found[failed].ready if failed == self._taken else self._given.ready(failed)
+            ready = self._found[failed].ready
+        elif failed == self._failed and last is not None and self._is_moved(last):
+            ready = self._given.ready(failed, last)
+        else:
+            ready = self._at_once(failed)
         if ready is not None:
             self._last[failed] = ready
         return ready
@@ -94,30 +84,50 @@ class Layouts:
         """Whether training goes on without these workers, and better so in another layout that is there."""
         return failed == self._failed != self._taken and failed in self._found and self._found[failed].is_due
 
+    def _is_moved(self, ready: Ready) -> bool:
+        """Whether somebody hosts something else by this plan than by those of the given stages."""
+        return ready.hosts is not None and self._plans.is_moved(ready.hosts)
+
+    def _at_once(self, failed: frozenset[Worker]) -> Ready | None:
+        """The plan to go on with: nobody copies anything where the layout at hand allows that."""
+        layout = self._running
+        if self._is_on and layout is not None and self._has_all_hosts(layout, failed):
+            try:
+                if (failed, layout.digest) not in self._refused:
+                    return self._plans.rerouted(failed, layout.digest)
+            except RunError as refusal:
+                self._refused.add((failed, layout.digest))
+                self._log("warning", message=f"{refusal}; training goes on in the given stages")
+        return self._given.ready(failed)
+
+    def _has_all_hosts(self, layout: Ready, failed: frozenset[Worker]) -> bool:
+        """Whether further workers have died where the model is cut anew, and each unit still has a host."""
+        hosts = layout.hosts
+        if hosts is None or not hosts.cut or not layout.is_kept or self._failed is None or not failed > self._failed:
+            return False
+        left = (units for worker, ranges in hosts.units.items() if worker not in failed for units in ranges)
+        return not without([(0, hosts.count)], joined(left))
+
     def has_better(self, failed: frozenset[Worker]) -> bool:
-        return self._is_due(failed) or (failed != self._taken and self._given.has_better(failed))
+        return self._is_due(failed) or self._given.has_better(failed)
 
     def hosts(self, digest: str) -> Hosts | None:
         return self._plans.hosts(digest)
 
     def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
         if failed != self._failed:
-            self._failed, self._taken = failed, None
-        running = self._last.get(failed) or self.ready(failed)  # another coordinator may have begun the generation
-        is_cut = running is not None and running.hosts is not None and bool(running.hosts.cut)
-        has_moved = failed == self._taken or is_cut
-        if has_moved:
-            self._given.compute = times.line()  # the drift of times is watched for the given stages alone
-        else:
-            self._given.observe(failed, step, times)
-        if not self._is_on or has_moved or not failed or running is None or self._plans.is_own(failed):
+            self._failed, self._taken, self._running = failed, None, None
+        running = self._running = self._last.get(failed) or self.ready(failed)  # another coordinator may have begun it
+        layout = running if running is not None and self._is_moved(running) else None
+        self._given.observe(failed, step, times, layout, may_replan=self._is_on or layout is None)
+        if not self._is_on or failed == self._taken or not failed or running is None or self._plans.is_own(failed):
             return
         if failed not in self._found and failed not in self._asked:
             names = tuple(map(str, sorted(failed)))
             question = Question(failure_vector(self._job.shape, failed), False, names, moves=True)
             self._asked[failed] = question
             self._plans.ask(question)
-        for question, text, error in self._plans.answers(moves=True):
+        for question, text, error in self._plans.answers(drifted=False):
             for dead in [dead for dead, asked in self._asked.items() if asked == question]:
                 del self._asked[dead]
                 self._found[dead] = self._judged(dead, step, text, error)
@@ -139,9 +149,11 @@ class Layouts:
         except RecycleError as refusal:
             return _Layout(None, {"cause": str(refusal)}, False)
         assert ready.hosts is not None
+        assert now.hosts is not None
         mode: Mode = "staggered" if "staggered" in ready.periods and "staggered" in now.periods else "barrier"
         before, after = now.periods[mode], ready.periods[mode]
-        section, copying = self._job.planner, copy_time(plan.moves)
+        moves = moves_between(self._job, now.hosts, ready.hosts)
+        section, copying = self._job.planner, copy_time(moves)
         until_change = section.iterations_between_changes * before
         # The pipeline drains, groups form, and the first iteration waits for its barrier: about an iteration.
         pause = before + copying
@@ -151,11 +163,11 @@ class Layouts:
             "period": after,
             "pause": pause,
             "copy": copying,
-            "bytes": sum(move.bytes for move in plan.moves),
+            "bytes": sum(move.bytes for move in moves),
             "until_change": until_change,
             "move_when": section.move_when,
         }
-        if not self._plans.is_moved(ready.hosts):
-            return _Layout(None, details | {"cause": "no layout is faster than that of the given stages"}, False)
+        if before <= after:
+            return _Layout(None, details | {"cause": "no layout is faster than the one at hand"}, False)
         is_due = section.move_when == "always" or is_worth(before, after, pause, until_change)
         return _Layout(ready, details, is_due)

@@ -38,6 +38,7 @@ Planner = Callable[..., str]
 Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
 Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
 placement. With `moves=True` it plans for the dead workers themselves, and live ones may host other parts of the model.
+With `within=FILE` it plans for them in the layout of that plan, and nobody hosts anything else than there.
 """
 
 
@@ -50,6 +51,7 @@ class Question(Struct, frozen=True):
         failed: the dead workers, where the plan shall be for them alone.
         profile: file of the profile to plan with; the job's own when left out.
         moves: workers may come to host other parts of the model.
+        within: plan file whose layout stays as it is.
     """
 
     vector: Vector
@@ -57,6 +59,7 @@ class Question(Struct, frozen=True):
     failed: tuple[str, ...] | None = None
     profile: str | None = None
     moves: bool = False
+    within: str | None = None
 
 
 Answer = tuple[Question, str, str]
@@ -70,6 +73,8 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
         known["failed"] = [Worker.parse(name) for name in question.failed]
     if question.moves:
         known["moves"] = True
+    if question.within is not None:
+        known["within"] = question.within
     try:
         if question.profile is not None:
             job = job.with_sections(times=msgspec.structs.replace(job.times, profile=question.profile))

@@ -67,6 +67,7 @@ class PlanService:
         self._by_vector = job.prices.are_peers_alike
         self._plans: dict[_Key, Plan] = {}
         self._used: dict[frozenset[Worker], Ready] = {}
+        self._rerouted: dict[Question, Ready] = {}
         self._hosts: dict[str, Hosts] = {}
         self._errors: dict[_Key, str] = {}
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -129,10 +130,32 @@ class PlanService:
         if max(question.vector) >= self._job.shape.pipelines and self._job.planner.layout == "elastic":
             # Others may hold what the workers of a rank held, all of which are dead.
             question = Question(question.vector, False, tuple(map(str, sorted(failed))), moves=True)
+        plan = self._planned(question)
+        if plan is None:
+            return None
+        plan = plan if question.failed is not None else plan.for_processes(failed)
+        return self._use(failed, plan.schedule, plan)
+
+    def rerouted(self, failed: frozenset[Worker], digest: str) -> Ready | None:
+        """The plan without the failed workers in the layout of a plan in use: nobody hosts anything else than there.
+
+        None while it is being made. Raises RunError where there is none.
+        """
+        self._collect()
+        names, file = tuple(map(str, sorted(failed))), str(plan_file(self._directory, digest).resolve())
+        question = Question(failure_vector(self._job.shape, failed), True, names, within=file)
+        if question not in self._rerouted and (plan := self._planned(question)) is not None:
+            try:
+                self._rerouted[question] = self.prepare(plan.schedule, plan, self._job.prices)
+            except RecycleError as refusal:
+                raise RunError(f"no plan for the layout at hand: {refusal}") from None
+        return self._rerouted.get(question)
+
+    def _planned(self, question: Question) -> Plan | None:
+        """What has been answered of what is needed now; None while it is being made. Raises RunError if it cannot."""
         key, vector = _key(question), question.vector
         if key in self._plans:
-            plan = self._plans[key] if question.failed is not None else self._plans[key].for_processes(failed)
-            return self._use(failed, plan.schedule, plan)
+            return self._plans[key]
         if key in self._errors:
             raise RunError(f"no plan for {vector} dead workers per stage: {self._errors[key]}")
         if self._urgent is None:
@@ -175,11 +198,11 @@ class PlanService:
         usual = self._usual
         return bool(hosts.cut) or any(usual.stages[worker] != stages for worker, stages in hosts.stages.items())
 
-    def answers(self, moves: bool = False) -> list[Answer]:
-        """What has been answered of what was asked with `ask`, with or without moves; each answer once."""
+    def answers(self, drifted: bool) -> list[Answer]:
+        """What has been answered of what was asked with `ask`, for other times or for the job's own; each once."""
         self._collect()
-        answered = [answer for answer in self._answered if answer[0].moves == moves]
-        self._answered = [answer for answer in self._answered if answer[0].moves != moves]
+        answered = [answer for answer in self._answered if (answer[0].profile is not None) == drifted]
+        self._answered = [answer for answer in self._answered if answer not in answered]
         return answered
 
     def _collect(self) -> None:
@@ -240,11 +263,11 @@ class PlanService:
             child.close()
 
 
-_Key = tuple[Vector, tuple[str, ...] | None, bool]
+_Key = tuple[Vector, tuple[str, ...] | None, bool, str | None]
 
 
 def _key(question: Question) -> _Key:
-    return question.vector, question.failed, question.moves
+    return question.vector, question.failed, question.moves, question.within
 
 
 def require_valid(schedule: Schedule, job: PricedJob) -> None:

@@ -8,7 +8,7 @@ answered at once with a plan for the job's own profile, and if the times still d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from recycle.exec.membership.interfaces import Ready
 from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.planning.planner_process import Question
 from recycle.exec.planning.planning import PlanService
+from recycle.exec.planning.worth import copy_time, is_worth, moves_between
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, failure_vector
 from recycle.plans.hosting import Hosts
+from recycle.plans.plan import in_process_names
+from recycle.pricing import profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Worker
 
@@ -43,12 +46,14 @@ class _Asked:
         failed: the dead workers.
         question: as it was asked.
         profile, cause: to plan with, and what has changed.
+        layout: the plan that ran then, where that is not one of the given stages.
     """
 
     failed: frozenset[Worker]
     question: Question
     profile: Profile
     cause: str
+    layout: Ready | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class _Better:
     failed: frozenset[Worker]
     ready: Ready
     details: dict[str, object]
+    layout: Ready | None
 
 
 class Replanner:
@@ -86,13 +92,17 @@ class Replanner:
         self._pause = job.membership.drift_iterations
         self.compute: dict[str, Any] = {"compute": {}}
 
-    def ready(self, failed: frozenset[Worker]) -> Ready | None:
-        if self._better is not None and self._better.failed == failed:
-            better, self._better = self._better, None
-            self._ready[failed] = better.ready
+    def ready(self, failed: frozenset[Worker], layout: Ready | None = None) -> Ready | None:
+        """As `Plans.ready`; `layout` is the plan that runs, where that is not one of the given stages."""
+        better = self._better
+        if better is not None and better.failed == failed and better.layout == layout:
+            self._better = None
             self._note_change(self._step + 1)
             self._log("replanned", step=self._step + 1, plan=better.ready.digest, **better.details)
-        return self._ready.get(failed) or self._plans.ready(failed)
+            if layout is not None:
+                return better.ready
+            self._ready[failed] = better.ready
+        return layout or self._ready.get(failed) or self._plans.ready(failed)
 
     def hosts(self, digest: str) -> Hosts | None:
         return self._plans.hosts(digest)
@@ -105,26 +115,40 @@ class Replanner:
     def has_better(self, failed: frozenset[Worker]) -> bool:
         return self._better is not None and self._better.failed == failed
 
-    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
+    def observe(
+        self,
+        failed: frozenset[Worker],
+        step: int,
+        times: ComputeTimes,
+        layout: Ready | None = None,
+        *,
+        may_replan: bool = True,
+    ) -> None:
+        """As `Plans.observe`.
+
+        Args:
+            layout: as of `ready`.
+            may_replan: another plan may follow.
+        """
         self.compute = times.line()
-        if not self._is_on:
+        if not self._is_on or not may_replan:
             return
         self._step = step
         reported = frozenset(times.workers)
         for worker in self._live - reported:
             self._drift.forget(worker)
         self._live = reported
-        self._drift.observe(times)
-        if self._better is not None and self._better.failed != failed:
+        self._drift.observe(times, by_stage=layout is not None)
+        if self._better is not None and (self._better.failed, self._better.layout) != (failed, layout):
             self._better = None
-        if self._asked is not None and self._asked.failed != failed:
+        if self._asked is not None and (self._asked.failed, self._asked.layout) != (failed, layout):
             self._asked = None
         self._take_answers(failed)
         pauses = self._changed is not None and step < self._changed + self._pause
         if self._asked is None and self._better is None and not pauses and not self._plans.is_own(failed):
-            self._ask(failed)
+            self._ask(failed, layout)
 
-    def _ask(self, failed: frozenset[Worker]) -> None:
+    def _ask(self, failed: frozenset[Worker], layout: Ready | None) -> None:
         departed = self._drift.departed(self._planned.get(failed, self._drift.profile), self._live)
         if departed is None:
             return
@@ -133,12 +157,13 @@ class Replanner:
         file = self._directory / f"{profile.digest()}.json"
         profile.save(file)
         names = tuple(map(str, sorted(failed)))
-        question = Question(failure_vector(self._job.shape, failed), False, names, str(file.resolve()))
-        self._asked = _Asked(failed, question, profile, cause)
+        vector, moves = failure_vector(self._job.shape, failed), layout is not None
+        question = Question(vector, False, names, str(file.resolve()), moves)
+        self._asked = _Asked(failed, question, profile, cause, layout)
         self._plans.ask(question)
 
     def _take_answers(self, failed: frozenset[Worker]) -> None:
-        for question, text, error in self._plans.answers():
+        for question, text, error in self._plans.answers(drifted=True):
             asked = self._asked
             if asked is None or question != asked.question:
                 continue
@@ -149,16 +174,18 @@ class Replanner:
 
     def _judge(self, asked: _Asked, text: str) -> _Better | None:
         """The plan, if it is valid and enough better than the one in use, both timed with the new profile."""
-        now = self.ready(asked.failed)
+        now = self.ready(asked.failed, asked.layout)
         assert now is not None, "its live set has just committed an iteration"
         try:
             plan = Plan.from_text(text, "plan for other times")
-            ready = self._plans.prepare(plan.schedule, plan, asked.profile)
+            schedule = in_process_names(plan)
+            ready = self._plans.prepare(schedule, replace(plan, schedule=schedule, moves=()), asked.profile)
         except RecycleError:
             return None
         running = Schedule.loads(now.text, "the plan in use")
         is_staggered = "staggered" in ready.periods and "staggered" in now.periods
-        before = simulate(running if is_staggered else with_barrier(running), asked.profile).period
+        profile = profile_of_layout(self._job, asked.profile, running.shape)
+        before = simulate(running if is_staggered else with_barrier(running), profile).period
         after = ready.periods["staggered" if is_staggered else "barrier"]
         if not after < before * (1 - MARGIN):
             return None
@@ -168,4 +195,10 @@ class Replanner:
             "period": after,
             "profile": asked.profile.digest(),
         }
-        return _Better(asked.failed, ready, details)
+        if asked.layout is not None:
+            assert now.hosts is not None
+            assert ready.hosts is not None
+            copying = copy_time(moves_between(self._job, now.hosts, ready.hosts))
+            if not is_worth(before, after, before + copying, self._job.planner.iterations_between_changes * before):
+                return None
+        return _Better(asked.failed, ready, details, asked.layout)

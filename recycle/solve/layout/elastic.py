@@ -50,7 +50,7 @@ PlanOf = Callable[..., Plan]
 
 
 @dataclass(frozen=True, eq=False)
-class _Listed:
+class Listed:
     """A hosting with its routes, an order for them, and the order's period, an estimate from above."""
 
     hosting: Hosting
@@ -96,7 +96,7 @@ def elastic_plan(
     bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
     best = fixed
     if fixed.gap_to(bound) > 0:
-        maker = _Maker(job, units, live, failed)
+        maker = Maker(job, units, live, failed)
         listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
         plans = [fixed]
         pace = Pace(limit)
@@ -129,7 +129,7 @@ def listed_plan(job: PricedJob, failed: Iterable[Worker], deadline: Deadline) ->
     failed = frozenset(failed)
     units = Units.of(job)
     live = [worker for worker in job.shape.workers() if worker not in failed]
-    maker = _Maker(job, units, live, failed)
+    maker = Maker(job, units, live, failed)
     bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
     for one in maker.listed(float("inf"), deadline):
         for made in maker.plan(one):
@@ -141,7 +141,7 @@ def _copied(made: Plan) -> int:
     return sum(move.units[1] - move.units[0] for move in made.moves if move.units)
 
 
-class _Maker:
+class Maker:
     """Makes plans of hostings for one job and one set of dead workers."""
 
     def __init__(self, job: PricedJob, units: Units, live: Sequence[Worker], failed: frozenset[Worker]) -> None:
@@ -149,22 +149,26 @@ class _Maker:
         self.split = job.planner.decoupled
         self.room = byte_limit(job, job.prices)
 
-    def listed(self, below: float, deadline: Deadline) -> list[_Listed]:
+    def listed(self, below: float, deadline: Deadline) -> list[Listed]:
         """The hostings whose list schedules fall below a period, the shortest period first."""
         per_node = self.job.cluster.workers_per_node
         nodes = node_of(self.job.shape, per_node) if per_node > 1 and self.job.shape.pipelines > 1 else {}
-        found: list[_Listed] = []
+        found: list[Listed] = []
         for hosting in hostings(self.units, self.job.shape, self.live, self.job.prices, nodes, below):
-            routes = hosting.routes()
-            order = best_order(
-                routes, self._legs(routes), self.units, deadline.part(0.5), staggered=self.job.planner.staggered
-            )
-            if order is not None and order.period < below:
-                copied = hosting.copied(self.units)
-                found.append(_Listed(hosting, routes, order.programs, order.period, copied))
+            one = self.listed_one(hosting, below, deadline.part(0.5))
+            if one is not None:
+                found.append(one)
             if deadline.is_over and found:
                 break
         return sorted(found, key=lambda one: (one.period, one.copied))
+
+    def listed_one(self, hosting: Hosting, below: float, deadline: Deadline) -> Listed | None:
+        """A hosting with its best order; None where that has no period below the given one."""
+        routes = hosting.routes()
+        order = best_order(routes, self._legs(routes), self.units, deadline, staggered=self.job.planner.staggered)
+        if order is None or order.period >= below:
+            return None
+        return Listed(hosting, routes, order.programs, order.period, hosting.copied(self.units))
 
     def _legs(self, routes: Routes) -> Legs:
         job, in_bytes = self.job, self.room is not None
@@ -183,7 +187,7 @@ class _Maker:
             for a, b in routes.units_of()
         ]
 
-    def plan(self, one: _Listed) -> list[Plan]:
+    def plan(self, one: Listed) -> list[Plan]:
         """The plan; none where its schedule is over a memory limit."""
         job = self.job
         schedule = joint_schedule(
@@ -220,7 +224,7 @@ class _Maker:
         )
         return [made]
 
-    def by_planner(self, one: _Listed, plan_of: PlanOf, seconds: float | None, steps: int | None) -> _Listed:
+    def by_planner(self, one: Listed, plan_of: PlanOf, seconds: float | None, steps: int | None) -> Listed:
         """The same chains, each kind of chain planned by the planner of fixed stages."""
         chains = one.hosting.chains
         assert chains is not None
@@ -258,7 +262,7 @@ class _Maker:
         )
 
 
-def _programs_of(one: _Listed, alone: Sequence[Schedule], cuts: Sequence[Cut]) -> list[Operations]:
+def _programs_of(one: Listed, alone: Sequence[Schedule], cuts: Sequence[Cut]) -> list[Operations]:
     """The programs of the routes' workers in operations of legs, from each chain's own schedule."""
     routes, legs = one.routes, len(one.routes)
     place = {worker: i for i, worker in enumerate(one.hosting.workers)}

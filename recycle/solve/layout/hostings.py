@@ -72,9 +72,30 @@ def hostings(
 ) -> Iterator[Hosting]:
     """Ways to host the model on the live workers whose busiest worker has less than `below` to do.
 
+    A unit that has two live hosts or more in the given stages keeps at least two, so that one death loses nothing.
+
     Args:
         nodes: of each worker: no unit's hosts all stand on one node, where another worker can take one's place.
     """
+    part_of = ranges_of(units.whole)
+    spare = np.minimum(_hosts_of(units, [part_of[worker.rank] for worker in live]), 2)
+    for hosting in every_hosting(units, shape, live, profile, nodes, below):
+        if (_hosts_of(units, hosting.ranges) >= spare).all():
+            yield hosting
+
+
+def _hosts_of(units: Units, ranges: Sequence[Range]) -> Operations:
+    """[units], in how many of the ranges each is."""
+    found = np.zeros(len(units) + 1, dtype=np.int64)
+    np.add.at(found, [begin for begin, _ in ranges], 1)
+    np.subtract.at(found, [end for _, end in ranges], 1)
+    return np.cumsum(found[:-1])
+
+
+def every_hosting(
+    units: Units, shape: Shape, live: Sequence[Worker], profile: Profile, nodes: Mapping[Worker, int], below: float
+) -> Iterator[Hosting]:
+    """As `hostings`, whatever hosts units are left with."""
     speeds = [profile.speed_of(worker) for worker in live]
     count = shape.global_micro_batches
     if len(set(speeds)) == 1:
@@ -100,6 +121,22 @@ def hostings(
         if key not in seen:
             seen.add(key)
             yield helped
+
+
+def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Range], profile: Profile) -> Hosting | None:
+    """The hosting in which each worker runs micro-batches of the units that it holds; None where a unit has no host.
+
+    Every worker runs something of each of its units, so that it goes on hosting them, unless a unit has more hosts than
+    there are micro-batches.
+    """
+    workers, ranges = list(held), list(held.values())
+    speeds = [profile.speed_of(worker) for worker in workers]
+    for least in (1, 0):
+        found = balanced(units, ranges, speeds, shape.global_micro_batches, least=least)
+        if found is not None:
+            groups = tuple(worker.pipeline for worker in workers)
+            return _used(Hosting(tuple(workers), tuple(ranges), groups, found[1], found[0]))
+    return None
 
 
 def _hosts_wanted(units: Units, shape: Shape, live: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.process
 STEPS = 36
 
 
-def elastic(pipelines: int, ranks: int, kind: str = "emulated", steps: int = STEPS) -> PricedJob:
+def elastic(
+    pipelines: int, ranks: int, kind: str = "emulated", steps: int = STEPS, every: int | None = None
+) -> PricedJob:
     """A job of eight layers, slow enough for a layout to be planned while it trains."""
     more = {"seconds_per_unit": 0.01} if kind == "emulated" else {"hidden": 32, "heads": 2, "sequence": 16}
     return job(
@@ -37,9 +40,27 @@ def elastic(pipelines: int, ranks: int, kind: str = "emulated", steps: int = STE
         kind,
         model={"layers": 8, **more},
         memory={"limit": 16, "state_limit": 1.5},
-        planner={"layout": "elastic", "move_when": "always", "seconds": 3.0},
-        train={"checkpoint_every": steps, "warmup": 2},
+        planner={"layout": "elastic", "move_when": "always", "steps": 60},
+        train={"checkpoint_every": every or steps, "warmup": 2},
     )
+
+
+class AwaitsLayout(Observer):
+    """Behind the first death it holds the run until the planner has answered which layout is to follow."""
+
+    def __init__(self) -> None:
+        self._pause = 0.0
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "detected":
+            self._pause = 0.25
+        elif event["kind"] == "layout":
+            self._pause = 0.0
+
+    def committed(self, line: dict[str, Any]) -> None:
+        """The answer is taken up with a commit, so each of them waits a little longer for it; a minute in all."""
+        time.sleep(self._pause)
+        self._pause = min(8.0, 2 * self._pause)
 
 
 def final_state(result: RunResult) -> dict[str, bytes]:
@@ -57,7 +78,7 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
     assert final_state(struck) == final_state(calm)
 
 
-Calm = Callable[[PricedJob], RunResult]
+Calm = Callable[..., RunResult]
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +88,13 @@ def runs() -> dict[str, RunResult]:
 
 @pytest.fixture
 def calm(launch: Run, runs: dict[str, RunResult]) -> Calm:
-    """The run of a job in which nobody fails, to its last checkpoint; once for all tests that ask for it."""
+    """The run of a job in which nobody fails, to its first checkpoint if nothing else is said; once for all tests that
+    ask for it."""
 
-    def run(of: PricedJob) -> RunResult:
+    def run(of: PricedJob, steps: int | None = None) -> RunResult:
         text = of.to_toml()
         if text not in runs:
-            runs[text] = launch(of, of.train.checkpoint_every)
+            runs[text] = launch(of, steps or of.train.checkpoint_every)
         return runs[text]
 
     return run
@@ -85,7 +107,7 @@ def moved(result: RunResult) -> list[int]:
 
 def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm) -> None:
     of = elastic(3, 2)
-    struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{STEPS - 4}")
+    struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{STEPS - 4}", observer=AwaitsLayout())
     assert_same(struck, calm(of))
     there, back = moved(struck)
     assert 3 < there < back == STEPS - 4
@@ -132,7 +154,8 @@ def test_who_dies_while_layers_move_back_takes_nothing_along(launch: Run, calm: 
     """1.0 hosts the middle of a chain: it sends layers and gets others. 0.0 only sends, and 2.1 sends to who joins."""
     of = elastic(3, 2)
     back = STEPS - 4
-    struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{back}", f"kill:{victim}@{back}.{phase}")
+    faults = ("kill:1.1@3.forward", f"rejoin:1.1@{back}", f"kill:{victim}@{back}.{phase}")
+    struck = launch(of, STEPS, *faults, observer=AwaitsLayout())
     assert {event["worker"] for event in struck.events if event["kind"] == "detected"} >= {"1.1"}
     assert_same(struck, calm(of))
 
@@ -170,11 +193,15 @@ def test_who_dies_while_layers_move_away_makes_the_layout_useless(
 
 
 def test_both_workers_of_a_rank_may_die_once_others_hold_their_layers(launch: Run, calm: Calm) -> None:
-    """The plan of the given stages has nobody for them then."""
+    """The plan of the given stages has nobody for them then; that of the layout goes on without any copy."""
     of = elastic(2, 4)
-    struck = launch(of, STEPS, "kill:1.1@2.forward", f"kill:0.1@{STEPS - 6}.forward")
+    struck = launch(of, STEPS, "kill:1.1@2.forward", f"kill:0.1@{STEPS - 6}.forward", observer=AwaitsLayout())
     assert_same(struck, calm(of))
     assert struck.metrics[-1]["live_workers"] == 6
+    first, second = (event for event in struck.events if event["kind"] == "detected")
+    there, *later = moved(struck)
+    assert first["step"] < there < second["step"]
+    assert second["step"] not in later
 
 
 @pytest.mark.soak
@@ -204,7 +231,7 @@ def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: 
 @pytest.mark.slow
 def test_layers_of_a_gpt_move_there_and_back(launch: Run, calm: Calm) -> None:
     of = elastic(3, 2, "gpt", 24)
-    struck = launch(of, 24, "kill:1.1@2.forward", "rejoin:1.1@20")
+    struck = launch(of, 24, "kill:1.1@2.forward", "rejoin:1.1@20", observer=AwaitsLayout())
     assert moved(struck)[-1] == 20
     assert len(moved(struck)) == 2
     assert_same(struck, calm(of))
@@ -232,18 +259,49 @@ def test_whoever_dies_whenever(
     launch: Run, calm: Calm, kind: str, shape: tuple[int, int], victim: str, instant: str
 ) -> None:
     of = elastic(*shape, kind, 24)
-    struck = launch(of, 24, f"kill:{victim}@2.{instant}", f"rejoin:{victim}@20")
+    struck = launch(of, 24, f"kill:{victim}@2.{instant}", f"rejoin:{victim}@20", observer=AwaitsLayout())
     assert_same(struck, calm(of))
-    assert moved(struck)
+    there, back = moved(struck)
+    assert there < back == 20
+
+
+@pytest.mark.soak
+def test_a_further_death_in_a_layout_re_routes_in_it_and_then_the_model_is_cut_anew(launch: Run, calm: Calm) -> None:
+    of = elastic(4, 2)
+    struck = launch(of, STEPS, "kill:1.1@3.forward", "kill:2.0@20.forward", observer=AwaitsLayout())
+    assert_same(struck, calm(of))
+    _, second = (event["step"] for event in struck.events if event["kind"] == "detected")
+    there, *later = moved(struck)
+    assert 3 < there < second
+    assert second not in later
+    layouts = [event for event in struck.events if event["kind"] == "layout"]
+    assert [event["failed"] for event in layouts] == [["1.1"], ["1.1", "2.0"]]
+    re_routed = struck.metrics[second]
+    assert layouts[1]["period_before"] <= re_routed["period"]
+
+
+@pytest.mark.soak
+def test_a_worker_that_gets_slow_in_a_layout_is_given_less(launch: Run, calm: Calm) -> None:
+    steps = 60
+    of = elastic(4, 2, steps=steps)
+    drift = msgspec.structs.replace(of.membership, drift=0.5, drift_iterations=8)
+    of = msgspec.structs.replace(of, membership=drift)
+    struck = launch(of, steps, "kill:1.1@3.forward", f"slow=3:2.1@12-{steps - 1}", observer=AwaitsLayout())
+    assert_same(struck, calm(of))
+    told = next(event for event in struck.events if event["kind"] == "replanned")
+    assert "worker 2.1" in told["cause"]
+    assert moved(struck)[0] < told["step"]
+    assert told["period"] < told["period_before"]
 
 
 @pytest.mark.soak
 def test_two_hundred_iterations_with_deaths_at_random_leave_nothing_behind(
     launch: Run, calm: Calm, tmp_path: Path
 ) -> None:
-    of = elastic(3, 2, steps=200)
+    """A death may take the last host of a layer along; then a checkpoint is gone back to."""
+    of = elastic(3, 2, steps=200, every=10)
     faults = [str(fault) for fault in punish(of.shape, 200, 12.0, 7)]
     struck = launch(of, 200, *faults, directory=tmp_path / "run")
-    assert_same(struck, calm(of))
+    assert_same(struck, calm(of, 200))
     assert moved(struck)
     assert processes_writing_below(str(tmp_path)) == []

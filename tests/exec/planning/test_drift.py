@@ -143,3 +143,27 @@ def test_times_below_the_floor_are_noise() -> None:
     for _ in range(2 * N):
         watch.observe(iteration({SLOW: 3.0}, unit=LEAST_SECONDS / 0.06))
     assert seen(watch) is None
+
+
+def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_each() -> None:
+    """0.0 and 1.0 share stage 0, 1.0 and 2.0 stage 1; nobody else has stage 2, and its times say nothing."""
+    hosts = {Worker(0, 0): (0,), Worker(1, 0): (0, 1), Worker(2, 0): (1, 2)}
+
+    def reports(slow: Worker | None, last: float) -> ComputeTimes:
+        report = {}
+        for worker, stages in hosts.items():
+            factor = 2.0 if worker == slow else 1.0
+            each = {stage: factor * (last if stage == 2 else 0.01 * (stage + 1)) for stage in stages}
+            report[worker] = [Computed(stage, kind, 3, 3 * each[stage]) for stage in stages for kind in "FIW"]
+        return ComputeTimes.of(report)
+
+    for slow in hosts:
+        watch = drift()
+        for _ in range(N):
+            watch.observe(reports(None, last=0.5), by_stage=True)
+        assert watch.departed(BASE, hosts) is None
+        for _ in range(N):
+            watch.observe(reports(slow, last=0.1), by_stage=True)
+        found = watch.departed(BASE, hosts)
+        assert found is not None
+        assert found[0].speed == {str(slow): 2.0}

@@ -10,7 +10,7 @@ import pytest
 from recycle.profile import Profile
 from recycle.shape import Shape
 from recycle.solve.layout.exact import least_load
-from recycle.solve.layout.hostings import hostings
+from recycle.solve.layout.hostings import every_hosting
 from recycle.solve.layout.units import Units
 
 
@@ -38,7 +38,7 @@ def test_no_hosting_has_less_to_do_than_the_exact_model_allows() -> None:
     for seed in range(12):
         units, shape, dead, most = case(seed)
         live = list(shape.workers())[dead:]
-        found = list(hostings(units, shape, live, Profile(), {}, float("inf")))
+        found = list(every_hosting(units, shape, live, Profile(), {}, float("inf")))
         exact = least_load(units, [1.0] * len(live), shape.global_micro_batches, 20.0)
         assert exact is not None
         assert found

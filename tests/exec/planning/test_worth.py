@@ -1,9 +1,13 @@
-"""When layers move: what saving is worth which pause, and what a worker that changes its stage becomes."""
+"""When layers move: what is copied, which saving is worth which pause, and what a worker that changes stage becomes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from recycle import Worker
-from recycle.exec.planning.layouts import copy_time, is_worth
+from recycle.exec.planning.worth import copy_time, is_worth, moves_between
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.plans import Move
@@ -42,3 +46,20 @@ def test_a_worker_that_changes_its_stage_runs_its_new_program_under_its_own_name
     assert Hosts.of_schedule(of, schedule).units[mover] == Hosts.at_start(of, None).units[Worker(0, 1)]
     assert check(schedule) == []
     assert simulate(schedule, of.prices).period == made.period
+
+
+def test_what_is_copied_is_what_a_worker_has_not_yet_from_whoever_has_it() -> None:
+    """Two pipelines of two stages, eight layers, a byte of state and of bandwidth for each of a stage's four layers."""
+    of = job(2, 2, 4, model={"layers": 8})
+    of = msgspec.structs.replace(of, prices=replace(of.prices, static=40.0, bandwidth=5.0))
+    now = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
+    cut = (3, 2, 3)
+    then = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, cut)
+    moves = moves_between(of, now, then)
+    assert [(m.worker, m.source, m.units, m.bytes) for m in moves] == [
+        ("0.1", "0.0", (3, 4), 10.0),
+        ("1.0", "0.1", (4, 5), 10.0),
+    ]
+    assert [m.seconds for m in moves] == [2.0, 2.0]
+    assert copy_time(moves) == 2.0
+    assert moves_between(of, then, then) == ()
