@@ -141,7 +141,7 @@ def test_a_flush_drops_what_it_has_used_and_makes_no_graph() -> None:
     model, store, sink = split_pair()
     with store.record(BATCH):
         model(inputs()).square().sum().backward()
-    held = [weakref.ref(tensor) for work in store._waiting[BATCH] for tensor in work.args[2:]]
+    held = [weakref.ref(tensor) for work in store._waiting[BATCH] for tensor in work.tensors]
     assert len(held) == 4
     assert torch.is_grad_enabled()
     store.flush(BATCH)

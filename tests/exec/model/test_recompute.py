@@ -78,7 +78,7 @@ def test_what_w_needs_is_held_from_i_on_as_without(index: int) -> None:
         stage.begin_iteration(0)
         stage.forward(BATCH, torch.randn(32, 1, 64) if index else None)
         stage.backward_input(BATCH, None if index else torch.randn(32, 1, 64))
-        waiting = [tensor for work in stage._store._waiting[BATCH] for tensor in work.args[2:]]
+        waiting = [tensor for work in stage._store._waiting[BATCH] for tensor in work.tensors]
         held.append(sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in waiting}.values()))
     assert held[0] == held[1] > 0
 
