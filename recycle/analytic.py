@@ -35,6 +35,7 @@ from typing import Any
 
 from recycle.architecture import Architecture, is_rotary
 from recycle.footprint import (
+    GRADIENT_BYTES,
     MEAN,
     MESSAGES_UNDER_WAY,
     ON_GPU,
@@ -43,6 +44,9 @@ from recycle.footprint import (
     Pieces,
     moved_bytes,
     parameter_bytes,
+    reducing_bytes,
+    shards_held,
+    undone_bytes,
 )
 from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.profile import Profile
@@ -119,7 +123,7 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
                 forward=(products + attention) / rate + group,
                 backward_input=(products + 2 * attention + again) / rate + group * (2 if full else 1),
                 backward_weight=products / rate + parameters * more_moved / gpu.memory_bandwidth,
-                step=parameters * TRAFFIC / gpu.memory_bandwidth,
+                step=parameters * TRAFFIC * shards_held(job) / gpu.memory_bandwidth,
                 static=parameters * (weigh.state + weigh.gradient),
                 undo=parameters * weigh.undo,
                 state=parameters * weigh.state,
@@ -242,9 +246,15 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     static = [sum(each) for each in zip(held, step, undo, strict=True)]
     gpu = GPUS[job.analytic.gpu]
     changes: dict[str, Any] = {"static": static, "capacity": USABLE * gpu.memory}
+    if job.train.sharded_optimizer:
+        parameters = [each / (weigh.state + weigh.gradient) for each in held]
+        workspace = plain.per_stage("workspace", len(cut))
+        workspace = [max(most, reducing_bytes(job, each)) for most, each in zip(workspace, parameters, strict=True)]
+        plain = replace(plain, **_sharded_sums(job, parameters, bandwidth), workspace=workspace)
     if job.planner.staggered and job.train.undo == "host":
         # As if nothing of the copy were hidden behind waits.
-        copied = [sum(layer.state for layer in stage) / gpu.host_link for stage in cut]
+        each_kept = undone_bytes(job) / weigh.state
+        copied = [each_kept * sum(layer.state for layer in stage) / gpu.host_link for stage in cut]
         changes["step"] = [a + b for a, b in zip(plain.per_stage("step", len(cut)), copied, strict=True)]
     if job.model.recompute != "full":
         # A stage keeps its output until its backward; the last one has none.
@@ -260,6 +270,21 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     return replace(plain, **changes, activation=entries, workspace=workspace)
 
 
+def _sharded_sums(job: Sections, parameters: Sequence[float], bandwidth: float) -> dict[str, Any]:
+    """Seconds of the sums and gathers of a sharded optimizer, by what leaves a host (docs/zero1.md).
+
+    Args:
+        parameters: of each stage, on one GPU.
+    """
+    hosts, copies = job.shape.pipelines, job.train.optimizer_copies
+    summed, gathered = GRADIENT_BYTES[job.train.accumulation], PRECISION_BYTES[job.train.precision]
+    reduce, gather = summed * (hosts + copies - 2) / hosts, gathered * (hosts - copies) / hosts
+    return {
+        "reduce": [each * reduce / bandwidth for each in parameters],
+        "gather": [each * gather / bandwidth for each in parameters],
+    }
+
+
 def assumptions(job: Sections) -> list[str]:
     """What the figures stand on, one line each."""
     how, gpu = job.analytic, GPUS[job.analytic.gpu]
@@ -268,8 +293,9 @@ def assumptions(job: Sections) -> list[str]:
     parameters = sum(layer.state for layer in layers(job)) / weigh.state * job.grid.tensor_parallel
     flops = gpu.flops if precision == "bf16" else gpu.fp32_flops
     return [
-        f"{parameters / 1e9:.4g} billion parameters in {precision}; {weigh.state} bytes of state each, {weigh.gradient}"
-        f" of gradients ({job.train.accumulation}); {weigh.undo} for the state before a staggered step",
+        f"{parameters / 1e9:.4g} billion parameters in {precision}; {weigh.state:g} bytes of state each,"
+        f" {weigh.gradient:g} of gradients ({job.train.accumulation}); {weigh.undo:g} for the state before a staggered"
+        " step",
         f"{how.gpu}: {how.achieved:.0%} of {flops / 1e12:g} TFLOP/s in every kernel",
         f"activations: {how.activations} recompute (Korthikanti et al. 2022), sequence parallelism over"
         f" T={job.grid.tensor_parallel}",

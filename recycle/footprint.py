@@ -15,6 +15,10 @@ POSTED_AHEAD = 4
 for two micro-batches from both neighbours, and as few however many peers a plan brings a worker together with."""
 MESSAGES_UNDER_WAY = POSTED_AHEAD + 1
 """Messages that a worker has beside those that it computes with: that wait to be read, and one that is being sent."""
+SHARD_PIECE = 1 << 16
+"""Elements of a shard's sum, or of its parameters, that a host sends at a time."""
+AWAITED = 2
+"""Pieces that the first owner of a shard awaits from each peer at a time, while it adds up their sums."""
 USABLE = 0.9
 """Share of a device's memory that is planned with, where a job leaves that to recycle."""
 MEAN = 4
@@ -32,17 +36,19 @@ class Pieces:
     Attributes:
         added: of a gradient that is rounded and added to its sum.
         stepped: by the optimizer; their mean gradient is the one thing that is kept for it.
+        normed: of a parameter's gradient whose squares are one term of the norm, and the grain of shards.
         widened: bytes of an element of what is added that exist for a moment in the sum's own type.
     """
 
     added: int
     stepped: int
+    normed: int
     widened: int
 
 
-ON_CPU = Pieces(1 << 16, 1 << 19, 8)
+ON_CPU = Pieces(1 << 16, 1 << 19, 1 << 14, 8)
 """Several passes over a piece find it in the cache: half the time of whole matrices."""
-ON_GPU = Pieces(1 << 21, 1 << 22, 0)
+ON_GPU = Pieces(1 << 21, 1 << 22, 1 << 20, 0)
 """An addend, what is made of it and its part of an fp64 sum are 32 MiB, which the second-level cache of an A100 or H100
 (40 and 50 MB) holds, so that several passes over them move them through the device's memory once. The mean gradient of
 a piece is 16 MiB; it is large enough that launches cost nothing. Kernels widen as they read."""
@@ -53,26 +59,52 @@ class ParameterBytes:
     """Bytes of one parameter on a worker that hosts it.
 
     Attributes:
-        state: what a new host copies: the fp32 parameter, Adam's two moments and, in bf16, the rounded one.
+        state: the fp32 parameter, Adam's two moments and, in bf16, the rounded one. With a sharded optimizer a host has
+            the live parameters of its whole stage, and the rest of k of D shards.
         gradient: its gradient sum.
         undo: of the state before a step that may be taken back, on the device.
     """
 
-    state: int
-    gradient: int
-    undo: int
+    state: float
+    gradient: float
+    undo: float
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         return self.state + self.gradient + self.undo
 
 
 def parameter_bytes(job: Sections) -> ParameterBytes:
     """What a parameter of the job weighs; 18 bytes in bf16 where gradients are summed in fp32 and nothing is undone."""
     working, gradient = PRECISION_BYTES[job.train.precision], GRADIENT_BYTES[job.train.accumulation]
-    state = 12 + (working if job.train.precision != "fp32" else 0)
-    undo = state if job.planner.staggered and job.train.undo == "device" else 0
-    return ParameterBytes(state, gradient, undo)
+    is_rounded, is_sharded = job.train.precision != "fp32", job.train.sharded_optimizer
+    live = working if is_rounded or is_sharded else 0  # else one of the 12
+    state = live + (12 if is_rounded or not is_sharded else 8) * shards_held(job)
+    is_undone = job.planner.staggered and job.train.undo == "device"
+    return ParameterBytes(state, gradient, undone_bytes(job) if is_undone else 0)
+
+
+def undone_bytes(job: Sections) -> float:
+    """Bytes per parameter of the state before a step, wherever it is kept.
+
+    With a sharded optimizer that of the owned shards: a gather brings the live parameters back.
+    """
+    rounded = PRECISION_BYTES[job.train.precision] if job.train.precision != "fp32" else 0
+    return 12 * shards_held(job) if job.train.sharded_optimizer else 12 + rounded
+
+
+def reducing_bytes(job: Sections, parameters: float) -> float:
+    """Bytes that a host of a stage of so many parameters has beside its sums while it reduces shards."""
+    if not job.train.sharded_optimizer:
+        return 0.0
+    hosts = job.shape.pipelines
+    elements = min(AWAITED * SHARD_PIECE, parameters / hosts)
+    return (hosts - 1) * elements * GRADIENT_BYTES[job.train.accumulation]
+
+
+def shards_held(job: Sections) -> float:
+    """Share of its stages' optimizer state that a host holds in a healthy run: all, or k of D shards."""
+    return job.train.optimizer_copies / job.shape.pipelines if job.train.sharded_optimizer else 1.0
 
 
 def moved_bytes(precision: str, accumulation: str) -> int:

@@ -321,11 +321,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     def _validate_train(self) -> None:
         train = self.train
-        if train.sharded_optimizer:
-            raise JobError(
-                "[train] sharded_optimizer: with one shard of the optimizer's state per worker (ZeRO-1) no peer holds"
-                " what a dead worker held, so nobody could go on without it; leave it false (docs/zero1.md)"
-            )
+        self._validate_shards()
         if train.reduce_buckets > 1 and not self.planner.decoupled:
             raise JobError(
                 f"[train] reduce_buckets: {train.reduce_buckets} buckets are summed while W's run, which"
@@ -346,6 +342,27 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             )
         if train.schedule is not None and train.warmup >= train.steps:
             raise JobError(f"[train] warmup: {train.warmup} iterations, but steps = {train.steps}; schedule needs less")
+
+    def _validate_shards(self) -> None:
+        train = self.train
+        if not train.sharded_optimizer:
+            if train.optimizer_copies != type(train)().optimizer_copies:
+                raise JobError("[train] optimizer_copies: needs sharded_optimizer = true")
+            return
+        if train.optimizer_copies > self.grid.pipelines:
+            raise JobError(
+                f"[train] optimizer_copies: {train.optimizer_copies}, but [shape] pipelines gives a stage"
+                f" {self.grid.pipelines} host(s), each of which holds a shard once; use fewer"
+            )
+        for key, is_there in (
+            ("[shape] tensor_parallel: more than 1 is", self.grid.tensor_parallel > 1),
+            ("[model] tied: is", self.model.tied),
+            ("[train] reduce_buckets: more than 1 are", train.reduce_buckets > 1),
+            ('[planner] layout: "elastic" is', self.planner.layout == "elastic"),
+            ("[planner] move: is", self.planner.move),
+        ):
+            if is_there:
+                raise JobError(f"{key} not there yet with [train] sharded_optimizer = true; leave out one of the two")
 
     def _validate_store(self) -> None:
         membership = self.membership

@@ -216,7 +216,10 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     `steps`.
 
     With `precision = "bf16"` weights, activations and messages are bf16; gradients are summed, and the weights updated,
-    from fp32 copies. `sharded_optimizer` is refused: see docs/zero1.md.
+    from fp32 copies.
+
+    With `sharded_optimizer` the hosts of a stage share its optimizer state, and each part of it is held by
+    `optimizer_copies` of them: so many deaths but one lose nothing (docs/zero1.md).
 
     A staggered step may have to be taken back, so the state before it is kept, 12 bytes per parameter or 14 in bf16:
     with `undo = "host"` in pinned memory of the host, to which it is copied while the worker waits for others.
@@ -247,6 +250,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     clip: Annotated[float, Meta(gt=0)] = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
     sharded_optimizer: bool = False
+    optimizer_copies: Positive = 2
     accumulation: Literal["exact", "fast"] = "exact"
     reduce_buckets: Annotated[int, Meta(ge=1, le=MOST_BUCKETS)] = 1
     undo: Literal["device", "host"] = "device"

@@ -89,7 +89,8 @@ def _print_executed(ran: Executed, output: Path, as_json: bool) -> None:
 
 def _table(profile: Profile, stages: int, planned: Profile | None = None) -> None:
     """A row per stage: median times with their spread or what was planned, and bytes."""
-    columns = (*TIMES, *(() if planned is not None else BYTES))
+    gathers = ("gather",) if profile.gather and any(profile.per_stage("gather", stages)) else ()
+    columns = (*TIMES, *gathers, *(() if planned is not None else BYTES))
     print(
         "seconds" + (" executed / planned" if planned is not None else ", median ± half the quartiles' distance; bytes")
     )

@@ -61,6 +61,12 @@ class PipelineLanes:
     def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
         raise NotImplementedError("Megatron's DDP reduces")
 
+    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        raise NotImplementedError("Megatron's distributed optimizer reduces")
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        raise NotImplementedError("Megatron's distributed optimizer gathers")
+
     def finish(self) -> None:
         """Wait until all that was sent has arrived; on a GPU, until what follows on it does."""
         while self._sent:

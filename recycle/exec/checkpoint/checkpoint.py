@@ -10,6 +10,9 @@ anywhere, or that rotted, is passed over for the one before. Files are written a
 with its safetensors storage: nothing in them can run code when it is loaded (its default storage has a pickle), and
 names do not depend on the split into stages, so that any other shape of the same model can read them.
 
+With a sharded optimizer there are files of shards in the place of stages. Of a parameter that a shard has a part of it
+holds that part, as `NAME.elements-FIRST-END` of the parameter's elements in order. Any other shards read them too.
+
 With tensor parallelism T each rank writes what it alone has, as `NAME.tensor-t-of-T` into `stage-0000tT-…`, and rank 0
 what all have. They are the T equal parts of NAME along one dimension, so another T reads them too.
 """
@@ -35,7 +38,7 @@ from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.stored_tensors import cut_into, part_name
+from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of
 from recycle.files import sync
 from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
@@ -105,7 +108,8 @@ def model_identity(model: ModelSection) -> dict[str, Any]:
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:
     """What the next losses depend on besides: the optimizer, the learning rate's course, the text."""
     train = msgspec.to_builtins(job.train)
-    changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace")
+    held = ("sharded_optimizer", "optimizer_copies")
+    changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace", *held)
     keys = {f"[train] {key}": value for key, value in train.items() if key not in changes_nothing}
     return keys | {"[data] seed": job.data.seed, "[data] text": text_digest}
 
@@ -155,7 +159,7 @@ def _stored(name: str, cuts: Mapping[str, int | None], rank: int, size: int) -> 
 
 
 def write_stage(
-    folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor], tensor_rank: int = 0
+    folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor], tensor_rank: int = 0, kind: str = "stage"
 ) -> dict[str, StoredFile]:
     """Write a stage's state into a checkpoint's folder, file by file, each put in place whole.
 
@@ -163,6 +167,7 @@ def write_stage(
         writer: name of this process; two that write the same stage do not disturb each other.
         named: CPU tensors by their name in the checkpoint, which nobody changes meanwhile.
         tensor_rank: whose part it is.
+        kind: "stage", or "shard" of a sharded optimizer, whose number `stage` then is.
 
     Returns:
         size and hash of each file.
@@ -174,7 +179,7 @@ def write_stage(
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    scratch = folder / f".stage-{stage}-{writer}"
+    scratch = folder / f".{kind}-{stage}-{writer}"
     stored: dict[str, StoredFile] = {}
     if not named:
         return stored
@@ -186,7 +191,7 @@ def write_stage(
         save(named, storage_writer=storage, no_dist=True)
         written = sorted(scratch.iterdir())
         for number, (path, found) in enumerate(zip(written, hashes(written), strict=True), start=1):
-            name = f"stage-{label}-{number}-of-{len(written)}{SUFFIX}"
+            name = f"{kind}-{label}-{number}-of-{len(written)}{SUFFIX}"
             stored[name] = StoredFile(path.stat().st_size, found)
             os.replace(path, folder / name)
         scratch.rmdir()
@@ -333,23 +338,37 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
     try:
         there: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         sizes = {count for name in there if (count := cut_into(name))}
+        in_pieces = pieces_of(there)
         for stage in stages:  # one by one: tied stages have a name in common
             state: dict[str, Any] = {}
-            joined: list[tuple[torch.Tensor, int, list[torch.Tensor]]] = []
+            apart: dict[str, tuple[int | None, list[torch.Tensor]]] = {}
+            sought: list[tuple[torch.Tensor, str, int, int]] = []
             cuts = stage.cuts()
             for name, live in stage.named_state(stage.state_tensors()).items():
-                mine = _stored(name, cuts, tensor_rank, tensor_parallel)
-                dimension = cuts.get(name)
-                if mine in there or dimension is None:
+                whole, begin, end = piece_of(name) or (name, 0, live.numel())
+                mine, dimension = _stored(whole, cuts, tensor_rank, tensor_parallel), cuts.get(whole)
+                if whole == name and (mine in there or (dimension is None and whole not in in_pieces)):
                     state[mine] = live
                     continue
-                names = _whole(name, cuts, sizes, there)
-                pieces = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
-                state |= dict(zip(names, pieces, strict=True))
-                joined.append((live, dimension, pieces))
+                sought.append((live, whole, begin, end))
+                if whole in apart:
+                    continue
+                if whole in in_pieces or mine in there:
+                    dimension = None
+                    names = in_pieces.get(whole, [mine])
+                else:
+                    names = _whole(whole, cuts, sizes, there)
+                parts = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
+                state |= dict(zip(names, parts, strict=True))
+                apart[whole] = dimension, parts
             load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-            for live, dimension, pieces in joined:
-                live.copy_(torch.cat(pieces, dimension).chunk(tensor_parallel, dimension)[tensor_rank])
+            for live, whole, begin, end in sought:
+                dimension, parts = apart[whole]
+                if dimension is None:
+                    found = torch.cat([part.reshape(-1) for part in parts])
+                else:
+                    found = torch.cat(parts, dimension).chunk(tensor_parallel, dimension)[tensor_rank].reshape(-1)
+                live.copy_(found[begin:end].view(live.shape))
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {error}") from None
 

@@ -63,6 +63,8 @@ class CheckpointManager:
         self._job, self._root, self._text_digest = job, root, text_digest
         self._store, self._log, self._wake, self._now = store, log, wake, now
         self._most_stages = max(job.shape.stages, sum(layers_of(job)))
+        if job.train.sharded_optimizer:
+            self._most_stages *= job.shape.pipelines  # shards are announced in the place of stages
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
         self._keeps_last = False

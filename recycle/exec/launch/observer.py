@@ -52,8 +52,18 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         )
     ),
     "moved": lambda e: (
-        f"worker {e['worker']} hosts layers {e['units'][0]} to {e['units'][1] - 1} from step {e['step']} on,"
+        f"worker {e['worker']} "
+        + (
+            f"owns {', '.join(e['shards'])}"
+            if "shards" in e
+            else f"hosts layers {e['units'][0]} to {e['units'][1] - 1}"
+        )
+        + f" from step {e['step']} on,"
         f" {e['bytes']:,} bytes copied from {e['source']} in {e['seconds'] * 1000:.0f} ms"
+    ),
+    "shards": lambda e: (
+        f"further deaths of a stage's hosts that lose none of its optimizer's shards: "
+        f"{' '.join(map(str, e['further_deaths']))} (by stage)"
     ),
     "checkpoint": lambda e: (
         f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"

@@ -123,6 +123,10 @@ class CoordinatorRuntime:
 
     def begin(self, earlier: Earlier | None = None) -> None:
         """Begin the run, or go on from the checkpoint that an earlier part of it left; before the first tick."""
+        if self._job.train.sharded_optimizer and self._job.train.optimizer_copies == 1:
+            self._warn(
+                "[train] optimizer_copies = 1: every death goes back to a checkpoint; with 2 any one of a stage may die"
+            )
         if earlier is not None:
             for warning in earlier.warnings:
                 self._warn(warning)

@@ -23,6 +23,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
+from recycle.plans.shards import StageShards
 from recycle.shape import Worker
 
 
@@ -98,8 +99,22 @@ class LocalRun:
             worker: build_stages(job, schedule.stages_of(worker), providers=providers, cut=schedule.shape.cut)
             for worker in schedule.live
         }
+        if job.train.sharded_optimizer:
+            self._own_shards()
         self.order = _global_order(schedule)
         self.evaluated_by = evaluation_schedule(schedule, job)
+
+    def _own_shards(self) -> None:
+        """Have each worker own its shards, and the local transport know the parts of all."""
+        shards = StageShards.of_schedule(self.job, self.schedule)
+        owned, self.exchange.owners = shards.owned(self.schedule.live), shards.owners(self.schedule.live)
+        for worker, stages in self.stages.items():
+            for index, stage in stages.items():
+                assert stage.shards is not None
+                stage.shards.own(shards.of_stage(index, owned.stages[worker]))
+                stage.shards.settled()
+                self.exchange.gradients.setdefault(index, {})[worker] = stage.shards.gradients()
+                self.exchange.weights.setdefault(index, {})[worker] = stage.shards.weights()
 
     def run(self, steps: int) -> RunResult:
         result = RunResult()
@@ -116,7 +131,9 @@ class LocalRun:
                 line["eval_loss"] = finite_or_none(self.evaluate(iteration).loss)
             result.metrics.append(line)
         for worker, stages in self.stages.items():
-            result.digests[str(worker)] = {index: stage.state_digest() for index, stage in stages.items()}
+            result.digests[str(worker)] = {
+                number: text for stage in stages.values() for number, text in stage.digests().items()
+            }
         return result
 
     def iterate(self, iteration: int) -> Commit:
@@ -143,6 +160,8 @@ class LocalRun:
         self._share_sums()
         for worker, position in self.order:
             running[worker].execute(position)
+        for iterations in running.values():
+            iterations.step()
         for iterations in running.values():
             iterations.end()
         return commit_of(self.job, iteration, iteration + 1, reports)
@@ -180,6 +199,7 @@ class LocalRun:
         """Let the local transport know the buffers that each reduction sums."""
         self.exchange.reduced.clear()
         self.exchange.sums.clear()
+        self.exchange.gathered.clear()
         buckets = self.schedule.buckets
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():

@@ -80,6 +80,10 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
             " with: recycle train"
         )
+    if job.train.sharded_optimizer:
+        raise JobError(
+            "[train] sharded_optimizer: is not there under torchrun; train with: recycle train, or set it to false"
+        )
     workers = sorted(schedule.live)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size != len(workers):

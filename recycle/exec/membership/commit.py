@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from recycle.exec.membership.disagreement import compare
+from recycle.exec.membership.disagreement import compare, stage_name
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import (
     Commit,
@@ -27,6 +28,7 @@ from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
+from recycle.plans.shards import shard_name
 from recycle.shape import Worker
 
 NEAR = 0.5
@@ -65,12 +67,13 @@ def report_of(stages: Mapping[int, Stage], compute: Sequence[Computed] = ()) -> 
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
-    for index, stage in stages.items():
-        found, common = stage.gradient_norms_squared(), set(stage.replicated())
-        norms[index] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
+    checksums: dict[int, int] = {}
+    for number, found, all_have, checksum in (part for stage in stages.values() for part in stage.reduced()):
+        common = set(all_have)
+        norms[number] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
         if common:
-            replicated[index] = exact_parts([found[place] for place in sorted(common)])
-    checksums = {index: stage.gradient_checksum() for index, stage in stages.items()}
+            replicated[number] = exact_parts([found[place] for place in sorted(common)])
+        checksums[number] = checksum
     return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums)
 
 
@@ -100,7 +103,9 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
         Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
     if not reports.agree():
-        compare(step, reports.reports())
+        shards = job.shape.pipelines
+        named = partial(shard_name, shards) if job.train.sharded_optimizer else stage_name
+        compare(step, reports.reports(), named)
     squared = math.fsum(reports.squared_norms())
     loss = reports.loss_sum() / job.shape.global_micro_batches
     finite = math.isfinite(squared)

@@ -25,7 +25,7 @@ from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fe
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.holdings import Holdings
-from recycle.exec.membership.interfaces import Log, Plans, Processes, Ready
+from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of
 from recycle.exec.membership.messages import GO, VOID, Commit, EvaluationReport, GenerationRecord, Report
 from recycle.exec.membership.moving import log_copies
@@ -33,10 +33,12 @@ from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.membership.shard_holdings import ShardHoldings
 from recycle.exec.membership.store import Gathering, RunStore
 from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
+from recycle.plans.shards import StageShards
 from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
@@ -114,12 +116,18 @@ class Coordinator:
     _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
     running_since: float | None = None
-    _proposed: Ready | None = None
+    _wanted: Hosts | None = None
+    _spare: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._everybody = frozenset(self.shape.workers())
         self._detector = FailureDetector(self.job)
-        self._holdings = Holdings(self.initial or Hosts.at_start(self.job, None))
+        initial = self.initial or Hosts.at_start(self.job, None)
+        if self.job.train.sharded_optimizer:
+            shards = StageShards(self.job, initial.hosts_of_stages())
+            self._holdings = ShardHoldings(shards, self._everybody)
+        else:
+            self._holdings = Holdings(initial)
         self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings)
         self._forming = Forming(self.store, self.job.membership, self.now, self._holdings)
         self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
@@ -164,7 +172,7 @@ class Coordinator:
         self.live = {Worker.parse(worker) for worker in record.live}
         has_run = self.store.read(schema.PermissionKey(record.generation, "run")) == GO
         if held := record.holds if has_run else record.held:
-            hosts = self.plans.hosts(held)
+            hosts = self._holdings.named(held, self.plans.hosts)
             if hosts is None:
                 raise RunError(f"plan {held}, which says what the workers hold, is not in the run directory any more")
             self._holdings.take_up(held, hosts)
@@ -358,7 +366,7 @@ class Coordinator:
         if units := self._holdings.lost(self._holders):
             raise RunError(f"{self._holdings.described(units[0])} no live host among the workers that are there")
         generation = self.record.generation + 1
-        self._proposed = plan
+        self._wanted = wanted = self._holdings.wanted(plan.hosts, self.live)
         if not plan.is_kept:
             self.store.set(schema.PlanKey(generation), pack_plan(plan.text))
         commit = self.record.commit
@@ -375,9 +383,9 @@ class Coordinator:
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
             dict(plan.periods),
             self.record.evaluated,
-            self._holdings.copies(plan.hosts, self.live, self._holders),
+            self._holdings.copies(wanted, self.live, self._holders),
             self._holdings.plan,
-            self._holdings.name_of(plan.digest, plan.hosts),
+            self._holdings.name_of(plan.digest, wanted),
         )
         self._forming.begin(self.record, self._present())
         self._announce()
@@ -452,11 +460,14 @@ class Coordinator:
         g = self.record.generation
         self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
         self.store.forget_before(g)
-        assert self._proposed is not None
-        self._holdings.take_up(self.record.holds, self._proposed.hosts)
+        self._holdings.take_up(self.record.holds, self._wanted)
         self._enter(GenerationPhase.RUNNING)
         self.running_since = self.now()
-        log_copies(self.log, self.next_step, self._forming.copied(), self._joined, self._holdings.hosts.count)
+        copied, spare = self._forming.copied(), self._holdings.spare(self.live)
+        log_copies(self.log, self.next_step, copied, self._joined, self._holdings)
+        if spare != self._spare:
+            self._spare = spare
+            self.log("shards", step=self.next_step, generation=g, further_deaths=list(spare.values()))
         for worker in self._joined:
             self._forget_ready(worker)
         self._joined.clear()

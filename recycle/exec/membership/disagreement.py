@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
@@ -39,11 +39,17 @@ class Disagreement(RunError):
         self.what = "; ".join(differences)
 
 
-def compare(step: int, reports: Mapping[str, Report]) -> None:
+def stage_name(number: int) -> str:
+    """A stage in words."""
+    return f"stage {number}"
+
+
+def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str] = stage_name) -> None:
     """Raise Disagreement if the reports of `step` disagree.
 
     Args:
         reports: process -> its report; all processes of each worker, all hosts of each stage.
+        named: gives the words for the number under which reports have a stage, or a shard of one.
     """
     workers: dict[str, list[Report]] = defaultdict(list)
     for member in sorted(reports, key=split_member):
@@ -52,10 +58,10 @@ def compare(step: int, reports: Mapping[str, Report]) -> None:
     odd: dict[str, str] = {}
     held: dict[str, str] = {}
     for worker, ranks in workers.items():
-        if what := _unlike_ranks(ranks):
+        if what := _unlike_ranks(ranks, named):
             differences.append(f"tensor ranks of worker {worker} hold different {what}")
             odd[worker] = f"its tensor ranks hold different {what}"
-            said = [_text(report, stage) for report in ranks for stage in report.norms]
+            said = [_text(report, stage, named) for report in ranks for stage in report.norms]
             held[worker] = "; ".join([*said, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])
     of_stages: dict[int, dict[str, _Held]] = defaultdict(dict)
     for worker, ranks in workers.items():
@@ -66,20 +72,20 @@ def compare(step: int, reports: Mapping[str, Report]) -> None:
         if len(votes) == 1:
             continue
         for worker in hosts:
-            held.setdefault(worker, "; ".join(_text(report, stage) for report in workers[worker]))
+            held.setdefault(worker, "; ".join(_text(report, stage, named) for report in workers[worker]))
         value, count = votes.most_common(1)[0]
         if 2 * count > len(hosts):
             most = _names(worker for worker, its in hosts.items() if its == value)
             for worker in (worker for worker, its in hosts.items() if its != value):
-                odd.setdefault(worker, f"it holds another gradient of stage {stage} than {most}")
-                differences.append(f"worker {worker} holds another gradient of stage {stage} than {most}")
+                odd.setdefault(worker, f"it holds another gradient of {named(stage)} than {most}")
+                differences.append(f"worker {worker} holds another gradient of {named(stage)} than {most}")
         else:
-            differences.append(f"{_names(hosts)} hold different gradients of stage {stage}")
+            differences.append(f"{_names(hosts)} hold different gradients of {named(stage)}")
     if differences:
         raise Disagreement(step, differences, odd, held)
 
 
-def _unlike_ranks(ranks: Sequence[Report]) -> str:
+def _unlike_ranks(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
     """What the tensor ranks of one worker should have in common, and have not; empty when they have it all.
 
     Of what is not finite each rank sums its own part only.
@@ -90,7 +96,7 @@ def _unlike_ranks(ranks: Sequence[Report]) -> str:
     for stage in ranks[0].replicated:
         found = {_parts(report.replicated[stage]) for report in ranks}
         if len(found) > 1 and _NOT_FINITE not in found:
-            return f"gradients of stage {stage}"
+            return f"gradients of {named(stage)}"
     return ""
 
 
@@ -107,9 +113,9 @@ def _parts(parts: Sequence[float]) -> tuple[float, ...]:
     return tuple(parts) if all(map(math.isfinite, parts)) else _NOT_FINITE
 
 
-def _text(report: Report, stage: int) -> str:
+def _text(report: Report, stage: int, named: Callable[[int], str]) -> str:
     squared = math.fsum([*report.norms[stage], *report.replicated.get(stage, [])])
-    return f"stage {stage}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}"
+    return f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}"
 
 
 def _names(workers: Iterable[str]) -> str:

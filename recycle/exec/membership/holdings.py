@@ -8,11 +8,12 @@ nothing, and any plan can follow on any other. A worker that joins holds nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from recycle.exec.membership.messages import Copy
 from recycle.exec.transport.edge_coloring import color_edges
-from recycle.plans.hosting import Hosts, Units, joined, without
+from recycle.plans.hosting import Hosts, Units, joined, layers_in, without
 from recycle.shape import Worker
 
 
@@ -38,6 +39,28 @@ class Holdings:
     def take_up(self, plan: str, hosts: Hosts | None) -> None:
         """The workers hold what the plan of this name (`name_of`) gives them."""
         self.plan, self.hosts = plan, (hosts if plan else None) or self._initial
+
+    def wanted(self, hosts: Hosts | None, live: Collection[Worker]) -> Hosts | None:
+        """What workers hold once a plan runs.
+
+        Args:
+            hosts: of the plan; None for what processes start with.
+            live: all workers.
+        """
+        return hosts
+
+    def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
+        """What holdings of this name (`name_of`) are; None where that is not known any more.
+
+        Args:
+            plan: gives who hosts what by a plan.
+        """
+        return plan(name)
+
+    def spare(self, live: Collection[Worker]) -> dict[int, int]:
+        """Stage -> deaths of its hosts, whichever they are, that lose nothing, where that depends on more than how many
+        hosts there are; else empty."""
+        return {}
 
     def name_of(self, digest: str, hosts: Hosts | None) -> str:
         """The hash of a plan by which its holdings are known; empty where each hosts what it started with."""
@@ -66,6 +89,10 @@ class Holdings:
         names = {0: "the embedding", self.hosts.count - 1: "the head"}
         first, last = (names.get(unit, f"layer {unit - 1}") for unit in (begin, end - 1))
         return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
+
+    def told(self, units: Units) -> dict[str, Any]:
+        """Units as the event of a copy names them."""
+        return {"units": layers_in(units, self.hosts.count)}
 
     def fewest_hosts(self, workers: Iterable[Worker], holders: Collection[Worker]) -> dict[Worker, int]:
         """Of each worker, how many holders there are of the unit of its own that has fewest."""

@@ -133,7 +133,8 @@ class Report(Struct, frozen=True):
 
     Attributes:
         norms: squared gradient norm of each hosted stage, as floats whose exact sum it is. With tensor parallelism that
-            of what this tensor rank alone holds.
+            of what this tensor rank alone has. With a sharded optimizer that of each owned shard: shards, by their
+            number in the whole model, then stand in the place of stages in all that the report says of gradients.
         loss: its loss sum, last stage only.
         compute: the F, I, W and B of each of its stages.
         replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log
 from recycle.exec.membership.messages import Copied
-from recycle.plans.hosting import layers_in
 from recycle.shape import Worker
 
 
 def log_copies(
-    log: Log, step: int, copied: Sequence[tuple[str, Copied]], joined: Collection[Worker], units: int
+    log: Log, step: int, copied: Sequence[tuple[str, Copied]], joined: Collection[Worker], holdings: Holdings
 ) -> None:
     """Write an event for each worker that has joined, and one for each copy of a worker that hosts other layers now.
 
@@ -19,7 +19,7 @@ def log_copies(
         step: the first iteration of the generation.
         copied: who has copied what.
         joined: the workers that held nothing before.
-        units: of the model.
+        holdings: of the run.
     """
     for worker in sorted(joined):
         mine = [one for name, one in copied if name == str(worker)]
@@ -38,7 +38,7 @@ def log_copies(
                 "moved",
                 worker=name,
                 step=step,
-                units=layers_in((one.first, one.last), units),
+                **holdings.told((one.first, one.last)),
                 source=one.source,
                 bytes=one.bytes,
                 seconds=one.seconds,

@@ -52,6 +52,26 @@ class Layout:
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
         ]
 
+    def blocks(self, elements: int) -> list[tuple[int, int]]:
+        """(first element, end) of each part in pieces of at most `elements`; the gaps behind parts are left out.
+
+        They depend on the parts alone, not on what lies beside them.
+        """
+        return [
+            (offset + begin, offset + min(begin + elements, shape.numel()))
+            for offset, shape in zip(self.offsets, self.shapes, strict=True)
+            for begin in range(0, shape.numel(), elements)
+        ]
+
+    def shards(self, count: int, elements: int) -> list[int]:
+        """Where to cut a flat tensor into shards, each about as large as the others: [count + 1].
+
+        Cuts lie at the beginnings of `blocks`, so that the norms of shards are made of the terms of the whole.
+        """
+        begins = [*(begin for begin, _ in self.blocks(elements)), self.size]
+        wanted = [self.size * shard / count for shard in range(1, count)]
+        return [0, *(min(begins, key=lambda begin: abs(begin - cut)) for cut in wanted), self.size]
+
     def cut(self, buckets: int, movable: int, size: int) -> list[int]:
         """Where to cut a flat tensor of `size` elements into buckets, each about as large as the others: [buckets + 1].
 
@@ -77,6 +97,8 @@ class Accumulator(ABC):
 
     def __init__(self, layout: Layout, buffer: torch.Tensor) -> None:
         self.layout, self.buffer = layout, buffer
+        self.grain = (ON_CPU if buffer.is_cpu else ON_GPU).normed
+        self._blocks = layout.blocks(self.grain)
 
     @abstractmethod
     def add(self, position: int, addend: torch.Tensor) -> None:
@@ -96,13 +118,21 @@ class Accumulator(ABC):
             # One division, then one cast: two roundings whatever the number of hosts.
             target.copy_(torch.div(part, divisor))
 
-    def mean_norms_squared(self, divisor: int) -> list[float]:
-        """Squared Euclidean norm of each parameter's mean, in fp64; it depends on nothing else in the buffer.
+    def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
+        """Squared Euclidean norms of the mean, in fp64: of each parameter's, in blocks of `Layout.blocks`.
 
-        One at least is not finite when any addend was out of bounds.
+        Each depends on nothing else in the buffer. One at least is not finite when any addend was out of bounds.
+
+        Args:
+            begin, end: where the first of the blocks begins, and one behind the last would; all when left out.
         """
-        squares = [_norm_squared(view.reshape(-1)) for view in self.layout.views(self.buffer)]
+        blocks = self._blocks if end is None else [one for one in self._blocks if begin <= one[0] < end]
+        squares = _norms_squared(self.buffer, blocks)
         return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
+
+    def blocks_of(self) -> list[int]:
+        """How many blocks each parameter has, in order."""
+        return [-(-shape.numel() // self.grain) for shape in self.layout.shapes]
 
 
 class ExactSum(Accumulator):
@@ -133,8 +163,9 @@ class ExactSum(Accumulator):
             self._test(part)
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
 
-    def mean_norms_squared(self, divisor: int) -> list[float]:
-        return [*super().mean_norms_squared(divisor), float(self._violation)]
+    def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
+        found = super().mean_norms_squared(divisor, begin, end)
+        return [*found, float(self._violation)] if end is None or end == self.layout.size else found
 
     def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)
@@ -173,14 +204,14 @@ ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum,
 """`[train] accumulation` -> class."""
 
 
-def _norm_squared(flat: torch.Tensor) -> torch.Tensor:
-    chunks = _chunks(flat)
-    scratch = torch.empty_like(chunks[0], dtype=torch.float64)
+def _norms_squared(flat: torch.Tensor, blocks: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    longest = max((end - begin for begin, end in blocks), default=0)
+    scratch = torch.empty(longest, dtype=torch.float64, device=flat.device)
     squares = []
-    for chunk in chunks:
-        wide = scratch[: len(chunk)].copy_(chunk)
+    for begin, end in blocks:
+        wide = scratch[: end - begin].copy_(flat[begin:end])
         squares.append(torch.dot(wide, wide))
-    return torch.stack(squares).sum()
+    return squares
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -22,13 +22,15 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
 
 from recycle.exec.model.flips import flipped
+from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.stored_tensors import piece_name
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
 from recycle.ir.kinds import ValueKind
@@ -65,6 +67,58 @@ class EmulatedLayer:
     def state_tensors(self) -> list[torch.Tensor]:
         """Both."""
         return [self.parameters, self.count]
+
+
+class EmulatedShard:
+    """A shard of the state of an emulated stage (`recycle.exec.model.shards.Shard`).
+
+    Args:
+        parameters: the live ones of the shard, fp64 [n].
+        sums: of their gradients.
+        begin: first element in the stage.
+        layers: numbers of the stage's layers in the whole model.
+        step: called with parameters, sums and clip factor; updates the parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: torch.Tensor,
+        sums: torch.Tensor,
+        begin: int,
+        layers: range,
+        step: Callable[[torch.Tensor, torch.Tensor, float], object],
+    ) -> None:
+        self._parameters, self._sums, self._begin, self._layers, self._step = parameters, sums, begin, layers, step
+        self._count = torch.zeros(1, dtype=torch.float64)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return [self._parameters, self._count]
+
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
+        if before is not None and not kept:
+            copy_state(before, self.state_tensors())
+        self._step(self._parameters, self._sums, clip_factor)
+        self._count.add_(1)
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        copy_state(before, self.state_tensors())
+        return len(self._parameters)
+
+    def publish(self) -> None:
+        return
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        parameters, count = tensors
+        named: dict[str, torch.Tensor] = {}
+        for place, number in enumerate(self._layers):
+            first = place * ENTRIES - self._begin
+            low, high = max(first, 0), min(first + ENTRIES, len(parameters))
+            if low < high:
+                piece = piece_name(f"layers.{number}.parameters", low - first, high - first, ENTRIES)
+                named[piece] = parameters[low:high]
+            if 0 <= first < len(parameters):
+                named[f"layers.{number}.count"] = count
+        return named
 
 
 class Stateless:
@@ -104,6 +158,7 @@ class EmulatedStage(Stage):
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
         layers = layers_of(job)
         self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
+        self._sum = torch.zeros(ENTRIES * len(self._numbers), dtype=torch.float64)
         self._units: dict[int, UnitState] = {}
         self._layers: list[EmulatedLayer] = []
         for unit in range(*stage_units(layers)[index]):
@@ -114,12 +169,30 @@ class EmulatedStage(Stage):
             layer = state if isinstance(state, EmulatedLayer) else EmulatedLayer(unit - 1, job.model.seed)
             self._units[unit] = layer
             self._layers.append(layer)
-        self._sum = torch.zeros(ENTRIES * len(self._layers), dtype=torch.float64)
+        if job.train.sharded_optimizer:
+            self._shard(job)
         self._loss = 0.0
         self._evaluates, self._evaluated = False, list[tuple[float, float]]()
         self._held: dict[MicroBatch, float] = {}
         self._waiting: dict[MicroBatch, float] = {}
         """Of each micro-batch behind its F, or its I, the error of what is held of it."""
+
+    def _shard(self, job: Job) -> None:
+        """Have the layers' parameters lie in one flat tensor, cut into shards of as many entries as can be."""
+        flat, count, size = torch.zeros_like(self._sum), job.shape.pipelines, len(self._sum)
+        for layer, part in zip(self._layers, torch.split(flat, ENTRIES), strict=False):
+            part.copy_(layer.parameters)
+            layer.parameters = part
+        bounds = [size * shard // count for shard in range(count + 1)]
+
+        def make(place: int) -> EmulatedShard:
+            begin, end = bounds[place : place + 2]
+            return EmulatedShard(flat[begin:end], self._sum[begin:end], begin, self._numbers, self._update)
+
+        def norms(begin: int, end: int) -> list[float]:
+            return self._norms_squared(self._sum[begin:end])
+
+        self.shards = Shards(self.index * count, bounds, flat, self._sum, make, norms)
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False
@@ -194,22 +267,34 @@ class EmulatedStage(Stage):
         return self._loss if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        return [float((part / self._divisor).square().sum()) for part in torch.split(self._sum, ENTRIES)]
+        return self._norms_squared(self._sum)
+
+    def _norms_squared(self, sums: torch.Tensor) -> list[float]:
+        squares: list[float] = (sums / self._divisor).square().tolist()
+        return squares
 
     def replicated(self) -> Collection[int]:
-        return range(len(self._layers)) if self._is_one_of_several else []
+        return range(len(self._sum)) if self._is_one_of_several else []
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
-        if before is not None and not kept:
-            self.keep(before, 0)
         with self._lasting("step"):
+            if self.shards is not None:
+                self.shards.step(iteration, clip_factor, before, kept)
+                return
+            if before is not None and not kept:
+                self.keep(before, 0)
             for layer, part in zip(self._layers, torch.split(self._sum, ENTRIES), strict=False):
-                layer.parameters.sub_(part / self._divisor * (clip_factor * self._train.learning_rate))
+                self._update(layer.parameters, part, clip_factor)
                 layer.count.add_(1)
 
+    def _update(self, parameters: torch.Tensor, sums: torch.Tensor, clip_factor: float) -> None:
+        parameters.sub_(sums / self._divisor * (clip_factor * self._train.learning_rate))
+
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        if self.shards is not None:
+            return self.shards.keep(before, start)
         if not start:
             copy_state(before, self.state_tensors())
         return 1
@@ -221,9 +306,11 @@ class EmulatedStage(Stage):
         return [layer.parameters for layer in self._layers]
 
     def moments(self) -> list[torch.Tensor]:
-        return [layer.count for layer in self._layers]
+        return [layer.count for layer in self._layers] if self.shards is None else self.shards.moments()
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self.shards is not None:
+            return self.shards.named_state(tensors)
         names = [f"layers.{number}.{name}" for number in self._numbers for name in ("parameters", "count")]
         return dict(zip(names, tensors, strict=True))
 

@@ -19,6 +19,8 @@ from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, L
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.optimizer import COUNTED, SHAPED, decays
 from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.unit_states import UnitOptimizers, UnitState
 from recycle.ir.instruction import (
@@ -88,7 +90,7 @@ class MegatronStage(Stage):
         from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
         from recycle.exec.model.sequence_parallel import partly_computed
-        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head, units_of
+        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]
         self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
@@ -122,8 +124,9 @@ class MegatronStage(Stage):
         count = int(shared in self.parameters)
         own = list(self.parameters)[count:]
         is_alone = job.grid.tensor_parallel == 1
-        self._replicated = () if is_alone else [place for place, name in enumerate(own) if name not in self._cuts]
         self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
+        whose = [name for name, blocks in zip(own, self._sum.blocks_of(), strict=True) for _ in range(blocks)]
+        self._replicated = () if is_alone else [place for place, name in enumerate(whose) if name not in self._cuts]
         # Biases get their gradients with the weights of their layers, whichever bucket these are in.
         self._matrices = sum(decays(parameter) for parameter in parameters[count:])
         self._bounds: dict[int, Sequence[int]] = {}
@@ -131,18 +134,21 @@ class MegatronStage(Stage):
             # Embedding and output layer each give a gradient, and each is rounded by itself.
             tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
         self.tied_sum = tied_sum if count else None
-        layers = job.layers_per_stage()
-        units, first_layer, ends = stage_units(layers), sum(layers[:index]), (self._is_first, self._is_last)
-        self._units = UnitOptimizers(
-            range(*units[index]),
-            units_of(named, first_layer, layers[index], ends, units[-1][1] - 1),
-            self.parameters,
-            self._sums(),
-            job.train,
-            self._type,
-            self._divisor,
-            held,
-        )
+        self._units: UnitOptimizers | None = None
+        if job.train.sharded_optimizer:
+            sharded = ShardedOptimizer(
+                self.parameters,
+                (self._halved, HALVES),
+                self._sum,
+                job.train,
+                self._type,
+                self._divisor,
+                index * job.shape.pipelines,
+                job.shape.pipelines,
+            )
+            self.shards = sharded.shards
+        else:
+            self._units = self._unit_optimizers(job, named, held)
         self._has_ties = bool(job.ties)
         self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
@@ -167,6 +173,24 @@ class MegatronStage(Stage):
         self._vocabulary = job.model.vocabulary
         self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         """Input and output of the forward; no output where the forward is run again."""
+
+    def _unit_optimizers(
+        self, job: Job, named: Mapping[str, torch.nn.Parameter], held: Mapping[int, UnitState]
+    ) -> UnitOptimizers:
+        layers, index = job.layers_per_stage(), self.index
+        units, first_layer, ends = stage_units(layers), sum(layers[:index]), (self._is_first, self._is_last)
+        from recycle.exec.model.weights import units_of
+
+        return UnitOptimizers(
+            range(*units[index]),
+            units_of(named, first_layer, layers[index], ends, units[-1][1] - 1),
+            self.parameters,
+            self._sums(),
+            job.train,
+            self._type,
+            self._divisor,
+            held,
+        )
 
     def begin_iteration(self, step: int) -> None:
         self._take_up(step, evaluates=False)
@@ -308,19 +332,24 @@ class MegatronStage(Stage):
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
-        self._units.step(iteration, clip_factor, before, kept)
+        self._optimizers().step(iteration, clip_factor, before, kept)
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        return self._units.keep(before, start)
+        return self._optimizers().keep(before, start)
 
     def units(self) -> Mapping[int, UnitState]:
-        return self._units.of
+        return {} if self._units is None else self._units.of
+
+    def _optimizers(self) -> UnitOptimizers | Shards:
+        optimizers = self.shards if self._units is None else self._units
+        assert optimizers is not None
+        return optimizers
 
     def weights(self) -> list[torch.Tensor]:
-        return self._units.weights()
+        return self._optimizers().weights()
 
     def moments(self) -> list[torch.Tensor]:
-        return self._units.moments()
+        return self._optimizers().moments()
 
     def flip(self, target: str, bit: int) -> None:
         if not self._is_struck:
@@ -329,7 +358,9 @@ class MegatronStage(Stage):
         super().flip(target, bit)
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        named = self._units.named_state(tensors)
+        named = self._optimizers().named_state(tensors)
+        if self._units is None:
+            return named
         for prefix in SHAPED:
             # Tensor ranks cut each half of a gated layer by itself, so each half has its name.
             for name in self._halved & {known.removeprefix(prefix) for known in named if known.startswith(prefix)}:

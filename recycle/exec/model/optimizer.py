@@ -42,61 +42,56 @@ def decays(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
+def flattened(parameters: Sequence[torch.nn.Parameter], layout: Layout) -> torch.Tensor:
+    """The parameters as one flat tensor, fp32 [layout.size]."""
+    device = parameters[0].device if parameters else torch.device("cpu")
+    flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
+    for parameter, view in zip(parameters, layout.views(flat), strict=True):
+        view.copy_(parameter.data)
+    return flat
+
+
+def decayed_until(parameters: Sequence[torch.nn.Parameter], layout: Layout) -> int:
+    """The element behind the last that decays. Raises ValueError when one that decays comes later."""
+    decayed = [decays(parameter) for parameter in parameters]
+    if decayed != sorted(decayed, reverse=True):
+        raise ValueError("parameters that decay must come first")
+    return layout.offsets[sum(decayed)] if sum(decayed) < len(parameters) else layout.size
+
+
 def piece_of_step(device: torch.device) -> int:
     """Elements that a step works on at a time."""
     return (ON_CPU if device.type == "cpu" else ON_GPU).stepped
 
 
-class Optimizer:
-    """AdamW over flat parameters.
+class FlatOptimizer:
+    """AdamW over a flat tensor.
 
     Args:
-        parameters: fp32, of the unit, those that decay first (see `decays`); their data moves into `parameters` below,
-            or into a copy of it in `working_type`.
+        parameters: fp32 [n], what is updated: the live parameters, or those that they are rounded from.
+        boundary: element behind the last that decays.
         train: betas, epsilon, weight decay and the course of the learning rate.
-        working_type: in which the model computes.
+        working: [n], the live parameters where they are not `parameters`; no part of the state.
 
     Attributes:
-        layout: where each parameter lies in `parameters`, and in the gradient given to `step`.
-        parameters: fp32 [layout.size], what is updated: the live parameters, or those that they are rounded from.
-        averages: fp32 [layout.size], the first moments.
+        parameters: as given.
+        averages: fp32 [n], the first moments.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        train: TrainSection,
-        working_type: torch.dtype = torch.float32,
+        self, parameters: torch.Tensor, boundary: int, train: TrainSection, working: torch.Tensor | None = None
     ) -> None:
-        self._train = train
-        self.layout = Layout([parameter.shape for parameter in parameters])
-        device = parameters[0].device if parameters else torch.device("cpu")
-        self.parameters = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
-        for parameter, view in zip(parameters, self.layout.views(self.parameters), strict=True):
-            view.copy_(parameter.data)
-        self._working: torch.Tensor | None = None
-        if working_type != torch.float32:
-            self._working = self.parameters.to(working_type)
-        self.bind(parameters)
-        decayed = [decays(parameter) for parameter in parameters]
-        if decayed != sorted(decayed, reverse=True):
-            raise ValueError("parameters that decay must come first")
-        boundary = self.layout.offsets[sum(decayed)] if sum(decayed) < len(parameters) else self.layout.size
-        self._parts = (slice(0, boundary), slice(boundary, self.layout.size))
-        self.averages = torch.zeros_like(self.parameters)
-        self._squares = torch.zeros_like(self.parameters)
+        self._train, self.parameters, self._working = train, parameters, working
+        self._parts = (slice(0, boundary), slice(boundary, len(parameters)))
+        self.averages = torch.zeros_like(parameters)
+        self._squares = torch.zeros_like(parameters)
         # One count per part, decayed and not, side by side in one tensor.
-        self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=device)
-        self._piece = piece_of_step(device)
-
-    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
-        for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
-            parameter.data = view
+        self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=parameters.device)
+        self._piece = piece_of_step(parameters.device)
 
     @property
     def live(self) -> torch.Tensor:
-        """What the model computes with, [layout.size]."""
+        """What the model computes with, [n]."""
         return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
@@ -112,13 +107,13 @@ class Optimizer:
         """One update.
 
         Args:
-            gradient: called with a and a tensor, fp32 [n], writes the mean gradient from element a of the layout on
-                into it; asked for each element once.
+            gradient: called with a and a tensor, fp32 [n], writes the mean gradient from element a on into it; asked
+                for each element once.
             iteration: whose learning rate applies.
             clip_factor: factor on the gradient.
             before: takes the state as it was, laid out as `state_tensors`.
             kept: elements of it that `keep` has copied already.
-            scratch: fp32 [as many as the layout's, or as `piece_of_step`], overwritten; units of a stage share one.
+            scratch: fp32 [as many as there are, or as `piece_of_step`], overwritten; units of a stage share one.
         """
         if scratch is None:
             scratch = torch.empty_like(self.parameters[: self._piece])
@@ -159,12 +154,12 @@ class Optimizer:
 
     @torch.no_grad()
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """Copy a piece of the state, from element `start` of the layout on, into `before`, laid out as `state_tensors`.
+        """Copy a piece of the state, from element `start` on, into `before`, laid out as `state_tensors`.
 
         Returns:
             the element behind it; `start` when nothing was left. The step counts are copied by `step`.
         """
-        stop = min(start + self._piece, self.layout.size)
+        stop = min(start + self._piece, len(self.parameters))
         self._copy(before, slice(start, stop))
         return stop
 
@@ -174,12 +169,56 @@ class Optimizer:
 
     def _shaped(self) -> list[torch.Tensor]:
         """What of the state is laid out as the parameters are, in the order of SHAPED."""
-        shaped = [self.parameters, self.averages, self._squares]
+        return [self.parameters, self.averages, self._squares]
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Parameters, first and second moments, step counts: the live tensors."""
+        return [self.parameters, self.averages, self._squares, self._counts]
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Write the live parameters that follow from the state."""
+        if self._working is not None:
+            self._working.copy_(self.parameters)
+
+
+class Optimizer(FlatOptimizer):
+    """AdamW over the parameters of a unit; where they are rounded, the rounded ones are part of its state.
+
+    Args:
+        parameters: fp32, of the unit, those that decay first (see `decays`); their data moves into one flat tensor, or
+            into a copy of it in `working_type`.
+        train: as of `FlatOptimizer`.
+        working_type: in which the model computes.
+
+    Attributes:
+        layout: where each parameter lies in `parameters`, and in the gradient given to `step`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        train: TrainSection,
+        working_type: torch.dtype = torch.float32,
+    ) -> None:
+        self.layout = Layout([parameter.shape for parameter in parameters])
+        flat = flattened(parameters, self.layout)
+        working = None if working_type == torch.float32 else flat.to(working_type)
+        super().__init__(flat, decayed_until(parameters, self.layout), train, working)
+        self.bind(parameters)
+
+    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
+        for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
+            parameter.data = view
+
+    def _shaped(self) -> list[torch.Tensor]:
+        shaped = super()._shaped()
         return shaped if self._working is None else [*shaped, self._working]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
-        state = [self.parameters, self.averages, self._squares, self._counts]
+        state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
 
     def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -6,19 +6,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from recycle.errors import RunError
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
+from recycle.exec.model.shards import Shards, digest
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
 from recycle.shape import MicroBatch
+
+
+class StoredPart(NamedTuple):
+    """What a checkpoint has in files of its own.
+
+    Attributes:
+        kind: what it is, "stage" or "shard".
+        tensors: the live ones.
+        named: gives the views of tensors laid out as these, as `Stage.named_state`.
+        cuts: as `Stage.cuts`.
+    """
+
+    kind: str
+    tensors: list[torch.Tensor]
+    named: Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
+    cuts: Mapping[str, int | None]
 
 
 class Stage(ABC):
@@ -33,6 +50,10 @@ class Stage(ABC):
         job: whose model it is a part of.
         index: the stage s.
         message_shape, message_type: of an activation that crosses a stage boundary.
+
+    Attributes:
+        shards: what this worker holds of the optimizer's state where that is sharded. The reduction then leaves the sum
+            of each shard with its owners alone, and what speaks of the state means the owned shards.
     """
 
     def __init__(
@@ -44,6 +65,7 @@ class Stage(ABC):
         self._message_spec = message_shape, message_type
         self._iteration = 0
         self._flips = FlipsOfForwards()
+        self.shards: Shards | None = None
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
@@ -154,7 +176,7 @@ class Stage(ABC):
         in_memory: dict[str, Callable[[], list[torch.Tensor]]] = {
             "weight": lambda: self.weights()[::-1],
             "moment": lambda: self.moments()[::-1],
-            "gradient": self.gradient_buffers,
+            "gradient": self.gradient_buffers if self.shards is None else self.shards.reduced,
         }
         if target not in in_memory:
             self._flips.order(target, bit)
@@ -217,7 +239,9 @@ class Stage(ABC):
         """What this stage holds of each of its units, in order, complete before the first step."""
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors of all units, one unit behind the other."""
+        """The live tensors of all units, one unit behind the other; or of the owned shards."""
+        if self.shards is not None:
+            return self.shards.state_tensors()
         return [tensor for unit in self.units().values() for tensor in unit.state_tensors()]
 
     @abstractmethod
@@ -228,12 +252,32 @@ class Stage(ABC):
         for each of them.
         """
 
+    def stored(self) -> dict[int, StoredPart]:
+        """What checkpoints are made of, by number: the stage, or the owned shards."""
+        if self.shards is None:
+            return {self.index: StoredPart("stage", self.state_tensors(), self.named_state, self.cuts())}
+        return {
+            number: StoredPart("shard", shard.state_tensors(), shard.named_state, self.cuts())
+            for number, shard in zip(self.shards.numbers, self.shards.owned.values(), strict=True)
+        }
+
     def state_digest(self) -> str:
         """sha256 over `state_tensors`, as hexadecimal text."""
-        result = hashlib.sha256()
-        for tensor in self.state_tensors():
-            result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return result.hexdigest()
+        return digest(self.state_tensors())
+
+    def digests(self) -> dict[int, str]:
+        """`state_digest` by the stage's number; or the digest of each owned shard by the shard's."""
+        return {self.index: self.state_digest()} if self.shards is None else self.shards.digests()
+
+    def reduced(self) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+        """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
+        each owned shard, by the shard's number."""
+        if self.shards is None:
+            yield self.index, self.gradient_norms_squared(), self.replicated(), self.gradient_checksum()
+            return
+        norms, checksums = self.shards.norms_squared(), self.shards.checksums()
+        for number in self.shards.numbers:
+            yield number, norms[number], (), checksums[number]
 
     @abstractmethod
     def held_micro_batches(self) -> int:

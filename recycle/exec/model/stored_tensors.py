@@ -1,11 +1,12 @@
 """Tensors in safetensors files, each read when it is asked for and as much of it as is asked for.
 
-In a checkpoint the T equal parts that tensor ranks have of a tensor lie under names of their own, see `part_name`; they
-are read as the whole that they are parts of.
+In a checkpoint the T equal parts that tensor ranks have of a tensor lie under names of their own, see `part_name`, and
+so do the pieces that shards of an optimizer's state have (`piece_name`); they are read as the whole that they are of.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from recycle.errors import RecycleError
 
+_PIECE = re.compile(r"(.*)\.elements-(\d+)-(\d+)")
 _FIRST_PART = re.compile(r"(.*)\.tensor-0-of-(\d+)")
 
 
@@ -29,6 +31,26 @@ def cut_into(name: str) -> int | None:
     """How many parts there are of a tensor of which `name` is the first; None when it is not the name of a first."""
     match = _FIRST_PART.fullmatch(name)
     return None if match is None else int(match[2])
+
+
+def piece_name(name: str, begin: int, end: int, size: int) -> str:
+    """The name under which elements `begin` to `end` - 1 of a tensor of `size` elements lie, in order of its rows."""
+    return name if end - begin == size else f"{name}.elements-{begin}-{end}"
+
+
+def piece_of(name: str) -> tuple[str, int, int] | None:
+    """(tensor, first element, end) of which `name` names a piece; None when it names a whole tensor or another part."""
+    match = _PIECE.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]), int(match[3]))
+
+
+def pieces_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Tensor -> the names of its pieces among `names`, in order; of the tensors that lie in pieces."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        if (piece := piece_of(name)) is not None:
+            found.setdefault(piece[0], []).append((piece[1], name))
+    return {name: [piece for _, piece in sorted(pieces)] for name, pieces in found.items()}
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ class StoredTensors:
         self.places: Mapping[str, Place] = found
         matches = [match for name in found if (match := _FIRST_PART.fullmatch(name))]
         self._cut = {match[1]: int(match[2]) for match in matches}
+        self._pieces = pieces_of(found)
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         """A tensor by its name in the files, or a block of it. Raises `refusal` when it cannot be read."""
@@ -105,6 +128,8 @@ class StoredTensors:
         Raises:
             `refusal`: there is no such tensor, or it has another shape.
         """
+        if name in self._pieces:
+            return self._joined_pieces(name, tuple(shape)).narrow(dimension, start, stop - start)
         parts = self._parts(name)
         joined = self._joined(name, [self.places[part].shape for part in parts], tuple(shape))
         index = [slice(None)] * len(shape)
@@ -121,7 +146,15 @@ class StoredTensors:
 
     def require(self, name: str) -> None:
         """Raise `refusal` unless all of a tensor of the whole model is there."""
-        self._parts(name)
+        if name not in self._pieces:
+            self._parts(name)
+
+    def _joined_pieces(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that the shards of a sharded optimizer have pieces of."""
+        flat = torch.cat([self.read(piece) for piece in self._pieces[name]])
+        if len(flat) != math.prod(shape):
+            raise self._refusal(f"{self._where()}: {name} has {len(flat)} elements, and the model's is {list(shape)}")
+        return flat.view(shape)
 
     def _parts(self, name: str) -> list[str]:
         """The names under which all of a tensor lies, first part to last."""

@@ -18,7 +18,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -43,6 +43,7 @@ from recycle.exec.worker.updates import Updates
 from recycle.footprint import MESSAGES_UNDER_WAY
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
+from recycle.plans.shards import owners_of
 from recycle.sections import MembershipSection
 from recycle.shape import MicroBatch, Worker
 
@@ -60,6 +61,7 @@ class StageFigures(Struct, frozen=True):
         activation, stash, static, workspace: as of `Footprint`.
         gradients: bytes of each gradient buffer that a reduction sums, and whether its entries have 8 bytes.
         capacity: bytes that a worker has for all of it on this machine.
+        weights: of a sharded optimizer, bytes of the live parameters that hosts gather, and of an entry.
         placement: parameter -> "I" or "W", which half of a split backward gives its gradient.
     """
 
@@ -72,6 +74,7 @@ class StageFigures(Struct, frozen=True):
     workspace: float
     gradients: tuple[tuple[int, int], ...]
     capacity: float
+    weights: tuple[int, int] = (0, 1)
     placement: dict[str, str] = {}
 
 
@@ -91,6 +94,8 @@ class PeerRequest(Struct, frozen=True):
     Attributes:
         messages: bytes of the messages to exchange.
         sums: buffers to sum together, by bytes and bytes of an entry.
+        copies: owners of each shard of a sharded optimizer, one shard per peer; 0 for none.
+        weights: parameters to gather beside each of `sums`, likewise, if there are shards.
     """
 
     rank: int
@@ -100,13 +105,16 @@ class PeerRequest(Struct, frozen=True):
     sums: list[tuple[tuple[int, int], ...]]
     repeats: int
     timeout: float
+    copies: int = 0
+    weights: list[tuple[int, int]] = []
 
 
 class PeerFigures(Struct, frozen=True):
-    """Seconds: of a message of each size, one way; of each sum. Medians."""
+    """Seconds: of a message of each size, one way; of each sum; of each gather. Medians."""
 
     messages: list[float]
     sums: list[float]
+    gathers: list[float]
 
 
 class Subject:
@@ -127,6 +135,10 @@ class Subject:
 
     def _build(self) -> None:
         self.stage = build_stages(self._job, [self._index])[self._index]
+        if (shards := self.stage.shards) is not None:  # those of any host: all have as many
+            first = self._index * self._job.shape.pipelines
+            shards.own(range(first, first + self._job.train.optimizer_copies))
+            shards.settled()
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         """What the stage before would send; None where there is none."""
@@ -154,8 +166,8 @@ class Subject:
 
     def update(self, iteration: int) -> None:
         """What ends an iteration, but for the sum over the stage's hosts."""
-        self.stage.gradient_norms_squared()
-        self.stage.gradient_checksum()
+        for _ in self.stage.reduced():
+            pass
         if self._job.planner.staggered:
             self._updates.step_ahead(self._index, iteration)
         else:
@@ -254,8 +266,14 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         *held,
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
+        (0, 1) if stage.shards is None else _size_of(stage.shards.weights()),
         dict(stage.placement()) if isinstance(stage, MegatronStage) else {},
     )
+
+
+def _size_of(parts: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Bytes of tensors together, and of an entry."""
+    return sum(part.nbytes for part in parts), parts[0].element_size()
 
 
 def measure_peers(request: PeerRequest) -> PeerFigures:
@@ -266,20 +284,29 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     seconds = request.timeout
     limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
     plugin = transport_named(ANYWHERE)(TransportSettings(store.torch_store, limits=limits))
-    transport = plugin.open(GroupsOfGeneration("profile", me, peers, {0: peers}, ((1,), torch.float32)))
+    owners = {0: owners_of(peers, peers, request.copies)} if request.copies else {}
+    transport = plugin.open(GroupsOfGeneration("profile", me, peers, {0: peers}, ((1,), torch.float32), owners=owners))
     messages = []
     for size in request.messages if request.rank < 2 else []:
         tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
         turn = partial(_exchange, transport, request.rank == 0, peers[1 - request.rank], tensor)
         messages.append(_median(turn, request.repeats) / 2)
     together = [torch.zeros(1)]
-    sums = []
+    sums, gathers = list[float](), list[float]()
     for buffers in request.sums:
         tensors = [torch.zeros(size // each, dtype=_DTYPES[each]) for size, each in buffers]
         transport.reduce(0, together)
-        sums.append(_median(partial(transport.reduce, 0, tensors), request.repeats))
+        if not request.copies:
+            sums.append(_median(partial(transport.reduce, 0, tensors), request.repeats))
+            continue
+        parts = torch.tensor_split(tensors[0], request.peers)
+        sums.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
+    for size, each in request.weights:
+        parts = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
+        transport.reduce(0, together)
+        gathers.append(_median(partial(transport.gather, 0, parts), request.repeats))
     transport.reduce(0, together)  # nobody leaves before all have done
-    return PeerFigures(messages, sums)
+    return PeerFigures(messages, sums, gathers)
 
 
 def _exchange(transport: GroupTransport, begins: bool, peer: Worker, tensor: torch.Tensor) -> None:
@@ -289,7 +316,7 @@ def _exchange(transport: GroupTransport, begins: bool, peer: Worker, tensor: tor
         turn(peer, [tensor])
 
 
-_DTYPES = {4: torch.float32, 8: torch.float64}
+_DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 
 def _median(action: Callable[[], Any], repeats: int) -> float:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -35,6 +36,7 @@ from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.processes.processes import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
+from recycle.footprint import reducing_bytes
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
 
@@ -72,9 +74,14 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
             figures.append(msgspec.json.decode(line, type=StageFigures))
             report("stages", len(figures), stages)
     report("links", 0, 1)
-    link, reduce = _links(job, figures, repeats)
+    link, reduce, gather = _links(job, figures, repeats)
     report("links", 1, 1)
-    return assemble(job, figures, link, reduce, repeats)
+    found = assemble(job, figures, link, reduce, repeats)
+    if not job.train.sharded_optimizer:
+        return found
+    elements = [sum(size // each for size, each in stage.gradients) for stage in figures]
+    workspace = [max(stage.workspace, reducing_bytes(job, of)) for stage, of in zip(figures, elements, strict=True)]
+    return replace(found, gather=gather, workspace=workspace)
 
 
 def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequence[float], repeats: int) -> Profile:
@@ -177,25 +184,31 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     return Link(float(latency), float(1 / slope) if slope > 0 else None)
 
 
-def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, list[float]]:
-    """The link between two workers, and the seconds of each stage's sum over its hosts."""
+def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, list[float], list[float] | float]:
+    """The link between two workers, and the seconds of each stage's sum over its hosts, and of its gather, if any."""
     shape = job.shape
     wanted = [found.gradients for found in figures]
     sums = sorted(set(wanted)) if shape.pipelines > 1 else []
     sizes = sorted({*MESSAGES, max(4, max(found.message for found in figures))}) if shape.worker_count > 1 else []
     if not sizes:
-        return Link(), [0.0] * shape.stages
+        return Link(), [0.0] * shape.stages, 0.0
     peers = max(2, shape.pipelines)
+    is_sharded = job.train.sharded_optimizer and bool(sums)
+    copies = job.train.optimizer_copies if is_sharded else 0
+    weights = sorted({found.weights for found in figures}) if is_sharded else []
     store, port = LauncherStore.host()
     with ExitStack() as stack:
         children = []
         for rank in range(peers):
-            request = PeerRequest(rank, peers, port, sizes, sums, repeats, job.membership.transport_timeout)
+            timeout = job.membership.transport_timeout
+            request = PeerRequest(rank, peers, port, sizes, sums, repeats, timeout, copies, weights)
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     del store  # the children were its clients
     seconds = dict(zip(sums, found.sums, strict=True))
-    return fit_link(sizes, found.messages), [seconds.get(buffers, 0.0) for buffers in wanted]
+    gathers = dict(zip(weights, found.gathers, strict=True))
+    gather = [gathers[stage.weights] for stage in figures] if gathers else 0.0
+    return fit_link(sizes, found.messages), [seconds.get(buffers, 0.0) for buffers in wanted], gather
 
 
 class _Measuring(Child):

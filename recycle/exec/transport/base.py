@@ -67,6 +67,24 @@ class Transport(Protocol):
         Returns at once; nothing may touch the buffers until `reduce` of the stage returns.
         """
 
+    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        """Sum the parts of a stage's gradients over all its hosts, each in place on the owners of its shard alone.
+
+        What the other hosts have of a part is of no meaning afterwards. Returns when the sums are there.
+
+        Args:
+            parts: of all shards, in order; views of one buffer.
+        """
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        """Fill the parts of a stage's parameters whose shard this worker does not own with what its first owner has.
+
+        Returns when they are there and others have what this worker gives.
+
+        Args:
+            parts: of all shards, in order; views of one buffer.
+        """
+
     def close(self) -> None:
         """End the generation here; peers that wait for this worker wake up with TransportError."""
 

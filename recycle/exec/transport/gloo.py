@@ -32,6 +32,7 @@ from recycle.exec.transport.connections import Connection, give_up_after, open_s
 from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line, leave_behind
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
+from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.job import Job
 from recycle.shape import Worker
 
@@ -43,6 +44,8 @@ _UNTIL_THE_END = timedelta(days=30)
 
 class Gloo(TransportPlugin):
     """Between processes over TCP, on CPUs."""
+
+    has_shards = True
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
@@ -137,6 +140,19 @@ class GlooTransport(GroupTransport):
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         self._last_sent = _Sending(super()._start_send(peer, tensor, tag), self._arrivals)
         return self._last_sent
+
+    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        if stage in self._sums:
+            self._settle_behind(self._sharded(stage).reduce_scatter(parts), self._sums[stage])
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        if stage in self._sums:
+            self._settle_behind(self._sharded(stage).gather(parts), self._sums[stage])
+
+    def _sharded(self, stage: int) -> ShardedSums:
+        hosts = self._groups.hosts[stage]
+        owners = [[hosts.index(owner) for owner in mine] for mine in self._groups.owners[stage]]
+        return ShardedSums(self._sums[stage], hosts.index(self._groups.role), len(hosts), owners)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1

@@ -23,6 +23,7 @@ from recycle.exec.transport.base import Lane, Pending, TransportError, lane_plac
 from recycle.exec.transport.receives import PostedReceives
 from recycle.footprint import POSTED_AHEAD
 from recycle.ir.instruction import Instruction, Transfer
+from recycle.plans.shards import Owners
 from recycle.shape import Worker
 
 OVER_SECONDS = 0.02
@@ -45,6 +46,7 @@ class GroupsOfGeneration:
         message: shape and type of an activation that crosses a stage boundary.
         lanes: of the whole plan, and those by which states are copied to workers that join.
         processes: role -> position that the process which plays it started in, where the two differ.
+        owners: stage -> of each of its shards, the roles of who owns it, the first first; of a sharded optimizer.
         over: set when the generation is over.
         waiting: called with True before a wait on a peer and with False after it.
     """
@@ -58,6 +60,7 @@ class GroupsOfGeneration:
     processes: Mapping[Worker, Worker] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     waiting: Callable[[bool], None] = lambda _: None
+    owners: Mapping[int, Owners] = field(default_factory=dict)
 
 
 class GroupTransport(ABC):
@@ -194,6 +197,14 @@ class GroupTransport(ABC):
         for buffer in buffers:
             if buffer.numel():
                 self._begun.setdefault(stage, []).append(self._try(partial(group.allreduce, [buffer])))
+
+    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        """As `Transport.reduce_scatter`; a plug-in that has it says so (`TransportPlugin.has_shards`)."""
+        raise NotImplementedError
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        """As `Transport.gather`; a plug-in that has it says so (`TransportPlugin.has_shards`)."""
+        raise NotImplementedError
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start to give `tensor`, contiguous, to the worker's other tensor ranks and to get theirs.

@@ -13,6 +13,7 @@ import torch
 
 from recycle.exec.transport.base import Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
+from recycle.plans.shards import Owners
 from recycle.shape import Worker
 
 
@@ -24,11 +25,18 @@ class Exchange:
         lanes: (sender, receiver, place in the lane) -> tensor under way.
         sums: (stage, bucket; None for the last) -> its gradient buffers on each host of the stage.
         reduced: those whose sum of this iteration is done.
+        owners: stage -> of each of its shards, who owns it, the first first.
+        gradients, weights: stage -> host -> the parts of its gradients' sums, and of its parameters, by shard.
+        gathered: stages whose parameters are gathered in this iteration.
     """
 
     lanes: dict[tuple[Worker, Worker, int], torch.Tensor] = field(default_factory=dict)
     sums: dict[tuple[int, int | None], list[list[torch.Tensor]]] = field(default_factory=dict)
     reduced: set[tuple[int, int | None]] = field(default_factory=set)
+    owners: dict[int, Owners] = field(default_factory=dict)
+    gradients: dict[int, dict[Worker, list[torch.Tensor]]] = field(default_factory=dict)
+    weights: dict[int, dict[Worker, list[torch.Tensor]]] = field(default_factory=dict)
+    gathered: set[int] = field(default_factory=set)
 
 
 class LocalTransport:
@@ -69,6 +77,29 @@ class LocalTransport:
                 parts[0].add_(part)
             for part in parts[1:]:
                 part.copy_(parts[0])
+
+    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        if (stage, None) in self._exchange.reduced:
+            return
+        self._exchange.reduced.add((stage, None))
+        every = self._exchange.gradients[stage]
+        for place, owners in enumerate(self._exchange.owners[stage]):
+            first = every[owners[0]][place]
+            for host, of_host in every.items():
+                if host != owners[0]:
+                    first.add_(of_host[place])
+            for owner in owners[1:]:
+                every[owner][place].copy_(first)
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        if stage in self._exchange.gathered:
+            return
+        self._exchange.gathered.add(stage)
+        every = self._exchange.weights[stage]
+        for place, owners in enumerate(self._exchange.owners[stage]):
+            for host, of_host in every.items():
+                if host not in owners:
+                    of_host[place].copy_(every[owners[0]][place])
 
     def close(self) -> None:
         self._exchange.lanes.clear()

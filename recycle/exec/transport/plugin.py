@@ -48,9 +48,11 @@ class TransportPlugin(ABC):
     """A transport. What is asked before any process runs are class methods; an object belongs to one process.
 
     Attributes:
+        has_shards: whether its `GroupTransport` has the sums and gathers of a sharded optimizer.
         progress: of the device that the process computes on.
     """
 
+    has_shards: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
     """Variables that worker processes are started with."""
 

@@ -43,8 +43,15 @@ def transport_of(job: Job) -> type[TransportPlugin]:
     """
     wanted = job.membership.transport
     plugins = [transport_named(name) for name in (TRANSPORTS if wanted == "auto" else [wanted])]
-    refusals = [plugin.refusal(job) for plugin in plugins]
+    refusals = [plugin.refusal(job) or _shards_refusal(plugin, job) for plugin in plugins]
     for plugin, refusal in zip(plugins, refusals, strict=True):
         if refusal is None:
             return plugin
     raise JobError(refusals[0] or "")
+
+
+def _shards_refusal(plugin: type[TransportPlugin], job: Job) -> str | None:
+    """Why it cannot do what the job's optimizer needs; None when it can."""
+    if job.train.sharded_optimizer and not plugin.has_shards:
+        return f"[train] sharded_optimizer: the transport {plugin.__name__} does not have it yet; set it to false"
+    return None

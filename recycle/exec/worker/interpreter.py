@@ -238,7 +238,17 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
+        shards = self.stages[stage].shards
+        if shards is not None:
+            self.transport.reduce_scatter(stage, shards.gradients())
+            return
         self.transport.reduce(stage, self.stages[stage].gradient_bucket(self.buckets - 1, self.buckets))
+
+    def gather(self, stage: int) -> None:
+        """Have the parameters of the stage that other hosts have stepped come from them, and give them this one's."""
+        shards = self.stages[stage].shards
+        assert shards is not None, "only hosts that step a part of the stage each gather"
+        self.transport.gather(stage, shards.weights())
 
     def begin_reduce(self, stage: int, bucket: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""

@@ -32,6 +32,7 @@ from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import (
     Compute,
+    GatherParameters,
     Instruction,
     OptimizerStep,
     OverlappedPair,
@@ -153,7 +154,8 @@ class Iterations:
         self._interpreter.begin(self.program, self._iteration)
         if self._iteration > self.record.committed + 1:  # the first of a generation waits for its own commit
             self.updates.begin(self._iteration)
-        self._late: list[OptimizerStep] = []
+        self._late: list[StageWide] = []
+        self._is_reported = False
         self.progress.ended()
 
     def execute(self, position: int) -> None:
@@ -167,22 +169,35 @@ class Iterations:
             if mode == "barrier":
                 self._late.append(instruction)
                 return
+        if isinstance(instruction, GatherParameters) and self._late:
+            self._late.append(instruction)
+            return
         self._interpreter.execute(instruction)
         if position == self._last_reduce:
             self._report()
         self.progress.ended()
 
-    def end(self) -> None:
+    def step(self) -> None:
         """Take the steps that wait for the iteration's commit. A worker that hosts nothing reports and waits here."""
-        if self._last_reduce < 0:
+        if self._last_reduce < 0 and not self._is_reported:
             self._report()
         if self._late or self._last_reduce < 0:
             self._committed(self._iteration)
-        for instruction in self._late:
+        self._catch_up(OptimizerStep)
+
+    def end(self) -> None:
+        """Do what waits for the iteration's commit: the steps unless `step` has taken them, and the gathers behind."""
+        self.step()
+        self._catch_up(GatherParameters)
+        self._save()
+
+    def _catch_up(self, cls: type[StageWide]) -> None:
+        """Execute what was put off, of one kind."""
+        late, self._late = self._late, [one for one in self._late if not isinstance(one, cls)]
+        for instruction in (one for one in late if isinstance(one, cls)):
             self.progress.begins(_operation(instruction))
             self._interpreter.execute(instruction)
             self.progress.ended()
-        self._save()
 
     def _save(self) -> None:
         if self.saver is not None:
@@ -190,6 +205,7 @@ class Iterations:
 
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
+        self._is_reported = True
         self.updates.reduced(self._iteration)
         self.device.clock.set()
         self.injector.at_phase(REDUCED, self._iteration)

@@ -8,6 +8,7 @@ generation starts from there.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
+from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.saver import Saver
@@ -34,6 +36,7 @@ from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.plans.shards import Owners, StageShards
 from recycle.shape import Worker
 
 
@@ -45,6 +48,7 @@ class WorkerLoop:
         job: the job.
         member: its side of membership.
         hosted: its stages.
+        shards: the shards that it holds of their optimizer's state; None where that is not sharded.
         injector, trace, saver: as for its `Iterations`.
         transport: opens the groups of each generation.
         plans: folder of the run directory that plan files lie in.
@@ -55,6 +59,7 @@ class WorkerLoop:
     job: Job
     member: Member
     hosted: Hosted
+    shards: HeldShards | None
     injector: FaultInjector
     trace: TraceLog | None
     saver: Saver
@@ -125,7 +130,12 @@ class WorkerLoop:
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
-            self.saver.follow(schedule, record)
+            if self.shards is None:
+                self.saver.follow(schedule, record)
+            else:
+                self.shards.confirm()
+                live = [Worker.parse(name) for name in record.live]
+                self.saver.follow(schedule, record, StageShards.of_schedule(self.job, schedule).owned(live))
             return Iterations(
                 record=record,
                 role=str(role),
@@ -195,6 +205,13 @@ class WorkerLoop:
         copied = {
             unit for copy in record.copies if copy.worker == self.member.worker for unit in range(copy.first, copy.last)
         }
+        if self.shards is not None:
+            of, live = StageShards.of_schedule(self.job, schedule), [Worker.parse(name) for name in record.live]
+            mine = of.owned(live).stages.get(Worker.parse(self.member.worker), ())
+            if self.shards.place(of, mine, copied):
+                self._updates.rehost(record.committed)
+            self.member.progress.begins("form")
+            return
         if lacking := self.hosted.missing() - copied:
             raise RunError(f"nobody gives worker {self.member.worker} unit {min(lacking)} of the model")
         self.member.progress.begins("form")
@@ -214,7 +231,9 @@ class WorkerLoop:
             processes,
             self.member.over,
             self._waits,
+            self._owners(record, schedule, roles),
         )
+        held: Hosted | HeldShards = self.hosted if self.shards is None else self.shards
         transport = self.transport.open(groups)
         copied: list[Copied] = []
         for copy in record.copies:
@@ -222,16 +241,28 @@ class WorkerLoop:
                 continue
             self.injector.at_phase("copy", record.committed + 1)
             if self.member.worker == copy.source:
-                transport.send_state(roles[copy.worker], self.hosted.held(copy.first, copy.last))
+                transport.send_state(roles[copy.worker], held.held(copy.first, copy.last))
                 continue
-            tensors, began = self.hosted.placed(copy.first, copy.last), time.monotonic()
+            tensors, began = held.placed(copy.first, copy.last), time.monotonic()
             transport.receive_state(roles[copy.source], tensors)
             transport.settle()  # else its state might still be under way when others count on it
             seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
             copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
         if self.member.worker in record.joins:
             self._updates.joined(record.committed)
+        if self.shards is not None:
+            self.shards.publish()
+            for index, of in sorted(self.hosted.stages.items()):
+                assert of.shards is not None
+                transport.gather(index, of.shards.weights())
         return transport, copied
+
+    def _owners(self, record: GenerationRecord, schedule: Schedule, roles: Mapping[str, Worker]) -> dict[int, Owners]:
+        """Stage -> of each of its shards, the roles of its owners."""
+        if self.shards is None:
+            return {}
+        owners = StageShards.of_schedule(self.job, schedule).owners([Worker.parse(name) for name in record.live])
+        return {stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of) for stage, of in owners.items()}
 
     def _waits(self, whether: bool) -> None:
         self.member.progress.set_waiting(whether)

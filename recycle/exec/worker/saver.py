@@ -20,9 +20,11 @@ from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.stage import Stage, StoredPart
 from recycle.exec.worker.updates import Updates
 from recycle.ir.schedule import Schedule
+from recycle.plans.hosting import Hosts
+from recycle.shape import Worker
 
 
 class Saver:
@@ -54,10 +56,14 @@ class Saver:
         self._writing: Future[None] | None = None
         self._kept = -1
 
-    def follow(self, schedule: Schedule, record: GenerationRecord) -> None:
-        """Commits from now on are of this schedule's stages."""
-        processes = {place: process for process, place in record.roles.items()}
-        of = {stage: [processes[str(worker)] for worker in schedule.hosts(stage)] for stage in self._stages}
+    def follow(self, schedule: Schedule, record: GenerationRecord, owned: Hosts | None = None) -> None:
+        """Commits from now on are of this schedule's stages; or of the shards that workers own."""
+        if owned is None:
+            processes = {place: process for process, place in record.roles.items()}
+            of = {stage: [processes[str(worker)] for worker in schedule.hosts(stage)] for stage in self._stages}
+        else:
+            mine, owners = owned.stages.get(Worker.parse(self._worker), ()), owned.hosts_of_stages()
+            of = {number: list(map(str, owners[number])) for number in mine}
         if of.keys() != self._hosts.keys():
             self._copies = {}
         self._hosts = of
@@ -71,8 +77,8 @@ class Saver:
             return
         mine = [
             index
-            for index in self._stages
-            if writer_of(index, self._hosts.get(index, ()), record) == self._worker
+            for index, hosts in self._hosts.items()
+            if writer_of(index, hosts, record) == self._worker
             and not self._store.has_all([SavedKey(commit.step, index, self._tensor_rank)])
         ]
         if not mine:
@@ -85,7 +91,8 @@ class Saver:
                 self._post(commit.step, index, Saved(error="the checkpoint before is still being written"))
             return
         began = time.monotonic()
-        copied = [(index, self._stages[index], self._copy(index)) for index in mine]
+        parts = {number: part for stage in self._stages.values() for number, part in stage.stored().items()}
+        copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in mine]
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
     def close(self) -> None:
@@ -94,8 +101,7 @@ class Saver:
             self._writing.result()
 
     @torch.no_grad()
-    def _copy(self, index: int) -> Sequence[torch.Tensor]:
-        live = self._stages[index].state_tensors()
+    def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         copies = self._copies.get(index)
         if copies is None or [tensor.shape for tensor in copies] != [tensor.shape for tensor in live]:
             self._copies[index] = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in live]
@@ -105,12 +111,12 @@ class Saver:
             torch.cuda.current_stream().synchronize()  # the next step changes them
         return self._copies[index]
 
-    def _write(self, step: int, copied: Sequence[tuple[int, Stage, Sequence[torch.Tensor]]], stall: float) -> None:
-        for index, stage, state in copied:
+    def _write(self, step: int, copied: Sequence[tuple[int, StoredPart, Sequence[torch.Tensor]]], stall: float) -> None:
+        for index, part, state in copied:
             tensor = self._tensor_rank, self._tensor_parallel
-            named = stored_names(stage.named_state(state), stage.cuts(), tensor)
+            named = stored_names(part.named(state), part.cuts, tensor)
             try:
-                files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank)
+                files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank, part.kind)
                 saved = Saved(files, stall=round(stall, 6))
             except Exception as error:  # training goes on, and the coordinator writes the event
                 saved = Saved(error=f"worker {self._name}: {error}")

@@ -32,6 +32,7 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.groups import first_line
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
+from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
@@ -102,9 +103,15 @@ def run_worker(text: str) -> None:
         end(f"its stages cannot be made: {first_line(error)}")
     except RecycleError as error:
         end(str(error), REFUSED)
-    stages = hosted.stages
+    stages, shards = hosted.stages, None
+    read = None
     if specification.restored is not None:
-        load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
+        folder = folder_of(checkpoints, specification.restored)
+        read = partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel)
+    if job.train.sharded_optimizer:
+        shards = HeldShards(stages, is_first, read)
+    elif read is not None:
+        read(stages.values())
     saver = Saver(checkpoints, name, stages, store, tensor_parallel)
     injector = start_injector(
         name,
@@ -124,6 +131,7 @@ def run_worker(text: str) -> None:
             job=job,
             member=member,
             hosted=hosted,
+            shards=shards,
             injector=injector,
             trace=trace,
             saver=saver,
@@ -139,7 +147,7 @@ def run_worker(text: str) -> None:
         if not is_finished:
             return
         member.progress.begins("digest")
-        member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
+        member.leave_digests({number: text for stage in stages.values() for number, text in stage.digests().items()})
     except RunError as error:
         end(str(error))
 

@@ -199,7 +199,7 @@ def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(keys: dict, minimum
         ('schedule = "warmup-stable-decay"\ndecay = 21', "decay: 21 iterations, but 20 come after the warm-up"),
         ('schedule = "cosine"\nwarmup = 30', "warmup: 30 iterations, but steps = 30"),
         ('schedule = "step"', "schedule: invalid enum value 'step'"),
-        ("sharded_optimizer = true", "sharded_optimizer: with one shard of the optimizer's state per worker"),
+        ("sharded_optimizer = true", "optimizer_copies: 2, but \\[shape\\] pipelines gives a stage 1"),
     ],
 )
 def test_keys_that_do_not_fit_together_are_named(keys: str, message: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from recycle.footprint import ON_CPU, parameter_bytes
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.plans.shards import StageShards
 from recycle.shape import Worker
 from tests.exec.runs import job
 
@@ -57,6 +60,12 @@ class Echo(GroupTransport):
     """A transport on which every message has come as soon as its receive is posted, and every sent one has arrived."""
 
     def form(self) -> None:
+        return
+
+    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        return
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         return
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
@@ -98,13 +107,18 @@ def measured(of: Job, schedule: Schedule, worker: Worker) -> Allocated:
     def live() -> None:
         stages: dict[int, Stage] = build_stages(of, [worker.rank])
         shape = stages[worker.rank].message_spec()
+        if (shards := stages[worker.rank].shards) is not None:
+            owned = StageShards.of_schedule(of, schedule).owned(schedule.live).stages[worker]
+            shards.own(owned)
+            shards.settled()
         updates = Updates(stages)
         groups = GroupsOfGeneration("g", worker, schedule.live, {}, shape, program)
         transport = Echo(groups, CPU)
         iteration = 0
 
         def step(index: int) -> None:
-            stages[index].gradient_norms_squared()
+            for _ in stages[index].reduced():
+                pass
             if of.planner.staggered:
                 updates.step_ahead(index, iteration)
             else:
@@ -166,7 +180,7 @@ def test_of_other_families_too(family: str, setting: tuple[str, str, str, str]) 
 def assert_counted(of: Job, schedule: Schedule, by_limit: bool) -> None:
     """What every worker allocates is what the profiles count, and, if `by_limit`, what the planner's limit allows."""
     profiles = counted(of, schedule)
-    for worker in schedule.live:
+    for worker in (one for one in schedule.live if one.pipeline == 0):  # peers hold as much
         peak = measured(of, schedule, worker).peak
         for name, profile in profiles.items():
             found = simulate(schedule, profile)
@@ -179,6 +193,34 @@ def assert_counted(of: Job, schedule: Schedule, by_limit: bool) -> None:
             assert held is not None
             limit = profile.fixed_bytes([worker.rank], 2) + held * profile.per_stage("activation", 2)[worker.rank]
             assert limit == pytest.approx(peak, rel=TOLERANCE), f"limit by {name}, stage {worker.rank}"
+
+
+@pytest.mark.parametrize(
+    ("precision", "accumulation", "pipelines"),
+    [
+        ("bf16", "exact", 4),
+        pytest.param("bf16", "fast", 4, marks=pytest.mark.soak),
+        pytest.param("fp32", "exact", 3, marks=pytest.mark.soak),
+        pytest.param("bf16", "fast", 8, marks=pytest.mark.soak),
+    ],
+)
+def test_with_a_sharded_optimizer_too(precision: str, accumulation: str, pipelines: int) -> None:
+    of = job_of(precision, accumulation, "staggered", "kept")
+    grid = msgspec.structs.replace(of.grid, pipelines=pipelines)
+    train = msgspec.structs.replace(of.train, sharded_optimizer=True)
+    model = msgspec.structs.replace(of.model, hidden=384, sequence=32)
+    of = msgspec.structs.replace(of, grid=grid, train=train, model=model)
+    schedule = replace(zb_h1(of.shape), gathers=True)
+    assert_counted(of, lower(schedule), by_limit=False)
+
+
+@pytest.mark.parametrize(
+    ("precision", "accumulation", "expected"),
+    [("bf16", "fast", 12), ("bf16", "exact", 16), ("fp32", "exact", 17), ("fp32", "fast", 13)],
+)
+def test_bytes_of_a_parameter_of_a_sharded_optimizer(precision: str, accumulation: str, expected: int) -> None:
+    train = {"precision": precision, "accumulation": accumulation, "sharded_optimizer": True}
+    assert parameter_bytes(job(8, 2, 2, kind="gpt", train=train)).total == expected
 
 
 @pytest.mark.parametrize(

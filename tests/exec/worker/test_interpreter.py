@@ -39,7 +39,7 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
 def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that the interpreter of a worker asks its transport for, in their order."""
     asked: list[int] = []
-    stage = SimpleNamespace(gradient_bucket=lambda *_: [], tied_buffers=list)
+    stage = SimpleNamespace(gradient_bucket=lambda *_: [], tied_buffers=list, shards=None)
     transport = SimpleNamespace(reduce=lambda group, _: asked.append(group))
     stages = cast(Any, dict.fromkeys(schedule.stages_of(worker), stage))
     interpreter = Interpreter(stages, schedule.shape.stages, cast(Any, transport), lambda _: None, ties=schedule.ties)

@@ -1,0 +1,176 @@
+"""AdamW on the shards of a stage that this worker owns: each shard a flat optimizer on its range of the stage.
+
+Each element is stepped as a host that holds the whole stage does it, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from recycle.exec.model.accumulate import Accumulator
+from recycle.exec.model.optimizer import COUNTED, SHAPED, FlatOptimizer, decayed_until, flattened, piece_of_step
+from recycle.exec.model.shards import Shards
+from recycle.exec.model.stored_tensors import piece_name
+from recycle.sections import TrainSection
+
+
+class ShardedOptimizer:
+    """What a stage's optimizer is where its state is sharded.
+
+    Args:
+        parameters: of the stage by name, in the order of the layout of `sums`, those that decay first; their data moves
+            into one flat tensor in `working_type`.
+        halved: those that are two of equal size in checkpoints, and the ends of the halves' names.
+        sums: of their gradients.
+        train, working_type: as of `Optimizer`.
+        divisor: of a sum of gradients.
+        first: number of the stage's first shard in the whole model.
+        count: of its shards.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        halved: tuple[set[str], tuple[str, str]],
+        sums: Accumulator,
+        train: TrainSection,
+        working_type: torch.dtype,
+        divisor: int,
+        first: int,
+        count: int,
+    ) -> None:
+        layout, listed = sums.layout, list(parameters.values())
+        self._sums, self._train, self._divisor = sums, train, divisor
+        self._initial: torch.Tensor | None = flattened(listed, layout)
+        self._boundary = decayed_until(listed, layout)
+        is_rounded = working_type != torch.float32
+        self._weights = self._initial.to(working_type) if is_rounded else self._initial
+        for parameter, view in zip(listed, layout.views(self._weights), strict=True):
+            parameter.data = view
+        self._places = dict(zip(parameters, layout.offsets, strict=True))
+        self._segments = dict(_segments(parameters, self._places, *halved))
+        self._bounds = layout.shards(count, sums.grain)
+        size = min(piece_of_step(self._weights.device), layout.size)
+        self._scratch = torch.empty(size, dtype=torch.float32, device=self._weights.device)
+        self.shards = Shards(first, self._bounds, self._weights, sums.buffer, self._make, self._norms, self._settled)
+
+    def _norms(self, begin: int, end: int) -> list[float]:
+        return self._sums.mean_norms_squared(self._divisor, begin, end)
+
+    def _settled(self) -> None:
+        """Shards come from their owners from now on, not from the initial state."""
+        self._initial = None
+
+    def _make(self, place: int) -> OptimizerShard:
+        begin, end = self._bounds[place : place + 2]
+        live = self._weights[begin:end]
+        masters, working = live, None
+        if live.dtype != torch.float32:
+            masters = torch.zeros(end - begin, dtype=torch.float32, device=live.device)
+            if self._initial is not None:
+                masters.copy_(self._initial[begin:end])
+            working = live
+        boundary = min(max(self._boundary - begin, 0), end - begin)
+        optimizer = FlatOptimizer(masters, boundary, self._train, working)
+        return OptimizerShard(optimizer, self._mean(begin), self._scratch, boundary, self._names(begin, end), working)
+
+    def _mean(self, begin: int) -> Callable[[int, torch.Tensor], object]:
+        return lambda start, mean: self._sums.mean(self._divisor, mean, begin + start)
+
+    def _names(self, begin: int, end: int) -> ShardNames:
+        shaped = {
+            piece_name(name, low - first, high - first, shape.numel()): (low - begin, high - begin, shape)
+            for name, (first, shape) in self._segments.items()
+            if (low := max(first, begin)) < (high := min(first + shape.numel(), end))
+        }
+        counted = {name: place - begin for name, place in self._places.items() if begin <= place < end}
+        return ShardNames(shaped, counted)
+
+
+class ShardNames:
+    """What lies where in a shard.
+
+    Args:
+        shaped: name in checkpoints of a parameter, a half of one, or the part of it that the shard has -> first element
+            and end in the shard, and the shape of all of it.
+        counted: parameters that begin in the shard -> their first element.
+    """
+
+    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
+        self.counted = counted
+        self._shaped = shaped
+
+    def views(self, prefix: str, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Parts of a tensor laid out as the shard."""
+        return {
+            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
+            for name, (begin, end, shape) in self._shaped.items()
+        }
+
+
+class OptimizerShard:
+    """The state of one shard (`Shard`).
+
+    Args:
+        optimizer: of its range.
+        mean: as `FlatOptimizer.step` takes it.
+        scratch: likewise.
+        boundary: element behind the last that decays.
+        names: what lies where.
+        working: its live parameters where they are rounded.
+    """
+
+    def __init__(
+        self,
+        optimizer: FlatOptimizer,
+        mean: Callable[[int, torch.Tensor], object],
+        scratch: torch.Tensor,
+        boundary: int,
+        names: ShardNames,
+        working: torch.Tensor | None,
+    ) -> None:
+        self._optimizer, self._mean, self._scratch = optimizer, mean, scratch
+        self._boundary, self._names, self._working = boundary, names, working
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return self._optimizer.state_tensors()
+
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
+        self._optimizer.step(self._mean, iteration, clip_factor, before, kept, self._scratch)
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        return self._optimizer.keep(before, start)
+
+    def publish(self) -> None:
+        self._optimizer.publish()
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The rounded parameters are made of the others, so to read them changes nothing."""
+        counts, shaped = tensors[3], tensors[:3]
+        if self._working is not None:
+            shaped = [*shaped, tensors[0].to(self._working.dtype)]
+        named: dict[str, torch.Tensor] = {}
+        for prefix, tensor in zip(SHAPED, shaped, strict=False):
+            named |= self._names.views(prefix, tensor)
+        for name, place in self._names.counted.items():
+            group = int(place >= self._boundary)
+            named[f"{COUNTED}{name}"] = counts[group : group + 1]
+        return named
+
+
+def _segments(
+    parameters: Mapping[str, torch.nn.Parameter],
+    places: Mapping[str, int],
+    halved: set[str],
+    ends: tuple[str, str],
+) -> Iterator[tuple[str, tuple[int, torch.Size]]]:
+    """(name in checkpoints, (first element in the stage, shape)) of each parameter, or of each of its halves."""
+    for name, parameter in parameters.items():
+        if name not in halved:
+            yield name, (places[name], parameter.shape)
+            continue
+        half = parameter.data.chunk(2, 0)[0]
+        for number, end in enumerate(ends):
+            yield name + end, (places[name] + number * half.numel(), half.shape)

@@ -1,0 +1,179 @@
+"""What a host of a stage holds where the optimizer's state is sharded: all live parameters, the state of some shards.
+
+Sum of gradients and live parameters are flat tensors of one layout, and a shard is a range of both: from where one of
+the blocks begins that norms are made of up to where another does. The state of a shard is a tensor of its own for each
+moment, made when the worker comes to own the shard and let go of when it owns it no more. After a step the parameters
+of shards that others own come from them (`GATHER_PARAMS`), and likewise at the beginning of each generation: so a step
+that is taken back is taken back on the owned shards alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+
+class Shard(Protocol):
+    """The state of one shard; `before` is always laid out as `state_tensors`."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """All that a new owner must copy: the live tensors, in fixed order."""
+
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
+        """As `Stage.step`, of which `kept` elements are in `before` already."""
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """As `Stage.keep`, in elements."""
+
+    def publish(self) -> None:
+        """Write the live parameters that follow from the state."""
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Stage.named_state`; of a parameter that other shards have a part of, its part (`piece_name`)."""
+
+
+class Shards:
+    """The shards of one stage on one of its hosts.
+
+    Args:
+        first: number of the stage's first shard in the whole model.
+        bounds: elements at which the shards begin, and the end of the last: [count + 1].
+        weights: the live parameters, flat [bounds[-1]].
+        sums: of the gradients, flat [at least bounds[-1]]; what lies behind goes with the last shard.
+        make: the initial state of the shard at a place.
+        norms: the squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`.
+        settled: called when no shard is made of the initial state any more.
+
+    Attributes:
+        settled: as given.
+        owned: place in the stage -> the state of a shard that this worker holds, in order.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        bounds: Sequence[int],
+        weights: torch.Tensor,
+        sums: torch.Tensor,
+        make: Callable[[int], Shard],
+        norms: Callable[[int, int], list[float]],
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
+        self._weights, self._sums, self.settled = weights, sums, settled
+        self.owned: dict[int, Shard] = {}
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the owned shards in the whole model."""
+        return [self._first + place for place in self.owned]
+
+    def own(self, numbers: Collection[int]) -> None:
+        """Hold the state of these shards of the stage too; of a new one the initial state."""
+        new = {number - self._first for number in numbers} - self.owned.keys()
+        self.owned = dict(sorted({**self.owned, **{place: self._make(place) for place in sorted(new)}}.items()))
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Let go of all other shards."""
+        self.owned = {place: shard for place, shard in self.owned.items() if self._first + place in numbers}
+
+    def tensors(self, number: int) -> list[torch.Tensor]:
+        """The live state of an owned shard."""
+        return self.owned[number - self._first].state_tensors()
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The sums of all shards, in order."""
+        parts = self._parts(self._sums)
+        parts[-1] = self._sums[self._bounds[-2] :]
+        return parts
+
+    def reduced(self) -> list[torch.Tensor]:
+        """The sums of the owned shards, in order."""
+        parts = self.gradients()
+        return [parts[place] for place in self.owned]
+
+    def moments(self) -> list[torch.Tensor]:
+        """The first moments of the owned shards: what comes second in their state."""
+        return [shard.state_tensors()[1] for shard in self.owned.values()]
+
+    def weights(self) -> list[torch.Tensor]:
+        """The live parameters of all shards, in order."""
+        return self._parts(self._weights)
+
+    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [flat[begin:end] for begin, end in pairwise(self._bounds)]
+
+    def norms_squared(self) -> dict[int, list[float]]:
+        """Number of each owned shard -> the squared norms of its summed gradients."""
+        return {self._first + place: self._norms(self._bounds[place], self._bounds[place + 1]) for place in self.owned}
+
+    def checksums(self) -> dict[int, int]:
+        """Number of each owned shard -> the sum, modulo 2^64, of its summed gradients read as whole numbers."""
+        parts = self.gradients()
+        return {
+            self._first + place: int(parts[place].view(torch.int64).sum().item()) % (1 << 64) for place in self.owned
+        }
+
+    def digests(self) -> dict[int, str]:
+        """Number of each owned shard -> sha256 over its state, as hexadecimal text."""
+        return {self._first + place: digest(shard.state_tensors()) for place, shard in self.owned.items()}
+
+    def publish(self) -> None:
+        """Write the live parameters of the owned shards."""
+        for shard in self.owned.values():
+            shard.publish()
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """The live tensors of the owned shards, one shard behind the other."""
+        return [tensor for shard in self.owned.values() for tensor in shard.state_tensors()]
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """`named` of all owned shards, of tensors laid out as `state_tensors`."""
+        named: dict[str, torch.Tensor] = {}
+        for _, shard, mine in self._split(tensors):
+            assert mine is not None
+            named |= shard.named_state(mine)
+        return named
+
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        """As `Stage.step`; the owned shards alone."""
+        for size, shard, mine in self._split(before):
+            shard.step(iteration, clip_factor, mine, min(max(0, kept), size))
+            kept -= size
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """As `Stage.keep`; pieces count in elements of the owned shards, one behind the other."""
+        offset = 0
+        for size, shard, mine in self._split(before):
+            if mine is not None and start < offset + size:
+                return offset + shard.keep(mine, start - offset)
+            offset += size
+        return start
+
+    def _split(
+        self, tensors: Sequence[torch.Tensor] | None
+    ) -> Iterator[tuple[int, Shard, Sequence[torch.Tensor] | None]]:
+        """(elements, owned shard, its part of tensors laid out as `state_tensors`)."""
+        begin = 0
+        for place, shard in self.owned.items():
+            end = begin + len(shard.state_tensors())
+            yield (
+                self._bounds[place + 1] - self._bounds[place],
+                shard,
+                None if tensors is None else tensors[begin:end],
+            )
+            begin = end
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """sha256 over tensors, as hexadecimal text."""
+    result = hashlib.sha256()
+    for tensor in tensors:
+        result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()

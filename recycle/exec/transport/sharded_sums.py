@@ -1,0 +1,117 @@
+"""Sums and gathers of shards over a group that has sends and receives: gloo has no reduce-scatter of its own.
+
+Reduce: every host sends its part of a shard to the shard's first owner, which adds them in the order of the hosts and
+sends the sum to the other owners. So all owners have the same bits, also of sums that depend on their order, and with
+N elements of g bytes over D hosts each sends g N (D - 1) / D for the first owners and g N (k - 1) / D for the others.
+Gather: the first owner of a shard sends it to every host that does not own it, w N (D - k) / D bytes.
+
+Parts go in pieces, so that all a host needs besides is two pieces from each peer, and adds one while the next comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from recycle.footprint import AWAITED, SHARD_PIECE
+
+_REDUCE, _SUM, _GATHER = range(3)
+
+
+class ShardedSums:
+    """One host's part in them.
+
+    Args:
+        group: of the stage's hosts; a torch backend with send and recv.
+        rank: of this host in it.
+        size: of the group.
+        owners: of each shard, ranks of those who own it, the first first.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int, owners: Sequence[Sequence[int]]) -> None:
+        self._group, self._rank, self._owners = group, rank, owners
+        self._peers = [peer for peer in range(size) if peer != rank]
+
+    def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """A call that sums the parts in place and returns when the sums are there and all is sent."""
+
+        def run() -> None:
+            sent, received, mine = list[Any](), list[Any](), list[int]()
+            for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
+                first, *others = owners
+                if first == self._rank:
+                    mine.append(shard)
+                    continue
+                for number, piece in enumerate(_pieces(part)):
+                    sent.append(self._send(piece, first, shard, number, _REDUCE))
+                    if self._rank in others:
+                        # The sum comes when the first owner has all of what is being sent from here.
+                        received.append(self._receive(piece, first, shard, number, _SUM))
+            for shard in mine:
+                sent += self._add_up(shard, parts[shard])
+            for work in [*received, *sent]:
+                work.wait()
+
+        return run
+
+    def _add_up(self, shard: int, part: torch.Tensor) -> list[Any]:
+        """Add what the peers have of a part, piece by piece, and send it to the other owners; what is being sent."""
+        whole = _pieces(part)
+        scratch = [
+            [torch.empty_like(whole[0]) for _ in self._peers] if whole else [] for _ in range(min(AWAITED, len(whole)))
+        ]
+        coming: list[list[Any]] = []
+
+        def expect(number: int) -> None:
+            size = len(whole[number])
+            coming.append(
+                [
+                    self._receive(into[:size], peer, shard, number, _REDUCE)
+                    for peer, into in zip(self._peers, scratch[number % AWAITED], strict=True)
+                ]
+            )
+
+        for number in range(len(scratch)):
+            expect(number)
+        sent = []
+        for number, piece in enumerate(whole):
+            for work, other in zip(coming[number], scratch[number % AWAITED], strict=True):
+                work.wait()
+                piece.add_(other[: len(piece)])
+            sent += [self._send(piece, owner, shard, number, _SUM) for owner in self._owners[shard][1:]]
+            if number + AWAITED < len(whole):
+                expect(number + AWAITED)
+        return sent
+
+    def gather(self, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """A call that fills the parts that this host does not own and returns when that and all sends are done."""
+
+        def run() -> None:
+            works = []
+            for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
+                for number, piece in enumerate(_pieces(part)):
+                    if owners[0] == self._rank:
+                        takers = (peer for peer in self._peers if peer not in owners)
+                        works += [self._send(piece, peer, shard, number, _GATHER) for peer in takers]
+                    elif self._rank not in owners:
+                        works.append(self._receive(piece, owners[0], shard, number, _GATHER))
+            for work in works:
+                work.wait()
+
+        return run
+
+    def _send(self, piece: torch.Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
+        return self._group.send([piece], peer, self._tag(shard, number, purpose))
+
+    def _receive(self, piece: torch.Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
+        return self._group.recv([piece], peer, self._tag(shard, number, purpose))
+
+    def _tag(self, shard: int, number: int, purpose: int) -> int:
+        """Messages of one pair of hosts and tag come in the order in which they were sent, so iterations share tags."""
+        return ((shard % 4096) * 3 + purpose) * 32768 + number % 32768
+
+
+def _pieces(part: torch.Tensor) -> list[torch.Tensor]:
+    return [piece for piece in torch.split(part, SHARD_PIECE) if piece.numel()]

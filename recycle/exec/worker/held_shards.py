@@ -1,0 +1,114 @@
+"""Which shards of its stages' optimizer state one worker holds, from generation to generation.
+
+A generation's workers own the shards that follow from who is alive (`recycle.plans.shards`). What is new to a worker is
+copied from an owner before the generation runs; what it owns no more it keeps until then, because others may copy it,
+and a generation that comes to nothing loses nothing. A process that begins with the initial state, or a checkpoint's,
+makes any shard from that until its first generation has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.model.shards import Shards
+from recycle.exec.model.stage import Stage
+from recycle.plans.shards import StageShards
+
+
+class HeldShards:
+    """The shards of one worker process.
+
+    Args:
+        stages: that it hosts.
+        begins: whether its initial state counts.
+        read: called with stages whose shards have been made; fills them from a checkpoint. None for the initial state.
+    """
+
+    def __init__(
+        self, stages: Mapping[int, Stage], begins: bool, read: Callable[[Collection[Stage]], object] | None = None
+    ) -> None:
+        self._stages, self._read, self._begins = stages, read, begins
+        self._held: set[int] = set()
+        self._wanted: set[int] = set()
+        if not begins:
+            self._settle()
+
+    def place(self, shards: StageShards, wanted: Collection[int], copied: Collection[int]) -> bool:
+        """Own these shards from now on; whether they are others than before.
+
+        Args:
+            shards: of all stages.
+            wanted: their numbers.
+            copied: those that come from other workers.
+
+        Raises:
+            RunError: one is neither there nor to be copied; a bug.
+        """
+        self._shards, self._wanted = shards, set(wanted)
+        new = self._wanted - self._held
+        if lacking := new - set(copied):
+            self._make(lacking)
+        for stage, of in self._of_stages(self._wanted):
+            of.own(self._shards.of_stage(stage, self._wanted))
+        return self._wanted != self._held
+
+    def confirm(self) -> None:
+        """The state of all wanted shards is complete, and nothing else counts from now on."""
+        self._held = set(self._wanted)
+        for _, of in self._of_stages(self._held):
+            of.keep_only(self._held)
+        if self._begins:
+            self._begins = False
+            self._settle()
+
+    def held(self, first: int, last: int) -> list[torch.Tensor]:
+        """The state of shards from `first` up to but without `last`, to be sent.
+
+        Raises:
+            RunError: one is not held.
+        """
+        if lacking := set(range(first, last)) - self._held:
+            self._make(lacking)
+        return self.placed(first, last)
+
+    def placed(self, first: int, last: int) -> list[torch.Tensor]:
+        """The same of wanted shards, to be received."""
+        tensors = [
+            tensor
+            for number in range(first, last)
+            for tensor in self._of(self._shards.place(number)[0]).tensors(number)
+        ]
+        return [tensor for tensor in tensors if tensor.numel()]
+
+    def publish(self) -> None:
+        """Write the live parameters of the owned shards."""
+        for _, of in self._of_stages(self._wanted):
+            of.publish()
+
+    def _make(self, numbers: Collection[int]) -> None:
+        """Make the initial state of shards, or read it. Raises RunError where that does not count any more."""
+        if not self._begins:
+            raise RunError(f"{self._shards.named(min(numbers))} was to come from a worker that does not hold it")
+        for stage, of in self._of_stages(numbers):
+            of.own(self._shards.of_stage(stage, numbers))
+            if self._read is not None:
+                self._read([self._stages[stage]])
+        self._held |= set(numbers)
+
+    def _of_stages(self, numbers: Collection[int]) -> list[tuple[int, Shards]]:
+        """The hosted stages that have some of these shards, each with its own."""
+        stages = sorted({self._shards.place(number)[0] for number in numbers})
+        return [(stage, self._of(stage)) for stage in stages]
+
+    def _of(self, stage: int) -> Shards:
+        shards = self._stages[stage].shards
+        assert shards is not None
+        return shards
+
+    def _settle(self) -> None:
+        for stage in self._stages.values():
+            assert stage.shards is not None
+            stage.shards.settled()

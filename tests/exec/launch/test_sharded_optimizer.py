@@ -1,0 +1,200 @@
+"""Runs whose optimizer state is sharded: the bits of runs where every host has all of it, through deaths too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from recycle.errors import JobError, RunError, ScheduleError
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.standalone import LocalRun
+from recycle.ir.families import interleaved, one_f_one_b, zb_h1
+from recycle.ir.lower import with_barrier
+from recycle.job import Job, PricedJob
+from recycle.plans.plan import with_updates_of
+from tests.exec.runs import Run, job, kinds
+from tests.exec.sharded import bits, joined, require_equal, sharded, stored
+
+STEPS = 3
+
+
+def trained(of: PricedJob, chunks: bool = False) -> tuple[LocalRun, RunResult]:
+    schedule = interleaved(of.shape) if chunks else zb_h1(of.shape)
+    run = LocalRun(with_barrier(with_updates_of(schedule, of)), of)
+    return run, run.run(STEPS)
+
+
+def state(run: LocalRun) -> dict[str, torch.Tensor]:
+    return joined(
+        stage.named_state(stage.state_tensors()) for stages in run.stages.values() for stage in stages.values()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipelines", "copies", "kind", "precision"),
+    [
+        (3, 2, "gpt", "fp32"),
+        (4, 2, "gpt", "bf16"),
+        (3, 2, "llama", "fp32"),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in ((4, 2, "gpt", "fp32"), (3, 1, "gpt", "bf16"), (4, 3, "gpt", "fp32"), (8, 2, "gpt", "fp32"))
+        ),
+    ],
+)
+def test_a_model_trains_to_the_bits_of_hosts_that_have_all(
+    pipelines: int, copies: int, kind: str, precision: str
+) -> None:
+    of = job(pipelines, 2, 2, kind=kind, train={"precision": precision, "clip": 0.5}, model={"hidden": 64, "layers": 4})
+    (whole, wanted), (parts, found) = trained(of), trained(sharded(of, copies))
+    assert bits(found) == bits(wanted)
+    require_equal(state(parts), state(whole))
+    for worker, stages in parts.stages.items():
+        for index, stage in stages.items():
+            assert stage.shards is not None
+            assert len(stage.shards.owned) == copies
+            other = whole.stages[worker][index]
+            live = [tensor.detach() for tensor in (*stage.parameters.values(),)]  # type: ignore[attr-defined]
+            for mine, theirs in zip(live, other.parameters.values(), strict=True):  # type: ignore[attr-defined]
+                assert torch.equal(mine, theirs.detach())
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_an_emulated_model_does_too_with_chunks_as_well(chunks: int) -> None:
+    of = job(3, 2, 2, shape={"chunks": chunks}, memory={"limit": 8}, model={"layers": 8})
+    (whole, wanted), (parts, found) = trained(of, chunks > 1), trained(sharded(of), chunks > 1)
+    assert bits(found) == bits(wanted)
+    require_equal(state(parts), state(whole))
+    for worker, stages in parts.stages.items():
+        for index, stage in stages.items():
+            for mine, theirs in zip(stage._layers, whole.stages[worker][index]._layers, strict=True):  # type: ignore[attr-defined]
+                assert torch.equal(mine.parameters, theirs.parameters)
+
+
+# Between processes
+
+FAULTY = 8
+MEMBERSHIP = {"heartbeat": 0.1, "dead_after": 3.0}
+
+
+@cache
+def emulated() -> PricedJob:
+    """3 x 2 workers, whose steps are staggered from the second iteration on; state is kept every fourth step."""
+    return job(3, 2, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
+
+
+_CALM: dict[str, RunResult] = {}
+
+
+def calm(of: PricedJob, launch: Run) -> RunResult:
+    """The run in which every host has all, and that nothing happens to."""
+    key = f"{of.model.kind} {of.train.precision}"
+    if key not in _CALM:
+        _CALM[key] = launch(of, FAULTY)
+    return _CALM[key]
+
+
+def require_as_calm(found: RunResult, of: PricedJob, launch: Run) -> None:
+    wanted = calm(of, launch)
+    assert bits(found) == bits(wanted)
+    assert found.directory is not None
+    assert wanted.directory is not None
+    folder = f"checkpoints/step-{FAULTY - 1:08d}"
+    require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("kill:1.1@3.reduce", "rejoin:1.1@5"),
+        *(
+            pytest.param(each, marks=pytest.mark.soak)
+            for each in (
+                (),
+                ("kill:0.0@3.step", "kill:2.0@5"),
+                ("kill:1.1@3.forward",),
+                ("kill:2.1@3.commit",),
+                ("kill:0.1@3.stepped",),
+                ("kill:0.1@3", "rejoin:0.1@5", "kill:2.1@5.copy"),
+                ("nan:1.0@4", "kill:1.0@5"),
+                ("stop:1.1@3.reduce",),
+                ("kill:0.0@3", "kill:0.1@3"),
+            )
+        ),
+    ],
+)
+def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
+    found = launch(sharded(emulated()), FAULTY, *faults)
+    require_as_calm(found, emulated(), launch)
+    assert kinds(found).count("restored") == 0
+    if faults:
+        assert kinds(found).count("detected") >= 1
+        shards = [event for event in found.events if event["kind"] == "moved"]
+        assert shards, "who is left comes to own what the dead worker owned"
+        assert all(event["shards"] and event["bytes"] > 0 for event in shards)
+
+
+@pytest.mark.process
+def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back(launch: Run) -> None:
+    faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
+    found = launch(sharded(emulated()), FAULTY, *faults)
+    require_as_calm(found, emulated(), launch)
+    told = [event["further_deaths"] for event in found.events if event["kind"] == "shards"]
+    assert told == [[1, 1], [0, 1], [1, 1]]
+
+
+@pytest.mark.process
+def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None:
+    alone = sharded(emulated(), copies=1)
+    begun = launch(alone, FAULTY // 2)
+    assert begun.directory is not None
+    # The checkpoint of step 3 is complete before step 5 begins, since the run had ended with it.
+    found = launch(alone, FAULTY, "kill:1.1@5", directory=Path(begun.directory), resume=True)
+    require_as_calm(found, emulated(), launch)
+    assert "step-00000003" in {event["checkpoint"] for event in found.events if event["kind"] == "restored"}
+    assert {tuple(event["further_deaths"]) for event in found.events if event["kind"] == "shards"} == {(0, 0)}
+    assert any("optimizer_copies = 1" in event["message"] for event in found.events if event["kind"] == "warning")
+    with pytest.raises(RunError, match=r"shard \d of stage 1's optimizer state has no live host left after step 1"):
+        launch(alone, FAULTY, "kill:1.1@2")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.soak), "bf16"])
+def test_a_model_survives_deaths_too(precision: str, launch: Run) -> None:
+    gpt = job(
+        3, 2, 2, kind="gpt", train={"clip": 1e9, "checkpoint_every": 4, "precision": precision}, membership=MEMBERSHIP
+    )
+    found = launch(sharded(gpt), FAULTY, "kill:1.1@3.reduce", "kill:0.0@4.step", "rejoin:1.1@6")
+    require_as_calm(found, gpt, launch)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("[train]\noptimizer_copies = 3", r"\[train\] optimizer_copies: needs sharded_optimizer = true"),
+        (
+            "[train]\nsharded_optimizer = true\noptimizer_copies = 4",
+            r"optimizer_copies: 4, but \[shape\] pipelines gives a stage 3",
+        ),
+        ("[train]\nsharded_optimizer = true\n[model]\ntied = true", r"\[model\] tied: is not there yet with"),
+        ("[train]\nsharded_optimizer = true\nreduce_buckets = 2", r"\[train\] reduce_buckets: more than 1 are not"),
+        ('[train]\nsharded_optimizer = true\n[planner]\nlayout = "elastic"', r'\[planner\] layout: "elastic" is not'),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(keys: str, message: str) -> None:
+    with pytest.raises(JobError, match=message) as refused:
+        Job.from_toml(f"[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n{keys}")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_schedule_that_gathers_wants_such_a_job() -> None:
+    of = job(2, 2, 2)
+    with pytest.raises(ScheduleError, match="the schedule gathers parameters"):
+        with_updates_of(replace(one_f_one_b(of.shape), gathers=True), of)

@@ -1,0 +1,114 @@
+"""Shards of a stage: where they end, the norms and steps of them, and what they are called in checkpoints."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from recycle.exec.model.accumulate import ExactSum, Layout
+from recycle.exec.model.optimizer import Optimizer
+from recycle.exec.model.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.shards import Shards
+from recycle.exec.model.stage import copy_state
+from recycle.footprint import ON_CPU
+from recycle.sections import TrainSection
+from tests.exec.sharded import joined, require_equal
+
+CPU = torch.device("cpu")
+SHAPES = [torch.Size([300, 200]), torch.Size([50, 1000]), torch.Size([7, 3]), torch.Size([1000]), torch.Size([3])]
+NAMES = ["wide", "gated", "small", "norm", "bias"]
+TRAIN = TrainSection(weight_decay=0.1, warmup=1)
+DIVISOR = 4
+
+
+def parameters() -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator))
+        for name, shape in zip(NAMES, SHAPES, strict=True)
+    }
+
+
+def summed() -> ExactSum:
+    sums = ExactSum(Layout(SHAPES), DIVISOR, 6, CPU)
+    generator = torch.Generator().manual_seed(5)
+    for place, shape in enumerate(SHAPES):
+        sums.add(place, torch.randn(shape, generator=generator))
+    return sums
+
+
+def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
+    halves = {"gated"}, (".gate", ".up")
+    return ShardedOptimizer(parameters(), halves, sums, TRAIN, working, DIVISOR, 10, count).shards
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
+def test_shards_cover_the_stage_and_end_at_blocks(count: int) -> None:
+    layout = Layout(SHAPES)
+    bounds, begins = layout.shards(count, ON_CPU.normed), {begin for begin, _ in layout.blocks(ON_CPU.normed)}
+    assert bounds[0] == 0
+    assert bounds[-1] == layout.size
+    assert len(bounds) == count + 1
+    assert bounds == sorted(bounds)
+    assert set(bounds[:-1]) <= begins | {layout.size}
+    assert max(b - a for a, b in pairwise(bounds)) <= layout.size / count + ON_CPU.normed
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
+    sums = summed()
+    shards = sharded(sums, count)
+    shards.own(range(10, 10 + count))
+    terms = [norm for norms in shards.norms_squared().values() for norm in norms]
+    assert terms == sums.mean_norms_squared(DIVISOR)
+    sums.buffer[-64] = math.nan
+    assert [math.isfinite(math.fsum(norms)) for norms in shards.norms_squared().values()] == [True] * (count - 1) + [
+        False
+    ]
+
+
+@pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
+def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> None:
+    sums, listed = summed(), list(parameters().values())
+    whole, shards = Optimizer(listed, TRAIN, working), sharded(sums, 3, working)
+    shards.own(range(10, 13))
+    shards.settled()
+    before = [torch.empty_like(tensor) for tensor in shards.state_tensors()]
+    kept = shards.keep(before, 0)
+    kept = shards.keep(before, kept)
+    digests = []
+    for iteration in range(3):
+        if iteration == 2:
+            digests.append(shards.digests())
+        whole.step(lambda start, out: sums.mean(DIVISOR, out, start), iteration, 0.5)
+        shards.step(iteration, 0.5, before, kept if not iteration else 0)
+    expected = whole.named_state(NAMES, whole.state_tensors())
+    for prefix in ("", "exp_avg.", "exp_avg_sq.") + (("rounded.",) if working != torch.float32 else ()):
+        both = expected.pop(f"{prefix}gated").chunk(2)
+        expected |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
+    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([expected]))
+    live = torch.cat(shards.weights())
+    assert torch.equal(live, whole.state_tensors()[-1] if working != torch.float32 else whole.parameters)
+    copy_state(shards.state_tensors(), before)
+    assert [shards.digests()] == digests
+    shards.publish()
+    assert not torch.equal(live, torch.cat(shards.weights()))
+
+
+def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None:
+    shards = sharded(summed(), 4, torch.bfloat16)
+    shards.own([11, 12])
+    assert shards.numbers == [11, 12]
+    elements = sum(len(shards.weights()[place]) for place in (1, 2))
+    counted = sum(tensor.numel() for tensor in shards.state_tensors() if tensor.numel() > 2)
+    assert counted == 3 * elements, "fp32 parameters and two moments"
+    masters = shards.tensors(11)[0].clone()
+    assert bool(masters.any())
+    shards.keep_only([12])
+    assert shards.numbers == [12]
+    shards.settled()
+    shards.own([11])
+    assert not bool(shards.tensors(11)[0].any()), "it is to come from an owner"

@@ -1,0 +1,55 @@
+"""What runs with and without a sharded optimizer are compared by: losses, norms, and every bit of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.model.stored_tensors import piece_of
+from recycle.job import PricedJob
+
+
+def sharded(of: PricedJob, copies: int = 2) -> PricedJob:
+    """The job with its optimizer's state sharded."""
+    return of.with_sections(train=msgspec.structs.replace(of.train, sharded_optimizer=True, optimizer_copies=copies))
+
+
+def bits(result: RunResult) -> list[tuple[Any, ...]]:
+    """What must not depend on how the state is held."""
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
+
+
+def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Named tensors, flat, whose pieces are put together; those that several have must have the same bits."""
+    whole: dict[str, torch.Tensor] = {}
+    parts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in (item for state in states for item in state.items()):
+        piece, flat = piece_of(name), tensor.detach().reshape(-1)
+        others, key = (whole, name) if piece is None else (parts.setdefault(piece[0], {}), piece[1])
+        assert key not in others or torch.equal(others[key], flat), name  # type: ignore[index]
+        others[key] = flat  # type: ignore[index]
+    for name, pieces in parts.items():
+        whole[name] = torch.cat([pieces[begin] for begin in sorted(pieces)])
+    return whole
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, each in one file only."""
+    states: list[dict[str, torch.Tensor]] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(path), framework="pt") as file:
+            states.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    names = [name for state in states for name in state]
+    assert len(names) == len(set(names))
+    return joined(states)
+
+
+def require_equal(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

@@ -1,0 +1,118 @@
+"""Who owns which shard of a stage's optimizer state: properties of the rule, whoever is dead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle.job import Job
+from recycle.plans.hosting import Hosts
+from recycle.plans.shards import StageShards, owners_of
+from recycle.shape import Worker
+
+HOSTS = [Worker(pipeline, 1) for pipeline in range(8)]
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> tuple[list[Worker], list[Worker], int]:
+    """Hosts of a stage, those that are alive, and the copies."""
+    hosts = HOSTS[: draw(st.integers(1, 8))]
+    live = draw(st.lists(st.sampled_from(hosts), min_size=1, unique=True))
+    return hosts, sorted(live), draw(st.integers(1, 4))
+
+
+@given(settings())
+def test_every_shard_has_its_copies_as_far_as_there_are_hosts(setting: tuple[list[Worker], list[Worker], int]) -> None:
+    hosts, live, copies = setting
+    owners = owners_of(hosts, live, copies)
+    assert len(owners) == len(hosts)
+    for mine in owners:
+        assert len(set(mine)) == len(mine) == min(copies, len(live))
+        assert set(mine) <= set(live)
+    load = Counter(owner for mine in owners for owner in mine)
+    assert set(load) == set(live)
+    if len(live) == len(hosts):
+        assert len(set(load.values())) == 1, "all own as much in a healthy run"
+    assert max(load.values()) - min(load.values()) <= max(2, copies)
+
+
+@given(settings(), st.data())
+def test_a_death_takes_no_shard_from_a_healthy_runs_owners(
+    setting: tuple[list[Worker], list[Worker], int], data: st.DataObject
+) -> None:
+    hosts, live, copies = setting
+    healthy, now = owners_of(hosts, hosts, copies), owners_of(hosts, live, copies)
+    for before, after in zip(healthy, now, strict=True):
+        kept = [owner for owner in before if owner in live]
+        assert list(after[: len(kept)]) == kept, "who is left comes first, in the same order"
+    dead = data.draw(st.sampled_from(hosts))
+    one = owners_of(hosts, [host for host in hosts if host != dead], copies)
+    unlike = [place for place in range(len(hosts)) if one[place] != healthy[place]]
+    assert unlike == [place for place in range(len(hosts)) if dead in healthy[place]]
+    assert owners_of(hosts, hosts, copies) == healthy, "who comes back has what it had"
+
+
+def test_a_ring_of_two_copies() -> None:
+    a, b, c = HOSTS[:3]
+    assert owners_of([a, b, c], [a, b, c], 2) == ((a, b), (b, c), (c, a))
+    assert owners_of([a, b, c], [a, c], 2) == ((a, c), (c, a), (c, a))
+    assert owners_of([a, b, c], [c], 2) == ((c,), (c,), (c,))
+    four = owners_of(HOSTS[:4], [*HOSTS[:1], *HOSTS[2:4]], 2)
+    assert sorted(Counter(owner for mine in four for owner in mine).values()) == [2, 3, 3]
+
+
+@given(st.integers(2, 6), st.integers(2, 3), st.data())
+def test_owners_of_a_shard_are_on_different_nodes_while_there_are_any(
+    nodes: int, copies: int, data: st.DataObject
+) -> None:
+    hosts = [Worker(pipeline, 0) for pipeline in range(2 * nodes)]
+    node_of = {host: host.pipeline // 2 for host in hosts}
+    live = sorted(data.draw(st.lists(st.sampled_from(hosts), min_size=1, unique=True)))
+    left = {node_of[host] for host in live}
+    healthy = owners_of(hosts, hosts, copies, node_of)
+    for before, mine in zip(healthy, owners_of(hosts, live, copies, node_of), strict=True):
+        wanted = min(len(left), len(mine)) if copies <= nodes else 1
+        assert len({node_of[owner] for owner in mine}) >= wanted
+        assert len({node_of[owner] for owner in before}) == min(copies, nodes)
+
+
+JOB = Job.from_toml(
+    """
+[shape]
+pipelines = 3
+ranks = 2
+chunks = 2
+micro_batches = 2
+[model]
+kind = "emulated"
+[train]
+sharded_optimizer = true
+"""
+)
+
+
+def test_shards_are_numbered_through_the_model_and_held_like_units() -> None:
+    shards = StageShards(JOB, Hosts.at_start(JOB, None).hosts_of_stages())
+    assert shards.number(2, 1) == 7
+    assert shards.place(7) == (2, 1)
+    assert shards.named(7) == "shard 1 of stage 2"
+    everybody = list(JOB.shape.workers())
+    owned = shards.owned(everybody)
+    assert owned.count == 12
+    assert owned.stages[Worker(0, 1)] == (3, 5, 9, 11)
+    assert owned.units[Worker(0, 1)] == ((3, 4), (5, 6), (9, 10), (11, 12))
+    assert shards.anything().units[Worker(2, 0)] == ((0, 3), (6, 9))
+    assert shards.spare(everybody) == {0: 1, 1: 1, 2: 1, 3: 1}
+    left = [worker for worker in everybody if worker not in (Worker(0, 1), Worker(2, 1))]
+    assert shards.spare(left) == {0: 1, 1: 0, 2: 1, 3: 0}
+    assert shards.owned(left).stages[Worker(1, 1)] == (3, 4, 5, 9, 10, 11)
+
+
+def test_nodes_are_those_of_the_job() -> None:
+    job = Job.from_toml(JOB.to_toml().replace("workers_per_node = 1", "workers_per_node = 3"))
+    shards = StageShards(job, Hosts.at_start(job, None).hosts_of_stages())
+    # Two nodes: workers 0.0, 0.1 and 1.0 on one, 1.1, 2.0 and 2.1 on the other.
+    a, b, c = (Worker(pipeline, 0) for pipeline in range(3))
+    assert shards.owners(list(job.shape.workers()))[0] == ((a, c), (b, c), (c, a))
