@@ -1,7 +1,7 @@
 """The viewer at scale, in headless Chromium: a million instructions on 1,536 lanes, four million, and beside them one
 Plotly bar per instruction, as public viewers draw schedules.
 
-    python benchmarks/viewer.py [--rounds N] [--only million|four|bars]
+    python benchmarks/viewer.py [--rounds N] [--only million|four|bars|times]
 
 The server is `recycle view FILE`, a process of its own. First paint is from the start of the navigation to the frame
 that shows all lanes and their axes, as the browser itself says (its largest contentful paint): cold in a browser that
@@ -9,7 +9,9 @@ was just started, warm on a second visit. It is the server's picture; ready is w
 and lanes can be zoomed. A step is from
 the call that asks for a new window to the second frame after it is drawn; it runs from everything to half a percent of
 64 lanes and back. Hover is what the page spends on one pointer movement. Browser CPU seconds are those of all of
-Chromium's processes; they tell a busy machine from a slow page. Ends with exit code 1 where a target is missed.
+Chromium's processes; they tell a busy machine from a slow page. Other times: from a key in a field of the panel of
+times to the second frame after the lanes of these times are drawn, with their headline and critical path, at a hundred
+thousand instructions. Ends with exit code 1 where a target is missed.
 
 Needs Debian's `chromium` and Playwright for Python: pip install 'recycle-pipeline[test]'.
 """
@@ -35,6 +37,7 @@ from recycle.ir.families import one_f_one_b
 
 ROOT = Path(__file__).parent.parent
 MILLION, FOUR = Shape(96, 16, 326), Shape(96, 16, 1302)
+HUNDRED_THOUSAND = Shape(32, 16, 98)
 BARS = (Shape(4, 4, 32), Shape(8, 8, 79))
 """1,024 and 10,112 instructions, a forward and a backward each."""
 VIEWPORT = {"width": 1400, "height": 1000}
@@ -46,6 +49,7 @@ TARGETS = {
     "hover ms": 5.0,
     "server MB": 1000.0,
     "requests in steps": 0.0,
+    "other times ms": 100.0,
 }
 PAINTED = """() => new Promise(done => {
   new PerformanceObserver((list) => {
@@ -71,6 +75,17 @@ STEP = """window_ => new Promise(done => {
   view.show(window_);
   requestAnimationFrame(look);
 })"""
+OTHER_TIMES = """text => new Promise(done => {
+  const view = window.recycle.inUse(), before = view.root.dataset.address, began = performance.now();
+  const field = document.querySelector('.retime [data-field=F] input');
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(field, text);
+  field.dispatchEvent(new Event('input', { bubbles: true }));
+  const look = () => {
+    if (view.root.dataset.address === before || view.wanted || view.asked) return requestAnimationFrame(look);
+    requestAnimationFrame(() => done(performance.now() - began));
+  };
+  look();
+})"""
 BAR_STEP = """range => new Promise(done => {
   const plot = document.querySelector('.js-plotly-plot'), began = performance.now();
   Plotly.relayout(plot, {'xaxis.range': range}).then(() =>
@@ -88,7 +103,7 @@ BAR_PAINTED = """() => new Promise(done => {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="browsers started, and visits counted")
-    parser.add_argument("--only", choices=("million", "four", "bars"))
+    parser.add_argument("--only", choices=("million", "four", "bars", "times"))
     arguments = parser.parse_args()
     missed = False
     with tempfile.TemporaryDirectory() as folder:
@@ -96,6 +111,8 @@ def main() -> int:
             if arguments.only in (None, name):
                 figures = canvas(Path(folder) / f"{name}.json", shape, arguments.rounds)
                 missed |= tell(name, figures, name == "million")
+        if arguments.only in (None, "times"):
+            missed |= tell("other times", other_times(Path(folder) / "times.json", arguments.rounds))
         if arguments.only in (None, "bars"):
             for shape in BARS:
                 tell("one Plotly bar per instruction", bars(shape, Path(folder) / "bars.html", arguments.rounds), False)
@@ -200,6 +217,27 @@ def looking_around(browser: Browser, address: str, shape: Shape) -> dict[str, fl
         "pan step ms, longest": max(pans),
         "hover ms": max(hovers),
         "requests in steps": len(requests),
+    }
+
+
+def other_times(path: Path, rounds: int) -> dict[str, float]:
+    """How long lanes in other times take, typed into the panel of times."""
+    schedule = one_f_one_b(HUNDRED_THOUSAND)
+    schedule.save(path)
+    with served(path) as (_, address), chromium() as browser:
+        page = browser.page()
+        page.goto(f"{address}?panel=times")
+        page.evaluate(READY)
+        page.wait_for_selector(".retime [data-field=F] input")
+        page.wait_for_load_state("networkidle")
+        first = page.evaluate(OTHER_TIMES, "1.5")
+        taken = [page.evaluate(OTHER_TIMES, f"{1 + step / 100}") for step in range(1, 5 * rounds + 1)]
+    return {
+        "instructions": len(schedule.columns),
+        "lanes": HUNDRED_THOUSAND.worker_count,
+        "other times ms": statistics.median(taken),
+        "other times ms, longest": max(taken),
+        "other times ms, the first, which compiles": first,
     }
 
 

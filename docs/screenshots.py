@@ -2,10 +2,10 @@
 
     python docs/screenshots.py [--out FOLDER] [--only NAME,…]
 
-Each page, also empty and with errors, is opened as a user would, in light and dark at 1280 and 2560 pixels. The
-latter go to `docs/pictures`, in light at 1280; the others to FOLDER. Trains an emulated job of six workers with a
-kill and a re-join for the page of a run. Needs Debian's `chromium` and Playwright for Python: pip install
-'recycle-pipeline[test]'.
+Each page, also empty and with errors, is opened as a user would, in light and dark at 1280 × 800 and 2560 × 1440
+pixels. What docs/viewer.md shows goes to `docs/pictures`, in light at 1280 × 800; all others to FOLDER. Trains an
+emulated job of six workers with a kill and a re-join for the page of a run. Needs Debian's `chromium` and Playwright
+for Python: pip install 'recycle-pipeline[test]'.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from viz.sources import load_source, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
-SHOWN = {"timeline": (0, 1030), "compare": (310, 1130), "what-if": (0, 1460), "large": (140, 1330)}
-"""Pictures that docs/viewer.md shows, and where they begin and how high they are, pixels."""
-WIDTHS, SCHEMES, HEIGHT = (1280, 2560), ("light", "dark"), 1500
+SHOWN = ("timeline", "compare", "what-if", "large")
+"""Pictures that docs/viewer.md shows."""
+SIZES, SCHEMES = ((1280, 800), (2560, 1440)), ("light", "dark")
 JOB = """
 [shape]
 pipelines = 3
@@ -76,8 +76,8 @@ def main() -> int:
     chosen = {name: take for name, take in PICTURES.items() if not arguments.only or name in arguments.only}
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         for name, take in chosen.items():
-            for width, scheme in itertools.product(WIDTHS, SCHEMES):
-                page = browser.new_page(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)
+            for (width, height), scheme in itertools.product(SIZES, SCHEMES):
+                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 page.set_default_timeout(60_000)
                 complaints: list[str] = []
                 page.on("console", lambda message, said=complaints: said.append(message.text))
@@ -87,11 +87,8 @@ def main() -> int:
                 page.wait_for_timeout(400)
                 path = arguments.out / f"{name}-{width}-{scheme}.png"
                 page.screenshot(path=path)
-                if name in SHOWN and (width, scheme) == (WIDTHS[0], SCHEMES[0]):
-                    clip = dict(
-                        zip(("x", "y", "width", "height"), (0, SHOWN[name][0], width, SHOWN[name][1]), strict=True)
-                    )
-                    page.screenshot(path=ROOT / "docs" / "pictures" / f"{name}.png", clip=clip)
+                if name in SHOWN and (width, scheme) == (SIZES[0][0], SCHEMES[0]):
+                    page.screenshot(path=ROOT / "docs" / "pictures" / f"{name}.png")
                 page.close()
                 print(path, *complaints, flush=True)
     return 0
@@ -211,6 +208,7 @@ def timeline(page: Any, folder: Path) -> None:
     page.keyboard.press("Tab")
     page.locator(".lanes-view").first.focus()
     page.keyboard.press("m")
+    page.locator(".bench:visible .bench-tab", has_text="Selection").click()
     page.wait_for_selector(".selection")
 
 
@@ -241,7 +239,7 @@ def interleaved(page: Any, folder: Path) -> None:
 
 
 def explain(page: Any, folder: Path) -> None:
-    opened(page, two_plans(), tab="Explain")
+    opened(page, two_plans(), "?panel=explain")
     drawn(page)
     page.wait_for_selector("text=Longest bubbles")
 
@@ -255,8 +253,9 @@ def what_if(page: Any, folder: Path) -> None:
 
 
 def library(page: Any, folder: Path) -> None:
-    opened(page, two_plans(), tab="Plans")
+    opened(page, two_plans(), tab="Plans and what-if")
     drawn(page)
+    page.locator(".bench:visible .bench-tab", has_text="Library").click()
     page.wait_for_selector("text=No library of plans was given.")
 
 
@@ -268,7 +267,7 @@ def validate(page: Any, folder: Path) -> None:
     Schedule.from_text(fault_free().shape, wrong).save(path)
     dropped(page, path)
     drawn(page)
-    page.locator("button.quiet").first.click()
+    page.locator(".bench:visible button.quiet").first.click()
     page.wait_for_timeout(500)
 
 
@@ -278,7 +277,7 @@ def stuck(page: Any, folder: Path) -> None:
     Schedule.from_text(Shape(1, 2, 3), programs).save(path)
     dropped(page, path)
     drawn(page)
-    page.locator("button.quiet").first.click()
+    page.locator(".bench:visible button.quiet").first.click()
     page.wait_for_timeout(500)
 
 

@@ -16,7 +16,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
-from viz.pages import lanes_view
+from viz.pages import bench, lanes_view
 from viz.pages.page import TABS, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
 from viz.protection import protect
@@ -60,6 +60,7 @@ def build_app(
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, workspace.cache)
+    bench.register(app, workspace.cache)
     lanes_view.draw(opened, workspace.cache)
     keep_in_address(app, TABS, State(TABS, "children"))
     _register_opening(app, pages)
@@ -103,11 +104,13 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
         )
         for place, page in enumerate(pages)
     ]
-    heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
+    is_named = title and pages[0].title != title  # else the mode that comes first says it
+    heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
     fixtures = [part for page in pages for part in page.fixtures()]
     content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
     opened = dcc.Store(id="opened", data=[pages[0].prefix])
-    return html.Div([html.Header(heading, className="top"), html.Main(content), opened, *fixtures])
+    top = html.Header([*heading], className="top")
+    return html.Div([top, html.Main(content), bench.bar(), opened, *fixtures], className="application")
 
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:

@@ -36,6 +36,7 @@ class Memory:
     limit: float | None
     peak: float
     peak_time: float
+    peak_set_by: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
     memory = _memory(shown, lane)
     if memory is not None:
         limit = f" of {memory.limit:g}" if memory.limit is not None else ""
-        lines.append(f"holds at most {memory.peak:g}{limit} activations")
+        setter = f", from {memory.peak_set_by} on" if memory.peak_set_by else ""
+        lines.append(f"holds at most {memory.peak:g}{limit} activations{setter}")
     return Details(f"Worker {table.labels[lane]}", lines, memory=memory)
 
 
@@ -157,4 +159,5 @@ def _memory(shown: CachedLanes, lane: int) -> Memory | None:
     curve = memory_curve(explainer.timeline, worker, limit)
     time, held = sampled(curve, 0.0, explainer.timeline.makespan, MEMORY_PIXELS)
     label = shown.table.labels[lane]
-    return Memory(label, time.tolist(), held.tolist(), curve.limit, curve.peak, curve.peak_time)
+    setter = str(explainer.timeline.schedule.instruction(curve.peak_row)) if curve.peak_row >= 0 else ""
+    return Memory(label, time.tolist(), held.tolist(), curve.limit, curve.peak, curve.peak_time, setter)

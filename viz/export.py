@@ -94,7 +94,7 @@ def write_html(path: str | Path, sources: Sequence[Source]) -> None:
     )
 
 
-_STYLE = ".lanes-axes > div { height: 100%; } [data-action=memory] { display: none; }"
+_STYLE = ".lanes-axes > div { height: 100%; } [data-action=memory], [data-action=held] { display: none; }"
 _SCRIPT = "window.dash_clientside = { set_props() {} };\n"
 """There is no Dash that a selection could be told to."""
 _WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.simulate import Timeline
+from recycle.ir.simulate import EventGraph, Timeline, event_graph
+from recycle.ir.slack import slack
+from recycle.shape import Worker
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
 from viz.bounded_cache import BoundedCache
@@ -20,7 +23,9 @@ from viz.wire import encode
 
 WHOLE = 1200, 600
 MOST_BYTES = 400_000_000
-"""What a lane cache may hold; the tables used last stay, and at least one."""
+"""What a lane cache may hold; the tables used last stay, and at least four, as many as one page compares."""
+TABLE_BYTES = 60
+"""Of a table and its timeline, per operation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +36,25 @@ class Explainer:
         timeline: planned, or executed.
         ids: the instruction id in the table of each row of `timeline`; None where that is the row.
         limits: activations (in chunks) that the worker of each rank may hold.
+        executed: whether the timeline is what ran, whose order follows no model of times.
+        bound: (proven lower bound of the period for these times and limits, gap), where a planner gave one.
     """
 
     timeline: Timeline
     ids: Rows | None = None
     limits: tuple[float, ...] | None = None
+    executed: bool = False
+    bound: tuple[float, float] | None = None
+
+    @cached_property
+    def slack(self) -> Any:
+        """Slack of each row of a plan, None of what was executed."""
+        return None if self.executed else slack(self.timeline)
+
+    @cached_property
+    def graph(self) -> EventGraph:
+        """What the timeline waits for, to time it anew."""
+        return event_graph(self.timeline.schedule, graph=self.timeline.dependencies)
 
     @cached_property
     def waits(self) -> Waits:
@@ -56,6 +75,16 @@ class Explainer:
         found = np.flatnonzero(table.instruction_id == instruction)
         return int(found[0]) if len(found) else -1
 
+    def lane(self, table: LaneTable, worker: Worker) -> int:
+        """The lane of a worker of the timeline: its own in a plan, that of the process which played it in what ran; -1
+        where nothing of it is drawn."""
+        columns, w = self.timeline.schedule.columns, self.timeline.schedule.shape.worker_index(worker)
+        if self.ids is None:
+            return w
+        first = int(columns.offsets[w])
+        operation = self.operation(table, first) if first < int(columns.offsets[w + 1]) else -1
+        return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
+
 
 @dataclass(frozen=True, eq=False)
 class CachedLanes:
@@ -74,8 +103,8 @@ class CachedLanes:
 class LaneCache:
     """Tables by the hash of their `lanes.bin`. Safe to use from several threads."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._kept: BoundedCache[str, CachedLanes] = BoundedCache(most_bytes, lambda kept: len(kept.content))
+    def __init__(self, most_bytes: int = MOST_BYTES, at_least: int = 4) -> None:
+        self._kept: BoundedCache[str, CachedLanes] = BoundedCache(most_bytes, _bytes, at_least)
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
     def put(self, table: LaneTable, explainer: Explainer | None = None) -> str:
@@ -92,6 +121,10 @@ class LaneCache:
     def get(self, digest: str) -> CachedLanes | None:
         """The table of that hash; None when it was never there, or others took its place."""
         return self._kept.get(digest)
+
+
+def _bytes(kept: CachedLanes) -> int:
+    return len(kept.content) + TABLE_BYTES * len(kept.table)
 
 
 def content_hash(content: bytes) -> str:

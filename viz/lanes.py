@@ -98,6 +98,16 @@ class LaneTable:
         """Last end; time 0 is the first start."""
         return float(self.end.max()) if len(self) else 0.0
 
+    @property
+    def chunks(self) -> int:
+        """Chunks of the model per worker; 1 where layers are cut anew and a worker may host any number of stages."""
+        return 1 if self.shape.cut else self.shape.chunks
+
+    @property
+    def chunk(self) -> npt.NDArray[np.uint16]:
+        """Which of its worker's chunks each operation is of: stage s is of chunk s // P, however chunks are placed."""
+        return self.stage // np.uint16(self.shape.ranks) if self.chunks > 1 else np.zeros_like(self.stage)
+
     def instruction(self, operation: int) -> Instruction:
         return self.instruction_of(int(self.instruction_id[operation]))
 

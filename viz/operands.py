@@ -49,7 +49,7 @@ class Operand:
     @property
     def explainer(self) -> Explainer:
         """What knows why its instructions start when they do."""
-        return Explainer(self.timeline, limits=self.limits)
+        return Explainer(self.timeline, limits=self.limits, executed=self.executed)
 
     @property
     def lanes(self) -> LaneTable:

@@ -38,6 +38,8 @@ STEPS_OFFERED = 500
 """Executed steps of a run that can be chosen to compare."""
 REFRESH_SECONDS = 4.0
 """Between two readings of a run that goes on."""
+STILL = 60.0
+"""Seconds without a line after which a run that has not finished is said to stand still."""
 _NAMED_RUNS = 5
 """Of a folder of runs, in the line that asks for one of them."""
 
@@ -146,6 +148,13 @@ class Run:
     @cached_property
     def _metrics_of(self) -> dict[int, dict[str, Any]]:
         return {line["step"]: line for line in self.metrics}
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its metrics or logs were written within the last STILL seconds."""
+        files = [self.path / "metrics.jsonl", self.path / "events.jsonl", *(self.path / "logs").glob("*")]
+        times = [file.stat().st_mtime for file in files if file.exists()]
+        return bool(times) and time.time() - max(times) < STILL
 
     @cached_property
     def steps(self) -> list[int]:

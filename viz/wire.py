@@ -13,13 +13,24 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from viz.figures.boxes import parts_of
-from viz.figures.palette import COMMUNICATION, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS
+from viz.figures.palette import (
+    CHUNK_PAINTS,
+    COMMUNICATION,
+    FAILURE,
+    FAILURE_BAND,
+    FAILURE_HATCH,
+    INK,
+    PAINTS,
+    Paint,
+    shade_of,
+)
 from viz.figures.time_axis import time_unit
 from viz.labels import LABEL, LABEL_AWAY, LINES, MARKS, kinds
 from viz.lanes import Flag, LaneTable
@@ -75,7 +86,13 @@ def describe_table(table: LaneTable) -> dict[str, Any]:
         ],
         "texts": {"label": LABEL, "label_away": LABEL_AWAY, "lines": LINES},
         "marks": {flag.name: text for flag, text in MARKS.items()},
-        "paints": [{name: getattr(paint, name) for name in paint.__slots__} for paint in PAINTS],
+        "paints": _paints(PAINTS),
+        "chunk_paints": [_paints(CHUNK_PAINTS[shade_of(chunk, table.chunks)]) for chunk in range(table.chunks)],
+        "stages_per_chunk": table.shape.ranks,
         "busy": [places[paint.key] for paint in PAINTS if paint is not COMMUNICATION],
         "failure": {"fill": FAILURE_BAND, "hatch": FAILURE_HATCH, "line": FAILURE, "ink": INK},
     }
+
+
+def _paints(paints: Sequence[Paint]) -> list[dict[str, str]]:
+    return [{name: getattr(paint, name) for name in paint.__slots__} for paint in paints]

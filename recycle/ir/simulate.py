@@ -376,8 +376,16 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
         JobError: the times add up to what no number holds, or do not fit the schedule (see `durations`).
         ScheduleError: the order has a cycle and could never finish (`check` shows where).
     """
-    profile = profile_of_cut(profile or Profile.uniform(), schedule.shape)
-    graph = event_graph(lower(schedule), serialised)
+    return time_graph(event_graph(lower(schedule), serialised), profile or Profile.uniform())
+
+
+def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
+    """The timeline of an event graph; one graph serves any number of profiles.
+
+    Raises:
+        JobError, ScheduleError: as `timeline_of`.
+    """
+    profile = profile_of_cut(profile, graph.schedule.shape)
     if not graph.is_acyclic:
         stuck = np.setdiff1d(np.arange(graph.dependencies.rows), graph.order)
         worker, position = graph.schedule.position(int(stuck[0]))
@@ -392,7 +400,7 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
     if seconds.max(initial=0.0) > _MOST_SECONDS / max(nodes, 1):
         raise JobError(f"the times add up to more than {_MOST_SECONDS:g}: state them in another unit")
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-    period = _period(graph, seconds) if rows else 0.0
+    period = _period(graph, seconds, start, last) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
 
 
@@ -406,17 +414,19 @@ def _repeat_edges(graph: EventGraph) -> tuple[Rows, Rows]:
     return np.concatenate([within.carried_source, *lasts]), np.concatenate([within.carried_target, *firsts])
 
 
-def _period(graph: EventGraph, seconds: Floats) -> float:
+def _period(graph: EventGraph, seconds: Floats, start: Floats, last: Rows) -> float:
     """Largest mean of a cycle through the repeated schedule (max-plus eigenvalue).
 
     From a lower bound on, iterations are released one period after another. Either the releases settle, and the bound
     is the period; or some cycle takes longer, and the critical path to a release that still grows comes to run around
     it: its mean is the next bound. Ends because there are finitely many means.
+
+    Args:
+        start, last: of one iteration from idle, as of `earliest`.
     """
     source, target = _repeat_edges(graph)
     nodes, best = graph.dependencies.nodes, 0.0
     released = np.zeros(nodes)
-    start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
     tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
     if not tolerance:
         return 0.0

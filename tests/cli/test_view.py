@@ -182,7 +182,7 @@ def test_without_a_file_examples_are_shown_and_it_says_so(monkeypatch: pytest.Mo
     assert not ended.value.code
     (app,) = served
     layout = app.server.test_client().get("/_dash-layout").get_json()  # type: ignore[attr-defined]
-    assert tab_labels(layout) == ["Start", "Schedules", "Explain", "Compare", "Plans and what-if", "Validate"]
+    assert tab_labels(layout) == ["Start", "Schedules", "Compare", "Plans and what-if", "Validate"]
     assert "recycle view runs/latest" in json.dumps(layout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -118,6 +119,32 @@ def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> 
     assert rows[0][5:7] == [None, None]
 
 
+def test_the_table_of_plans_says_which_steps_had_a_barrier(run_dir: Path) -> None:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines[3]["mode"] = "barrier"
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = RunPage(LiveRun(load_run(run_dir))).segment_rows()
+    assert [row[3] for row in rows] == ["staggered", "staggered in 2 steps, barrier in 1 step", "staggered"]
+
+
+def test_a_run_without_a_new_line_for_long_is_not_said_to_run(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    path = make_run(tmp_path / "run", live=True)
+    assert RunPage(LiveRun(load_run(path))).facts()[-1] == "running"
+    for file in path.rglob("*"):
+        os.utime(file, (1e9, 1e9))
+    assert RunPage(LiveRun(load_run(path))).facts()[-1] == "ended early, or stands still"
+
+
+def test_a_live_run_is_followed_to_its_last_committed_step(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    path = make_run(tmp_path / "run", live=True)
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:-2]))  # two steps more are in the logs
+    page = RunPage(LiveRun(load_run(path)))
+    assert page.run.trace is not None
+    assert page.run.trace.steps[-1] == 8
+    assert page.newest() == page.slider()["value"] == 6
+
+
 def test_losses_live_workers_and_events_are_drawn(run_dir: Path) -> None:
     (curves,) = graphs(plain(RunPage(LiveRun(load_run(run_dir))).overview()))
     assert curves["figure"]["data"][1]["y"] == [6, 6, 6, 5, 5, 5, 6, 6, 6]
@@ -220,7 +247,7 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
     tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs == ["run", "Time of run", "broken.json", "Explain", "Compare", "Validate"]
+    assert tabs == ["run", "Time of run", "broken.json", "Compare", "Validate"]
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
@@ -286,7 +313,7 @@ def test_only_the_first_page_is_there_before_others_are_opened(run_dir: Path, sc
     layout = client.get("/_dash-layout").get_json()
     tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
     contents = [tab["props"]["children"]["props"]["children"] for tab in tabs]
-    assert [bool(content) for content in contents] == [True, False, False, False, False, False]
+    assert [bool(content) for content in contents] == [True, False, False, False, False]
     names = [tab["props"]["value"] for tab in tabs]
     outputs = [{"id": {"page": name, "type": "page"}, "property": "children"} for name in names]
     request = {

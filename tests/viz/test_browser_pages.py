@@ -113,18 +113,43 @@ def test_work_has_the_colour_of_how_much_later_it_starts(browser: Any, address: 
     assert browser.get_log("browser") == []
 
 
-def test_a_search_on_the_explain_page_tells_why_its_hits_start_when_they_do(browser: Any, address: str) -> None:
+def test_what_a_search_finds_is_listed_with_why_it_starts_when_it_does(browser: Any, address: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    browser.get(address + "/?pages=explain")
-    ready(browser, "explain-0")
-    browser.find_element("id", "explain-query").send_keys("kind:W stage:1", Keys.ENTER)
+    browser.get(address + "/?pages=schedules")
+    ready(browser, "schedules-0", "schedules-1")
+    browser.execute_script("recycle.use(recycle.views.get('schedules-1'))")
+    search = browser.find_element("css selector", ".lanes-search")
+    search.send_keys("kind:W stage:1", Keys.ENTER)
     wait(browser, lambda: "2 found." in text(browser))
     assert "Waited for 1B0.1 on 0.1 (before it in the program)" in text(browser)
-    press(browser, "#explain-hits button.quiet", "Show it")
-    wait(browser, lambda: browser.execute_script("return recycle.views.get('explain-0').selected") >= 0)
-    browser.find_element("id", "explain-query").send_keys(" knd:W", Keys.ENTER)
+    browser.execute_script("recycle.views.get('schedules-1').clear()")
+    press(browser, ".bench-panel button.quiet", "Show it")
+    wait(browser, lambda: browser.execute_script("return recycle.views.get('schedules-1').selected") >= 0)
+    search.send_keys(" knd:W", Keys.ENTER)
     wait(browser, lambda: "knd is no field" in text(browser))
+    assert browser.get_log("browser") == []
+
+
+def test_the_panel_tells_of_the_timeline_in_use_and_a_link_opens_it(browser: Any, address: str) -> None:
+    browser.get(address + "/?pages=schedules&panel=explain")
+    ready(browser, "schedules-0", "schedules-1")
+    wait(browser, lambda: "over the makespan of 9;" in text(browser))
+    browser.execute_script("recycle.use(recycle.views.get('schedules-1'))")
+    wait(browser, lambda: "over the makespan of 11;" in text(browser))
+    headline = browser.find_element("id", "headline")
+    wait(browser, lambda: headline.text.split("\n")[0].startswith("period 11"))
+    press(browser, ".bench-tab", "Workers")
+    wait(browser, lambda: "inner bubble" in text(browser))
+    assert "over the makespan of" not in text(browser)
+    browser.find_element("tag name", "body").send_keys("o")
+    wait(browser, lambda: browser.execute_script("return document.documentElement.dataset.dock") == "below")
+    browser.find_element("tag name", "body").send_keys("i")
+    wait(browser, lambda: not browser.find_element("css selector", ".bench-dock").is_displayed())
+    browser.get(address + "/?pages=schedules")  # where it stands is remembered
+    ready(browser, "schedules-0")
+    assert browser.execute_script("return document.documentElement.dataset.dock") == "shut"
+    browser.execute_script("localStorage.clear()")
     assert browser.get_log("browser") == []
 
 
@@ -152,7 +177,7 @@ def test_one_cursor_is_on_all_graphs_of_a_comparison(browser: Any, address: str)
 
     browser.get(address + "/?pages=compare")
     ready(browser, "compare-0", "compare-1")
-    canvas = browser.find_elements("css selector", ".lanes-view[data-name=compare-0] canvas")[0]
+    canvas = browser.find_elements("css selector", ".lanes-view[data-name=compare-0] .lanes-stage > canvas")[0]
     browser.execute_script("arguments[0].scrollIntoView()", canvas)
     ActionChains(browser).move_to_element(canvas).perform()
     lines = "return [...document.querySelectorAll('.lanes-cursor')].map(l => [l.style.display, l.style.transform])"
@@ -174,7 +199,10 @@ def test_a_pressed_worker_fails_the_address_says_so_and_undo_takes_it_back(brows
     wait(browser, lambda: "no live worker is left for stage 1" in text(browser))
     press(browser, ".row button", "Undo")
     wait(browser, lambda: "fail=0.0,1.1" in browser.current_url)
-    ready(browser, "plans-all")
+    dead = (
+        "const view = recycle.views.get('plans-all'); return view?.drawn && view.root.isConnected && view.table.failed"
+    )
+    wait(browser, lambda: browser.execute_script(dead) == [0, 3])
     browser.execute_script("recycle.views.get('plans-all').sendLane(3)")  # a press on the name of 1.1
     wait(browser, lambda: "fail=0.0" in browser.current_url and "1.1" not in browser.current_url.split("fail=")[1])
     assert browser.get_log("browser") == []
@@ -192,11 +220,11 @@ def test_a_file_that_means_harm_is_shown_as_text(browser: Any, address: str, tmp
     browser.find_element("css selector", "input[type=file]").send_keys(str(file))
     wait(browser, lambda: "Not valid" in text(browser))
     assert "<img src=x onerror=alert(1)>.json: Not valid" in text(browser)
-    wait(browser, lambda: len(browser.execute_script(RANGES)) == 1)
     ready(browser, "validate-0")
-    before = browser.execute_script(RANGES)
+    window = "const { t0, t1 } = recycle.views.get('validate-0').goal; return [t0, t1];"
+    before = browser.execute_script(window)
     press(browser, "button.quiet", "Show it")
-    wait(browser, lambda: browser.execute_script(RANGES) != before)
+    wait(browser, lambda: browser.execute_script(window) != before)
     framed = browser.execute_script("return recycle.views.get('validate-0').places")
     assert [place["lane"] for place in framed] == [0, 0]  # what is there twice, and where it was first
     assert "harmed" not in browser.title
@@ -216,15 +244,29 @@ def test_a_file_beyond_the_limit_is_refused_in_words_and_stays_in_the_browser(
     assert browser.get_log("browser") == []
 
 
+def test_back_leads_to_the_page_before(browser: Any, address: str) -> None:
+    browser.get(address)
+    press(browser, ".tab", "Compare")
+    wait(browser, lambda: "pages=compare" in browser.current_url)
+    press(browser, ".tab", "Validate")
+    wait(browser, lambda: "pages=validate" in browser.current_url)
+    for title in ("Compare", "Start"):
+        browser.back()
+        wait(browser, lambda title=title: browser.find_element("css selector", ".tab--selected").text == title)
+    browser.forward()
+    wait(browser, lambda: browser.find_element("css selector", ".tab--selected").text == "Compare")
+    assert browser.get_log("browser") == []
+
+
 def test_tabs_are_reached_and_opened_by_keyboard(browser: Any, address: str) -> None:
     browser.get(address)
-    first = wait(browser, lambda: browser.find_elements("css selector", "[role=tab]"))[0]
+    first = wait(browser, lambda: browser.find_elements("css selector", ".tab[role=tab]"))[0]
     browser.execute_script("arguments[0].focus()", first)
-    names = [tab.text for tab in browser.find_elements("css selector", "[role=tab]")]
+    names = [tab.text for tab in browser.find_elements("css selector", ".tab[role=tab]")]
     for _ in range(len(names) - 1):
         browser.switch_to.active_element.send_keys("\ue014")
     browser.switch_to.active_element.send_keys("\ue007")
     wait(browser, lambda: "Drop a schedule file here" in text(browser))
-    selected = browser.find_elements("css selector", "[role=tab][aria-selected=true]")
+    selected = browser.find_elements("css selector", ".tab[role=tab][aria-selected=true]")
     assert [tab.text for tab in selected] == [names[-1]]
     assert browser.get_log("browser") == []

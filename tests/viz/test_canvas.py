@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recycle import Schedule, Shape, Timeline, simulate
+from recycle import Profile, Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from tests.viz.serving import served
 from viz.figures import palette
@@ -116,9 +116,9 @@ class Page:
 def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     contexts = []
 
-    def open_(schedule: Schedule, **options: Any) -> Page:
+    def open_(schedule: Schedule, size: dict[str, int] | None = None, **options: Any) -> Page:
         schedule.save(tmp_path / "plan.json")
-        context = chromium.new_context(viewport={"width": 1280, "height": 900}, **options)
+        context = chromium.new_context(viewport=size or {"width": 1280, "height": 900}, **options)
         contexts.append(context)
         return Page(context.new_page(), served(tmp_path / "plan.json"))
 
@@ -373,13 +373,10 @@ def test_times_of_a_search_are_those_of_the_axis_and_alike_to_a_millionth(page: 
     assert page(in_milliseconds, "dur>1500 stage=0 pipeline:2") == ["0B2.0", "0B2.1"]
 
 
-def test_the_first_finds_by_time_are_handed_to_the_page(page: Page) -> None:
-    find = "([query, most]) => dash_clientside.recycle.find(query, {address: VIEW.root.dataset.address, most})"
-    found = page(find.replace("VIEW", VIEW), ["kind:F", 5])
-    starts = page(f"operations => operations.map(i => {VIEW}.table.start[i])", found["operations"])
-    assert (starts, found["total"]) == ([0, 0, 0, 1, 1], 12)
-    assert page(find.replace("VIEW", VIEW), [" ", 5]) is None
-    assert "knd is no field" in page(find.replace("VIEW", VIEW), ["knd:F", 5])["problem"]
+def test_the_first_finds_are_those_by_time(page: Page) -> None:
+    find = f"([query, most]) => recycle.earliest({VIEW}.table, recycle.search({VIEW}.table, query), most)"
+    found = page(find, ["kind:F", 5])
+    assert page(f"operations => operations.map(i => {VIEW}.table.start[i])", found) == [0, 0, 0, 1, 1]
 
 
 def test_what_is_in_view_is_a_table_to_read_and_to_copy(page: Page) -> None:
@@ -457,6 +454,34 @@ def test_an_address_restores_the_view(page: Page) -> None:
     assert page(f"() => {VIEW}.rows.grouping") == "stage"
 
 
+def test_back_walks_through_what_was_selected_and_a_link_holds_a_gap_and_modes(page: Page) -> None:
+    page.page.keyboard.press(".")
+    page.page.wait_for_function("() => location.search.includes('sel=0')")
+    page.page.keyboard.press("b")
+    page.page.wait_for_function("() => location.search.includes('gap=0_2_5')")
+    page.page.keyboard.press("p")
+    page.page.wait_for_function("() => location.search.includes('shows=path')")
+    link = page("() => location.search")
+    page.page.go_back()
+    page.page.wait_for_function(f"() => {VIEW}.selected === 0 && !{VIEW}.gap")
+    page.page.go_forward()
+    page.page.wait_for_function(f"() => {VIEW}.selected < 0 && {VIEW}.gap?.to === 5")
+    page.open(link)
+    page.page.wait_for_function(f"() => {VIEW}.gap?.from === 2 && {VIEW}.path")
+    page.open(link.replace("plan=", "plan=0"))
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent.startsWith('The link was made for other lanes')")
+    assert page(f"() => {VIEW}.gap") is None
+    assert page.complaints == []
+
+
+def test_a_link_holds_other_times(page: Page, broken: Schedule) -> None:
+    span = simulate(broken, Profile.uniform(3.0)).makespan
+    page(f"() => {{ recycle.use({VIEW}); return recycle.retime({VIEW}, {{ F: '3' }}); }}")
+    page.page.wait_for_function("() => location.search.includes('times=')")
+    page.open(page("() => location.search"))
+    page.page.wait_for_function(f"span => {VIEW}.table.span === span", arg=span)
+
+
 @pytest.mark.parametrize("query", ["?view=schedules-0&t0=x&t1=1e999&lanes=9-3&sel=1e9&fold=a.b", "?view=%3Cscript%3E"])
 def test_an_address_that_says_nonsense_shows_everything(page: Page, query: str) -> None:
     page.open(query)
@@ -508,7 +533,7 @@ def test_without_a_canvas_the_servers_picture_stays(opened: Callable[..., Page],
 
 
 def test_the_timeline_says_what_it_shows_to_a_screen_reader(page: Page) -> None:
-    canvas = page.page.locator(".lanes-view canvas")
+    canvas = page.page.locator(".lanes-stage > canvas")
     assert canvas.get_attribute("role") == "img"
     assert "failed: 1.1; 6 operations re-routed" in canvas.get_attribute("aria-label")
     assert page.page.locator(".lanes-status").get_attribute("aria-live") == "polite"
@@ -523,9 +548,7 @@ def test_nothing_comes_from_elsewhere_and_no_graph_offers_to_upload(page: Page) 
         "own => performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith(own))", page.address
     )
     assert foreign == []
-    titles = page("() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
-    assert "Zoom" in titles
-    assert not any(re.search("share|cloud|studio|edit", title, re.IGNORECASE) for title in titles)
+    assert page("() => document.querySelectorAll('.modebar-btn').length") == 0
 
 
 def test_the_memory_strip_follows_the_selection_on_the_same_axis(page: Page) -> None:
@@ -535,7 +558,7 @@ def test_the_memory_strip_follows_the_selection_on_the_same_axis(page: Page) -> 
     page.page.wait_for_function(f"() => {VIEW}.memory && document.querySelector('.lanes-memory canvas')")
     page.page.wait_for_function(f"() => !{VIEW}.asked")
     label = page.page.get_attribute(".lanes-memory canvas", "aria-label")
-    assert label == "Activations held by 0.0: most 2 at 1"
+    assert label == "Activations held by 0.0: most 2 at 1 by 0F0.1"
     # of the peak's height (2 of 2.16): half until 1, all until 7, half until 11
     filled = """([t, share]) => {
       const strip = document.querySelector('.lanes-memory canvas'), v = VIEW.view, p = VIEW.place;
@@ -546,6 +569,133 @@ def test_the_memory_strip_follows_the_selection_on_the_same_axis(page: Page) -> 
     }""".replace("VIEW", VIEW)
     seen = [[page(filled, [t, share]) for share in (0.25, 0.75)] for t in (0.5, 4.0, 9.0, 11.02)]
     assert seen == [[True, False], [True, True], [True, False], [False, False]]
+
+
+def test_a_micro_batch_is_shown_end_to_end_by_one_key(page: Page) -> None:
+    page(f"() => {VIEW}.select(recycle.search({VIEW}.table, '1F1.0')[0])")
+    page.page.keyboard.press("u")
+    assert page.status() == "Micro-batch 1.0: 6 instructions from 0 to 10"
+    flow = page(f"() => {VIEW}.flow.map(i => {VIEW}.table.instruction(i))")
+    assert flow == ["0F1.0", "1F1.0", "1I1.0", "0I1.0", "0W1.0", "1W1.0"]
+    page.page.wait_for_function(f"() => !{VIEW}.asked")
+    assert page.colour(2.12, 1.2) == palette.FORWARD.fill
+    assert rgb([page.colour(1.12, 0.2)]).mean() > rgb([palette.FORWARD.fill]).mean() + 60  # another one is pale
+    page.page.keyboard.press("u")
+    page.page.wait_for_function(f"() => !{VIEW}.asked && !{VIEW}.flow")
+    assert page.colour(1.12, 0.2) == palette.FORWARD.fill
+    page.page.keyboard.press("Escape")
+    page.page.keyboard.press("u")
+    assert page.status() == "Select an instruction of a micro-batch first."
+
+
+def test_a_drag_along_the_axis_marks_a_range_and_tells_how_it_is_spent(page: Page) -> None:
+    (x0, y), (x1, _) = page.point(2.0, 0), page.point(5.0, 0)
+    page.page.mouse.move(x0, y - 6)
+    page.page.mouse.down()
+    page.page.mouse.move((x0 + x1) / 2, y - 6)
+    page.page.mouse.move(x1, y - 6)
+    page.page.mouse.up()
+    found = page(f"() => {VIEW}.range")
+    assert [found["t0"], found["t1"]] == pytest.approx([2, 5], abs=0.03)
+    assert page(f"() => {VIEW}.view.t0") < 0  # nothing was zoomed
+    page.page.wait_for_function(
+        "() => /^From (2|1.9|2.0)/.test(document.querySelector('[data-panel=view] .hint')?.textContent)"
+    )
+    page.page.keyboard.press("Escape")
+    assert page(f"() => {VIEW}.range") is None
+
+
+def test_the_window_before_comes_back(page: Page) -> None:
+    def window() -> list[float]:
+        found = page(f"() => {VIEW}.goal")
+        return [found[key] for key in ("t0", "t1", "y0", "y1")]
+
+    whole = window()
+    page.show(t0=2, t1=4, y0=1, y1=3)
+    near = window()
+    page(f"() => {{ {VIEW}.leftAt = 0; }}")  # as long ago as one may think
+    page.show(t0=2.5, t1=3)
+    page.page.keyboard.press("z")
+    assert window() == pytest.approx(near)
+    page.page.keyboard.press("z")
+    assert window() == pytest.approx(whole)
+    page.page.keyboard.press("z")
+    assert page.status() == "Nothing was zoomed or moved before."
+
+
+def test_a_box_drawn_by_hand_shows_whole_rows(page: Page) -> None:
+    (x0, y0), (x1, y1) = page.point(2.0, 1.3), page.point(6.0, 3.6)
+    page.page.mouse.move(x0, y0)
+    page.page.mouse.down()
+    page.page.mouse.move(x1, y1, steps=4)
+    page.page.mouse.up()
+    page.page.wait_for_function(f"() => {VIEW}.view.t0 > 1 && !{VIEW}.wanted && {VIEW}.view.y0 === 1")
+    assert page(f"() => {VIEW}.view.y1") == 4
+
+
+def test_the_tooltip_follows_what_moves_below_a_resting_pointer(page: Page) -> None:
+    page.page.mouse.move(*page.point(2.5, 1.5))
+    assert page.page.inner_text(".lanes-tip").startswith("1F1.0")
+    page.page.keyboard.press("g")  # by stage: the second row is worker 1.0 now
+    page.page.wait_for_function(f"() => {VIEW}.rows.grouping === 'stage' && !{VIEW}.wanted && !{VIEW}.asked")
+    page.page.wait_for_function("() => document.querySelector('.lanes-tip').textContent.includes('worker 1.0')")
+
+
+def test_what_all_workers_hold_takes_the_place_of_their_work(page: Page) -> None:
+    page.page.keyboard.press("Shift+M")
+    page.page.wait_for_function(f"() => {VIEW}.held?.found && !{VIEW}.asked")
+    assert page.page.get_attribute("[data-action=held]", "aria-pressed") == "true"
+    found = page(f"() => ({{ from: [...{VIEW}.held.found.from.slice(0, 4)], most: {VIEW}.held.found.most }})")
+    assert found["from"] == [1, 2, 2, 1]  # 0F0.0, 0F0.1, 0B0.0, 0B0.1 of worker 0.0
+    assert found["most"] == pytest.approx(2.1)
+    assert page.colour(4.0, 0.6) == page.colour(4.0, 0.4) != palette.BAND  # two of 2.1 are held while it waits
+    assert page.colour(0.4, 0.4) == palette.BAND  # one, in the lower half
+    page.page.keyboard.press("Shift+M")
+    page.page.wait_for_function(f"() => !{VIEW}.asked && !{VIEW}.showsHeld")
+    assert page.colour(0.12, 0.2) == palette.FORWARD.fill
+
+
+def test_other_times_are_drawn_in_place(page: Page, broken: Schedule) -> None:
+    slower = simulate(broken, Profile.uniform(3.0))
+    page.page.keyboard.press(".")
+    page.page.locator(".bench-tab", has_text="Times").click()
+    page.page.locator(".retime [data-field=F] input").fill("3")
+    drawn = f"span => {VIEW}.table.span === span && !{VIEW}.wanted && !{VIEW}.asked"
+    page.page.wait_for_function(drawn, arg=slower.makespan)
+    assert page(f"() => {VIEW}.table.instruction({VIEW}.selected)") == "0F0.0"
+    assert page(f"() => {VIEW}.view.t1") == pytest.approx(slower.makespan * 1.004, rel=1e-3)
+    assert page.page.inner_text("#headline").startswith(f"period {slower.period:.4g}")
+    page.page.locator(".retime [data-field=F] input").fill("many")
+    page.page.wait_for_selector("text=Forward (F): write a number, or 2, one per stage")
+    page.page.locator(".retime button").click()
+    page.page.wait_for_function(f"() => {VIEW}.table.span === 11")
+    assert page.page.input_value(".retime [data-field=F] input") == "1"
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (2560, 1440)])
+@pytest.mark.parametrize("shape", [Shape(3, 4, 6), Shape(32, 8, 8), Shape(96, 16, 2)])
+def test_lanes_and_what_a_press_tells_are_in_sight_together(
+    opened: Callable[..., Page], shape: Shape, width: int, height: int
+) -> None:
+    page = opened(one_f_one_b(shape), size={"width": width, "height": height})
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("b")
+    page.page.wait_for_selector(".selection")
+    page.page.wait_for_function(f"() => !{VIEW}.wanted && !{VIEW}.asked")
+    names = [".bar", ".lanes-tools", ".lanes-minimap", ".lanes-stage", ".legend", ".selection"]
+    places = page(
+        """names => names.map(name => {
+      const { left, top, right, bottom } = document.querySelector(name).getBoundingClientRect();
+      return [name, left, top, right, bottom];
+    })""",
+        names,
+    )
+    for name, left, top, right, bottom in places:
+        assert 0 <= left < right <= width, name
+        assert 0 <= top < bottom <= height, name
+    (_, _, top, _, bottom) = next(place for place in places if place[0] == ".lanes-stage")
+    assert bottom - top > 0.7 * height or shape.worker_count < 64
 
 
 def test_an_address_opens_the_step_of_a_run_and_its_tab(chromium: Any, run_dir: Path, schedule_file: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_run_is_one_page_with_all_its_figures(run_dir: Path, tmp_path: Path) -
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
     assert page.count("Plotly.newPlot(") >= 7
-    headings = re.findall(r"<h3>([^<]+)</h3>", page)
+    headings = re.findall(r"<h3[^>]*>([^<]+)</h3>", page)
     assert headings == [
         f"{title}, step {step}: {what}"
         for title, step in (("Before the failure", 2), ("During the failure", 4), ("After the return", 7))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from recycle import Schedule, Shape, Timeline, simulate
-from recycle.ir.families import one_f_one_b
+from recycle.ir.families import FAMILIES, one_f_one_b
 from viz.figures import palette
 from viz.figures.axes import CONFIG
 from viz.figures.boxes import boxes
 from viz.figures.curves import curves_figure, event_text
+from viz.figures.svg import svg
 from viz.figures.timeline import TEXT_LIMIT, timeline_figure
 from viz.labels import label
-from viz.lanes import LaneTable
+from viz.lanes import LaneTable, Panel
 
 
 def traces_of(figure: Any, paint: str, rerouted: bool) -> list[Any]:
@@ -143,10 +145,53 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("paint", palette.PAINTS + palette.SHADES, ids=lambda paint: paint.key)
+@pytest.mark.parametrize("paint", sum(palette.CHUNK_PAINTS, palette.SHADES), ids=lambda paint: paint.key)
 def test_labels_can_be_read_on_their_colour_and_on_its_stripes(paint: palette.Paint) -> None:
     assert contrast(paint.ink, paint.fill) >= 4.5
     assert contrast(paint.ink, paint.hatch) >= contrast(paint.ink, paint.fill)
+
+
+DEUTERANOPIA = np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])
+PROTANOPIA = np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]])
+"""How these eyes see linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1)."""
+
+
+@pytest.mark.parametrize("seen", [np.eye(3), DEUTERANOPIA, PROTANOPIA], ids=["usual", "deuteranopia", "protanopia"])
+def test_colours_of_a_comparison_are_none_of_kinds_and_apart_for_every_eye(seen: Any) -> None:
+    def as_seen(colour: str) -> Any:
+        linear = np.array([(int(colour[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)])
+        return 255 * np.clip(seen @ linear, 0, 1) ** (1 / 2.2)
+
+    kinds, shades = ([paint.fill for paint in paints] for paints in (palette.PAINTS, palette.SHADES))
+    assert set(kinds).isdisjoint(shades)
+    for one, other in itertools.combinations(shades, 2):
+        assert np.linalg.norm(as_seen(one) - as_seen(other)) > 30, (one, other)
+    for shade in shades:
+        assert min(np.linalg.norm(as_seen(shade) - as_seen(kind)) for kind in kinds) > 20, shade
+
+
+def test_the_first_and_last_chunk_are_told_apart_and_each_from_the_ground() -> None:
+    assert [palette.shade_of(chunk, 2) for chunk in range(2)] == [0, 3]
+    assert [palette.shade_of(chunk, 4) for chunk in range(4)] == [0, 1, 2, 3]
+    assert [palette.shade_of(chunk, 8) for chunk in (0, 7)] == [0, 3]
+    assert palette.shade_of(0, 1) == 0
+    for dark, light in zip(palette.PAINTS, palette.CHUNK_PAINTS[-1], strict=True):
+        assert contrast(dark.fill, light.fill) >= 1.35
+        assert contrast(light.fill, palette.BAND) >= 1.15
+
+
+def test_chunks_of_an_interleaved_schedule_are_drawn_in_two_shades() -> None:
+    table = LaneTable.from_timeline(simulate(FAMILIES["zb-v"](Shape(1, 2, 2, chunks=2))))
+    fills = {(int(table.chunk[box.operation]), box.paint.key): box.paint.fill for box in boxes(table)}
+    assert fills[0, "forward"] == palette.FORWARD.fill
+    assert fills[1, "forward-3"] == palette.CHUNK_PAINTS[3][0].fill
+    assert {chunk for chunk, _ in fills} == {0, 1}
+    drawn = svg([Panel("zb-v", table)])
+    assert palette.CHUNK_PAINTS[3][0].fill in drawn
+    assert "lighter: later chunks" in drawn
+    assert "lighter: later chunks" not in svg(
+        [Panel("1f1b", LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2)))))]
+    )
 
 
 @pytest.mark.parametrize(

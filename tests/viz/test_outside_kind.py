@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from base64 import b64decode
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def test_it_is_in_every_export(replayed: ScheduleFile, tmp_path: Path) -> None:
         export(tmp_path / f"mine.{suffix}", [replayed])
     assert "0REPLAY0.1\nforward of a peer, computed again" in (tmp_path / "mine.svg").read_text()
     (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', (tmp_path / "mine.html").read_text())
-    lanes = decode(b64decode(held))
+    lanes = decode(gzip.decompress(b64decode(held)))
     kind = lanes["description"]["kinds"][-1]
     assert (kind["token"], kind["title"]) == ("REPLAY", "forward of a peer, computed again")
     replays = np.flatnonzero(lanes["kind"] == len(lanes["description"]["kinds"]) - 1)

@@ -75,6 +75,12 @@ class Matches:
     only_second: Rows
 
 
+def is_weight_half(first: Timeline, matches: Matches) -> npt.NDArray[np.bool_]:
+    """Whether each match is of the weight gradient in a whole backward of the first one, not of its beginning."""
+    found: npt.NDArray[np.bool_] = matches.time > first.start[matches.first] + TOLERANCE * max(first.makespan, 1e-300)
+    return found
+
+
 def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines, whatever their shapes; O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
@@ -289,7 +295,8 @@ def first_late(first: Timeline, second: Timeline, matches: Matches, tolerance: f
         return None
     place = int(late[0])
     row, other, delta = int(matches.first[place]), int(matches.second[place]), float(matches.delta[place])
-    text = f"{name(first, row)} starts {abs(delta):.6g} {'later' if delta > 0 else 'earlier'} in the second"
+    half = "the weight half of " if is_weight_half(first, matches)[place] else ""
+    text = f"{half}{name(first, row)} starts {abs(delta):.6g} {'later' if delta > 0 else 'earlier'} in the second"
     if matches.moved[place]:
         text += f", on {second.schedule.position(other)[0]}"
     return Divergence(float(matches.time[place]), text, row, other)

@@ -20,7 +20,7 @@
       ...one, parts: one.parts.map(([paint, ...rest]) => [one.transfer ? paint : kept + place, ...rest]),
     })));
     const made = Object.assign(Object.create(table), {
-      kind, kinds, paints: [...table.paints, ...paints], busy: paints.map((_, place) => kept + place),
+      kind, kinds, chunk_paints: null, paints: [...table.paints, ...paints], busy: paints.map((_, place) => kept + place),
       isWork: kinds.map((_, place) => table.isWork[Math.floor(place / shades)]),
     });
     const before = ["«", "‹", "", "", "", ""], after = ["", "", "", "›", "»", "*"];
@@ -68,7 +68,7 @@
     const per = (values) => Array.from({ length: lanes }, (_, lane) => values(tables[lane % each], Math.floor(lane / each), lane % each));
     const longest = tables.reduce((most, table) => (table.span > most.span ? table : most));
     const made = Object.assign(Object.create(first), columns, {
-      lanes, offsets, each, length: offsets[lanes], paints, span: longest.span, unit: longest.unit,
+      lanes, offsets, each, length: offsets[lanes], chunk_paints: null, paints, span: longest.span, unit: longest.unit,
       labels: per((table, own, place) => `${table.labels[own]} ${name(place)}`),
       pipelines: per((table, own) => table.pipelines[own]), ranks: per((table, own) => table.ranks[own]),
       isFailed: Uint8Array.from(per((table, own) => table.isFailed[own])),

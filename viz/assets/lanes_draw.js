@@ -2,7 +2,7 @@
    labels; and for the selection its arrows. All positions are in canvas pixels. */
 (function (recycle) {
   "use strict";
-  const LEAST_OPERATION = 3, LEAST_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, LEAST_TEXT = 8, MOST_LABELS = 4000, SMALLEST = 0.75;
+  const LEAST_OPERATION = 3, LEAST_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, LEAST_TEXT = 8, MOST_LABELS = 4000, SMALLEST = 0.65;
 
   /* What a picture is drawn from: `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
   class Picture {
@@ -36,11 +36,12 @@
     }
 
     draw(context, raster, marks) {
-      const level = this._fill(raster);
+      const level = this._fill(raster, marks);
       context.clearRect(0, 0, context.canvas.width, context.canvas.height);
       context.putImageData(raster.image, this.left, this.top);
       this.clipped(context, () => {
-        if (level === 2) this._labels(context);
+        if (level === 2 && !marks.showsHeld) this._labels(context);
+        recycle.heldMarks(this, context, marks);
         this.failedLabels(context);
         if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
         if (marks.path) this._path(context);
@@ -64,9 +65,10 @@
     }
 
     /* Everything but texts and marks, unless the raster holds it already; returns the level. */
-    _fill(raster) {
+    _fill(raster, marks) {
       const { rows, theme } = this, short = (value) => +value.toPrecision(9), { t0, t1, y0, y1 } = this.view;
-      const window_ = [t0, t1, y0, y1, ...(theme.ticks || [])].map(short).join(" ");
+      const what = marks.showsHeld ? (marks.held?.found ? "held" : "waits") : "work";
+      const window_ = `${what} ${[t0, t1, y0, y1, ...(theme.ticks || [])].map(short).join(" ")}`;
       const held = raster.held;
       if (held && held.rows === rows && held.theme === theme && held.window === window_) {
         this.boxes = held.boxes;
@@ -76,12 +78,20 @@
       const level = this.level;
       this.boxes = [];
       this._grid(raster);
-      if (level === 0) this._bands(raster, rows.count);
+      if (marks.showsHeld && recycle.drawHeld(this, raster, marks)) { /* in place of work */ }
+      else if (level === 0) this._bands(raster, rows.count);
       else this._rectangles(raster, level);
       this._failed(raster);
       this._separators(raster);
       raster.held = { rows, theme, window: window_, level, boxes: this.boxes };
       return level;
+    }
+
+    /* The paints of an operation: in the shade of its chunk, unless colours say something else here. */
+    paints(operation) {
+      const { chunks, paints } = this.theme;
+      if (!chunks || chunks.length < 2) return paints;
+      return chunks[Math.min(Math.floor(this.table.stage[operation] / this.table.stages_per_chunk), chunks.length - 1)];
     }
 
     _grid(raster) {
@@ -118,7 +128,7 @@
             const x0 = this.x(begin + first * long), x1 = this.x(begin + last * long);
             const y0 = Math.round(middle + top * tall), y1 = Math.max(y0 + 1, Math.round(middle + bottom * tall));
             if (x1 <= 0 || x0 >= this.width) continue;
-            const colour = theme.paints[paint], busy = table.isWork[table.kind[i]];
+            const colour = this.paints(i)[paint], busy = table.isWork[table.kind[i]];
             const right = last === 1 && x1 - x0 > 3 ? x1 - gap : Math.max(x1, x0 + 1);
             raster.fill(x0, y0, right, y1, colour.fill);
             if (!busy || y1 - y0 < 4) continue;
@@ -179,7 +189,7 @@
           const wide = bold ? context.measureText(text).width + 0.5 * digit : (text.length + 0.6) * digit, fit = (x1 - x0) / wide; // longer names, homes among them, in smaller letters
           if (fit < SMALLEST || high < size) continue;
           context.font = fonts[fit < 1 ? 1 : 0][bold ? 1 : 0];
-          context.fillStyle = theme.paints[part[0]].ink;
+          context.fillStyle = this.paints(i)[part[0]].ink;
           context.fillText(text, (x0 + x1) / 2, (boxes[k + 1] + 0.5 - this.view.y0 + (part[3] + part[4]) / 2) * this.perRow + this.ratio);
         }
       }
@@ -258,7 +268,7 @@
       const arrow = (from, to, strong) => {
         const a = this.box(from), b = this.box(to);
         const [x0, y0, x1, y1] = [a[0] + a[2], a[1] + a[3] / 2, b[0], b[1] + b[3] / 2];
-        const bend = Math.max(12 * this.ratio, Math.abs(x1 - x0) / 2), head = 5 * this.ratio, lift = this.perRow * 0.8;
+        const bend = Math.max(12 * this.ratio, Math.abs(x1 - x0) / 2), head = 5 * this.ratio, lift = this.perRow * (y0 > this.perRow ? 0.8 : -0.8);
         for (const [colour, wide] of [[this.theme.paper, 3], [this.theme.ink, 0]]) {
           context.strokeStyle = context.fillStyle = colour;
           context.lineWidth = ((strong ? 2.5 : 1.2) + wide) * this.ratio;
@@ -283,7 +293,7 @@
       const { table, rows, theme, ratio } = this, size = 12 * ratio, room = 14 * ratio;
       const every = Math.max(1, Math.ceil(room / this.perRow)), grouped = rows.hasGroups;
       context.textBaseline = "middle";
-      const laneRoom = this.perRow >= room;
+      const laneRoom = this.perRow >= room, names = this._nameWidth(context, size);
       if (grouped) this._groups(context, size, room, laneRoom);
       context.font = `${Math.min(size, Math.max(9 * ratio, this.perRow * 0.5))}px ${theme.font}`;
       context.textAlign = "right";
@@ -293,6 +303,9 @@
           if (lane < 0 || y < 0 || y > this.height) continue;
           context.fillStyle = theme.ink;
           context.fillText(table.labels[lane], this.left - 8 * ratio, this.top + y);
+          if (!laneRoom || table.isFailed[lane]) continue;
+          context.fillStyle = theme.muted;
+          context.fillText(percent(table.busyShare[lane]), this.left - names - 14 * ratio, this.top + y);
         }
       }
       for (const lane of table.failed) {
@@ -303,8 +316,15 @@
       }
     }
 
+    /* Pixels of the longest name of a lane. */
+    _nameWidth(context, size) {
+      const { table, theme } = this, longest = table.labels.reduce((most, label) => (label.length > most.length ? label : most), "");
+      context.font = `${size}px ${theme.font}`;
+      return context.measureText(longest).width;
+    }
+
     _groups(context, size, room, laneRoom) {
-      const { rows, theme, ratio } = this;
+      const { rows, theme, ratio, table } = this;
       context.font = `600 ${size}px ${theme.font}`;
       context.textAlign = "left";
       let free = -Infinity;
@@ -317,9 +337,17 @@
         context.fillStyle = theme.ink;
         const text = `${group.shut ? "▸" : "▾"} ${rows.title} ${group.key}${group.shut ? ` (${group.size})` : ""}`;
         context.fillText(text, 6 * ratio, this.top + y);
+        if (y1 - y < 2.2 * room) continue;
+        const lanes = Array.from(rows.order.subarray(rows.first[group.top], rows.first[group.bottom])).filter((lane) => !table.isFailed[lane]);
+        context.font = `${0.92 * size}px ${theme.font}`;
+        context.fillStyle = theme.muted;
+        context.fillText(`${percent(lanes.reduce((sum, lane) => sum + table.busyShare[lane], 0) / (lanes.length || 1))} busy`, 18 * ratio, this.top + y + room * 1.05);
+        context.font = `600 ${size}px ${theme.font}`;
       }
     }
   }
+
+  const percent = (share) => `${Math.round(100 * share)} %`;
 
   recycle.Picture = Picture;
 })(window.recycle = window.recycle || {});

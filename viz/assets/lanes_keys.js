@@ -87,6 +87,12 @@
     ].join("; "));
   }
 
+  function toggle(view, flag) {
+    view[flag] = !view[flag];
+    view.redraw();
+    recycle.remember(view);
+  }
+
   const KEYS = [
     ["w / s", "zoom in and out in time (Shift: three times)", { w: (v, e) => v.zoom(0.7 ** fast(e), v.pointer && v.pointer.t), s: (v, e) => v.zoom(0.7 ** -fast(e), v.pointer && v.pointer.t) }],
     ["a / d", "move to earlier and later", { a: (v, e) => v.pan(-0.15 * fast(e)), d: (v, e) => v.pan(0.15 * fast(e)) }],
@@ -97,22 +103,26 @@
     ["b / B", "next and previous bubble of the lane", { b: (v, e) => bubble(v, e.shiftKey ? -1 : 1) }],
     ["f", "zoom to the selection, then out again", { f: (v) => v.focus() }],
     ["0", "everything", { 0: (v) => v.fit() }],
+    ["z", "the window before", { z: (v) => v.undo() }],
+    ["u", "the micro-batch of the selection on all workers", { u: (v) => v.follow() }],
     ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
     ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
-    ["p", "critical path", { p: (v) => { v.path = !v.path; v.redraw(); } }],
-    ["m", "memory of the selected worker", { m: (v) => { v.showsMemory = !v.showsMemory; v.redraw(); } }],
-    ["t", "table of the operations in view, to read or copy", { t: (v) => { v.showsListing = !v.showsListing; v.redraw(); } }],
+    ["p", "critical path", { p: (v) => toggle(v, "path") }],
+    ["m", "memory of the selected worker", { m: (v) => toggle(v, "showsMemory") }],
+    ["M", "memory of all workers in place of their work", { M: (v) => toggle(v, "showsHeld") }],
+    ["t", "table of the operations in view, to read or copy", { t: (v) => toggle(v, "showsListing") }],
     ["x", "the selection's worker: in what-if, fail or restore it", { x: worker }],
     ["r", "how the lanes and time shown are spent", { r: range }],
     ["e", "next operation that breaks a rule", { e: violation }],
-    ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": (v) => v.root.querySelector(".lanes-search").focus() }],
+    ["i / o", "close or open the panel; put it below or at the right", { i: () => recycle.dock.shut(), o: () => recycle.dock.turn() }],
+    ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": () => document.querySelector(".lanes-search").focus() }],
     ["Esc", "nothing selected", { Escape: (v) => v.clear() }],
     ["?", "this list", { "?": () => help() }],
   ];
   const ACTIONS = Object.assign({}, ...KEYS.map(([, , actions]) => actions));
   const MOUSE = [
     ["drag", "zoom into the box"], ["click", "select an operation or a gap"], ["double click", "everything"],
-    ["Ctrl + wheel", "zoom in time"], ["Alt + wheel", "fewer and more lanes"], ["wheel", "scroll the lanes"], ["Shift + wheel", "move in time"],
+    ["Ctrl + wheel", "zoom in time"], ["Alt + wheel", "fewer and more lanes"], ["wheel", "scroll the lanes"], ["drag along the axis", "mark a range, measure it"], ["Shift + wheel", "move in time"],
     ["click on a group's name", "fold or unfold it"],
   ];
 
@@ -132,6 +142,7 @@
     const inSight = (view) => view && view.root.isConnected && view.root.offsetParent !== null;
     return inSight(recycle.active) ? recycle.active : [...recycle.views.values()].find(inSight);
   }
+  recycle.inUse = inUse;
 
   document.addEventListener("keydown", (event) => {
     const view = inUse(), typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
@@ -139,45 +150,60 @@
     const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
     if (!action) return;
     event.preventDefault();
-    recycle.active = view;
-    view.used = true;
+    recycle.use(view);
     action(view, event);
   });
 
   const BUTTONS = [
     ["group", "By stage", "g", (v) => v.group()], ["fold", "Fold groups", "h", (v) => v.foldAll()], ["path", "Critical path", "p", ACTIONS.p],
-    ["memory", "Memory", "m", ACTIONS.m], ["table", "Table", "t", ACTIONS.t],
-    ["fit", "Fit", "0", (v) => v.fit()], ["help", "Keys", "?", () => help()],
+    ["memory", "Memory", "m", ACTIONS.m], ["held", "All memory", "M", ACTIONS.M], ["table", "Table", "t", ACTIONS.t],
+    ["fit", "Fit", "0", (v) => v.fit()],
   ];
 
-  /* The row of buttons and the search above a timeline. */
+  /* The row of buttons above a timeline, and once for all of them the search. */
   recycle.toolbar = function (view) {
     const tools = view.root.querySelector(".lanes-tools"), { element } = recycle;
-    const search = element("input", {
-      type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false, ariaLabel: "Search operations",
-    });
     tools.replaceChildren(...BUTTONS.map(([name, text, key, action]) => {
-      const press = (event) => { recycle.active = view; action(view, event); };
+      const press = (event) => { recycle.use(view); action(view, event); };
       const button = element("button", { type: "button", title: `key ${key}`, onclick: press }, text);
       button.dataset.action = name;
       return button;
     }));
-    const toggles = [["path", "path"], ["memory", "showsMemory"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
+    const toggles = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
     view.onDraw = () => { for (const [button, flag] of toggles) button.setAttribute("aria-pressed", String(view[flag])); };
     view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
     const grouped = view.rows.hasGroups || new recycle.Rows(view.table, "stage", new Set()).hasGroups;
     for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
     tools.querySelector("[data-action=path]").hidden = !view.table.flags.some((flags) => flags & view.table.bits.CRITICAL);
-    search.addEventListener("keydown", (event) => {
-      event.stopPropagation();
-      if (event.key === "Escape") { search.value = ""; find(view, ""); search.blur(); }
-      if (event.key === "Enter" || event.key === "Escape") clearTimeout(search.waits);
-      if (event.key === "Enter") find(view, search.value, event.shiftKey ? -1 : 1);
-    });
-    search.addEventListener("input", () => { clearTimeout(search.waits); search.waits = setTimeout(() => outline(view, search.value), TYPING); });
-    search.addEventListener("search", () => { if (!search.value && view.matches) find(view, ""); }); // its cross; late
-    tools.append(search);
+    search();
   };
+
+  /* The search of the page, which is about the timeline in use, and the buttons beside it. */
+  function search() {
+    if (document.querySelector(".lanes-search")) return;
+    const { element } = recycle, place = document.querySelector(".bar-tools") || document.querySelector(".top") || document.body;
+    const field = element("input", {
+      type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false, ariaLabel: "Search operations",
+    });
+    const isFound = (view) => view && view.root.isConnected;
+    field.addEventListener("keydown", (event) => {
+      const view = inUse();
+      event.stopPropagation();
+      if (!isFound(view)) return;
+      if (event.key === "Escape") { field.value = ""; find(view, ""); field.blur(); }
+      if (event.key === "Enter" || event.key === "Escape") clearTimeout(field.waits);
+      if (event.key === "Enter") find(view, field.value, event.shiftKey ? -1 : 1);
+    });
+    field.addEventListener("input", () => {
+      clearTimeout(field.waits);
+      field.waits = setTimeout(() => { if (isFound(inUse())) outline(inUse(), field.value); }, TYPING);
+    });
+    field.addEventListener("search", () => { if (!field.value && inUse()?.matches) find(inUse(), ""); }); // its cross; late
+    const named = (text, title, onclick) => element("button", { type: "button", title, onclick }, text);
+    const keys = named("Keys", "key ?", () => help());
+    const docked = document.querySelector(".bar-tools") ? [named("Panel", "key i; o puts it below or at the right", () => recycle.dock.shut())] : [];
+    place.append(field, keys, ...docked);
+  }
 
   /* Outlines what the query finds while it is typed; half a query is no mistake yet. */
   function outline(view, query) {
@@ -191,14 +217,18 @@
   /* Selects the next operation that the query finds, and outlines the first thousand. */
   function find(view, query, dir = 1) {
     let found;
-    try { found = recycle.search(view.table, query); } catch (error) { return view.announce(error.message); }
+    try { found = recycle.search(view.table, query); } catch (error) { recycle.dock.found(view, query, { problem: error.message }); return view.announce(error.message); }
     view.matches = found && found.slice(0, 1000);
     view.redraw();
-    if (!found) return view.announce("");
+    if (!found) { recycle.dock.found(view, query, null); return view.announce(""); }
     if (!found.length) return view.announce(`No match for ${query}`);
     const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
     const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
-    view.select(found[chosen]);
+    view.select(found[chosen], true);
+    if (!view.table.toServer) {
+      recycle.dock.found(view, query, { operations: recycle.earliest(view.table, found, 40), total: found.length });
+      recycle.dock.open("found");
+    }
     return view.announce(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
   }
 })(window.recycle = window.recycle || {});

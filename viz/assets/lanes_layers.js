@@ -130,6 +130,6 @@
   }
 
   recycle.layers = (picture, context, view) => picture.clipped(context, () => {
-    for (const layer of [halt, pairs, ghost, places]) layer(picture, context, view);
+    for (const layer of [halt, pairs, ghost, places, ...recycle.flowLayers]) layer(picture, context, view);
   });
 })(window.recycle = window.recycle || {});

@@ -1,11 +1,17 @@
-/* The address keeps what is looked at: view, window, rows, grouping, folded groups, selection. An address that names other
-   contents (`lanes` no longer the table shown) restores the window only. */
+/* The address keeps what is looked at: view, window, rows, grouping, folded groups, selection or gap, and what is drawn. Each
+   selection is a step that the browser's Back undoes. An address that names other contents (`plan` is not the table
+   shown) restores the window only, and the timeline says so. */
 (function (recycle) {
   "use strict";
   const WAIT = 300;
+  const MODES = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
   let timer = null;
 
-  const digest = (view) => view.root.dataset.address.replace(/^.*\/|\.bin$/g, "").slice(0, 12);
+  /* What the address calls the lanes shown: of those that the page holds itself, their last bytes, which are a checksum. */
+  const digest = (view) => {
+    const address = view.root.dataset.original || view.root.dataset.address;
+    return address.startsWith("data:") ? address.slice(-12) : address.replace(/^.*\/|\.bin$/g, "").slice(0, 12);
+  };
   const short = (value) => String(+value.toPrecision(9));
 
   recycle.remember = function (view) {
@@ -17,11 +23,17 @@
       const words = {
         view: view.name, plan: digest(view), t0: short(t0), t1: short(t1), lanes: `${short(y0)}-${short(y1)}`,
         group: view.rows.grouping, fold: [...view.rows.folded].join("."), sel: view.selected >= 0 ? view.selected : "",
+        gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
+        range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
+        shows: MODES.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
+        times: view.times ? JSON.stringify(view.times) : "",
       };
+      const chosen = (from) => `${from.get("view")} ${from.get("sel") || ""} ${from.get("gap") || ""}`, before = chosen(query);
       for (const [name, value] of Object.entries(words)) {
         if (value === "") query.delete(name); else query.set(name, value);
       }
-      history.replaceState(history.state, "", `${location.pathname}?${query}${location.hash}`);
+      const isStep = (words.sel !== "" || words.gap) && chosen(query) !== before;
+      history[isStep ? "pushState" : "replaceState"](history.state, "", `${location.pathname}?${query}${location.hash}`);
     }, WAIT);
   };
 
@@ -39,8 +51,43 @@
     if (t1 > t0) Object.assign(window_, { t0, t1 });
     if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });
     if (Object.keys(window_).length) view.show(window_);
-    const selected = number("sel");
-    if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) view.select(selected);
+    const shown = (query.get("shows") || "").split(".");
+    for (const [name, flag] of MODES) view[flag] = shown.includes(name);
+    mark(view, query, number("sel"), same);
+    const times = same && query.get("times");
+    if (times && times !== JSON.stringify(view.times || null)) retime(view, times);
     recycle.active = view;
   };
+
+  const numbers = (text) => (text || "").split("_").map(Number);
+
+  /* The selection, gap and range that an address names; of other contents none. */
+  function mark(view, query, selected, same) {
+    const [lane, from, to] = numbers(query.get("gap")), [t0, t1] = numbers(query.get("range"));
+    if (t1 > t0) view.range = { t0, t1 };
+    const isNamed = query.get("sel") !== null || query.get("gap") !== null;
+    if (isNamed && query.get("plan") !== null && !same) {
+      view.announce("The link was made for other lanes than these: what it selects is left out.");
+    } else if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) {
+      if (view.selected !== selected) view.select(selected);
+    } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
+      view.selectGap(lane, from, to);
+    }
+  }
+
+  function retime(view, text) {
+    let values;
+    try { values = JSON.parse(text); } catch { return; }
+    if (values && typeof values === "object") recycle.retime(view, values).then((problem) => { if (problem) view.announce(problem); });
+  }
+
+  /* Back and forward. */
+  window.addEventListener("popstate", () => {
+    const view = recycle.inUse(), query = new URLSearchParams(location.search);
+    if (!view) return;
+    clearTimeout(timer);
+    if (query.get("sel") === null && query.get("gap") === null) view.clear();
+    if (query.get("view") === view.name) recycle.restore(view);
+    view.redraw();
+  });
 })(window.recycle = window.recycle || {});

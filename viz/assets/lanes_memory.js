@@ -48,7 +48,7 @@
   };
 
   function text(memory, table) {
-    const peak = `most ${+memory.peak.toPrecision(4)} at ${table.time(memory.peak_time)}`;
+    const peak = `most ${+memory.peak.toPrecision(4)} at ${table.time(memory.peak_time)}${memory.peak_set_by && ` by ${memory.peak_set_by}`}`;
     return `Activations held by ${memory.worker}: ${peak}${memory.limit === null ? "" : `, limit ${memory.limit} (dashed)`}`;
   }
 

@@ -106,18 +106,7 @@
     return first;
   }
 
-  window.dash_clientside = window.dash_clientside || {};
-  window.dash_clientside.recycle = Object.assign(window.dash_clientside.recycle || {}, {
-    /* What a page's search finds in the lanes of an address: the first `most` by time and how many in all, or what is wrong. */
-    find(query, lanes) {
-      if (!lanes || !lanes.address || !(query || "").trim()) return null;
-      const { address, most } = lanes;
-      return recycle.table(address).then((table) => {
-        const found = recycle.search(table, query);
-        return { query, address, operations: earliest(table, found, most), total: found.length };
-      }).catch((error) => ({ query, address, problem: error.message }));
-    },
-  });
+  recycle.earliest = earliest;
 
   /* Operations that meet all terms, by lane and start; null without any. Throws an Error that says which is not understood. */
   recycle.search = function (table, query) {

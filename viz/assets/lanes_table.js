@@ -38,6 +38,19 @@ window.recycle = window.recycle || {};
       return reach;
     }
 
+    /* Share of the whole time that each lane spends at work. */
+    get busyShare() {
+      if (!Object.hasOwn(this, "shares")) {
+        this.shares = new Float32Array(this.lanes);
+        for (let lane = 0; lane < this.lanes; lane++) {
+          let busy = 0;
+          for (let i = this.offsets[lane]; i < this.offsets[lane + 1]; i++) if (this.isWork[this.kind[i]]) busy += this.end[i] - this.start[i];
+          this.shares[lane] = busy / (this.span || 1);
+        }
+      }
+      return this.shares;
+    }
+
     /* First operation of the lane of which anything can lie after t. */
     firstAfter(lane, t) {
       return partition(this.reach, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t);
@@ -135,10 +148,21 @@ window.recycle = window.recycle || {};
     return low;
   }
 
-  recycle.bytes = (address) => fetch(address).then((answer) => {
-    if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
-    return answer.arrayBuffer();
-  });
+  const PACKED = "data:application/gzip;base64,";
+
+  recycle.bytes = (address) => {
+    if (address.startsWith(PACKED)) return unpacked(address.slice(PACKED.length));
+    return fetch(address).then((answer) => {
+      if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
+      return answer.arrayBuffer();
+    });
+  };
+
+  /* Lanes that the page itself holds. */
+  function unpacked(text) {
+    const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+  }
 
   const kept = new Map(), MOST_KEPT = 8;
 

@@ -3,7 +3,7 @@
    the selection is written to a dcc.Store, from which the server makes the details. */
 (function (recycle) {
   "use strict";
-  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, SEND = 60, NAME = 7.5; // the last: pixels of a character of a lane's name
+  const TOGETHER = 400, MOST_UNDONE = 100, CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, SEND = 60, NAME = 7.5; // the last: pixels of a character of a lane's name
   recycle.views = new Map();
   recycle.element = (name, properties, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
@@ -12,6 +12,13 @@
   };
   recycle.lastOf = new Map(); // name -> what was shown last, for a timeline that takes another's place
 
+  /* Make a timeline the one that keys, panels and the bar are about. */
+  recycle.use = (view) => {
+    recycle.active = view;
+    view.used = true;
+    recycle.dock?.tell();
+  };
+
   class View {
     constructor(root, table, plot) {
       Object.assign(this, { root, table, plot });
@@ -19,13 +26,14 @@
       this.linked = root.dataset.linked;
       this.scale = Number(root.dataset.scale);
       this.span = Number(root.dataset.span) || table.span || 1;
-      this.canvas = root.querySelector("canvas");
+      this.canvas = root.querySelector(".lanes-stage > canvas");
       this.context = this.canvas.getContext("2d", { willReadFrequently: true });
       this.tip = root.querySelector(".lanes-tip");
       this.status = root.querySelector(".lanes-status");
       this.selected = -1;
-      this.gap = this.links = this.matches = this.memory = this.places = this.ghost = null;
-      this.path = this.showsMemory = this.showsListing = false;
+      this.gap = this.links = this.matches = this.memory = this.places = this.ghost = this.flow = this.range = null;
+      this.before = []; // windows that were left, for undo
+      this.path = this.showsMemory = this.showsHeld = this.showsListing = false;
       this.drawn = 0;
       this.level = -1;
       this.rows = new recycle.Rows(table, "pipeline", new Set());
@@ -44,6 +52,7 @@
       else if (!isInUse) recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
       recycle.restore(this);
       this.redraw();
+      recycle.dock.tell();
     }
 
     /* Time and rows that the axes show now. */
@@ -59,8 +68,21 @@
 
     get margin() { return 0.004 * this.span; }
 
+    /* The window before the last change of it; changes that follow each other within `TOGETHER` are one. */
+    undo() {
+      const last = this.before.pop();
+      if (last) this.show(last, false); else this.announce("Nothing was zoomed or moved before.");
+    }
+
+    _left(window_) {
+      const now = performance.now(), isNew = !this.leftAt || now - this.leftAt > TOGETHER;
+      this.leftAt = now;
+      if (isNew) this.before = [...this.before, window_].slice(-MOST_UNDONE);
+    }
+
     /* Show a window, cut to what there is; one relayout per frame however often it is asked. */
-    show(window_) {
+    show(window_, isNoted = true) {
+      if (isNoted) this._left(this.goal);
       const now = this.goal, want = { ...now, ...window_ };
       [want.t0, want.t1] = within(want.t0, want.t1, -this.margin, this.span + this.margin, this.span * 1e-6);
       [want.y0, want.y1] = within(want.y0, want.y1, 0, this.rows.count, 1);
@@ -114,6 +136,22 @@
       });
     }
 
+    /* Other lanes of the same workers in place of these: what is shown, folded and selected stays as far as it can. */
+    replace(table, address) {
+      const { t0, t1 } = this.goal, whole = t0 <= 0 && t1 >= this.span, chosen = this.selected >= 0 && this.table.instruction(this.selected);
+      const lane = chosen && this.table.laneOf(this.selected);
+      Object.assign(this, { table, span: table.span || 1, selected: -1, gap: null, links: null, matches: null, memory: null, places: null, flow: null, range: null });
+      this.root.dataset.address = address;
+      this.rows = new recycle.Rows(table, this.rows.grouping, this.rows.folded);
+      if (whole) this.show({ t0: -Infinity, t1: Infinity }); else this.show({});
+      if (chosen) {
+        for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.instruction(i) === chosen) { this.select(i, true); break; }
+      }
+      recycle.remember(this);
+      this.redraw();
+      recycle.dock.tell();
+    }
+
     _draw() {
       const began = performance.now(), { graph: { width, height }, place: plot } = recycle.axes(this.plot);
       const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
@@ -132,8 +170,10 @@
       this.level = picture.draw(this.context, this.raster, this);
       recycle.layers(picture, this.context, this);
       recycle.memoryStrip(this, picture);
+      recycle.minimap(this, picture);
       recycle.listing(this);
       this.onDraw();
+      this._tipAgain();
       recycle.lastOf.set(this.name, { ...this.view, span: this.span, count: this.rows.count });
       this.seconds = (performance.now() - began) / 1000;
       this.drawn++;
@@ -144,13 +184,14 @@
 
     _theme() {
       const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim(), { word } = recycle;
-      const failure = this.table.failure;
+      const failure = this.table.failure, words = (paint) => ({ fill: word(paint.fill), hatch: word(paint.hatch), ink: paint.ink });
       this.theme = {
-        ink: colour("--ink"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
+        ink: colour("--ink"), muted: colour("--muted"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
         words: {
-          lane: word(colour("--lane")), grid: word(colour("--grid")), rule: word(colour("--rule-strong")), border: word("#111111"),
+          lane: word(colour("--lane")), grid: word(colour("--grid")), rule: word(colour("--rule-strong")), held: word(colour("--memory")), border: word("#111111"),
         },
-        paints: this.table.paints.map((paint) => ({ fill: word(paint.fill), hatch: word(paint.hatch), ink: paint.ink })),
+        paints: this.table.paints.map(words),
+        chunks: this.table.chunk_paints ? this.table.chunk_paints.map((paints) => paints.map(words)) : null,
         failure: {
           fill: word(failure.fill), hatch: word(failure.hatch), line: word(failure.line), mark: failure.line, ink: failure.ink,
         },
@@ -158,21 +199,31 @@
     }
 
     _listen() {
-      const { signal } = this.ended, moved = () => { this.redraw(); this._follow(); recycle.remember(this); };
+      const { signal } = this.ended, moved = () => { this.redraw(); this._follow(); recycle.remember(this); recycle.dock.tell(); };
       this.plot.on("plotly_relayouting", (changes) => { this.dragged = this._dragged(changes); moved(); });
-      this.plot.on("plotly_relayout", () => { this.dragged = null; moved(); });
+      this.plot.on("plotly_relayout", (changes) => {
+        this.dragged = null;
+        moved();
+        // A box that was drawn by hand cuts rows: whole ones are shown.
+        if ("yaxis.range[0]" in changes && "xaxis.range[0]" in changes) this.show({ y0: Math.floor(this.view.y0), y1: Math.ceil(this.view.y1) }, false);
+      });
       this.plot.on("plotly_afterplot", () => this.redraw());
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
       const stage = this.root.querySelector(".lanes-stage");
-      const used = () => { recycle.active = this; this.used = true; };
+      const used = () => recycle.use(this);
       for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true });
       stage.addEventListener("pointermove", (event) => this._hover(event), true);
       stage.addEventListener("pointerleave", () => { this._hide(); recycle.cursor(this, null); });
       stage.addEventListener("wheel", (event) => this._wheel(event), { capture: true, passive: false });
       stage.addEventListener("pointerdown", (event) => {
+        const under = this.under(event);
+        if (under.above && !event.button) { event.stopPropagation(); recycle.markRange(this, event); return; }
         this.down = [event.clientX, event.clientY];
-        this.downInside = this.under(event).inside;
+        this.downInside = under.inside;
+        if (under.inside) this._left(this.goal);
       }, true);
+      // Plotly would move the axis.
+      stage.addEventListener("mousedown", (event) => { if (this.under(event).above) event.stopPropagation(); }, true);
       window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
     }
 
@@ -190,14 +241,15 @@
       const px = event.clientX - box.left - left, py = event.clientY - box.top - top;
       const t = t0 + (px / width) * (t1 - t0), y = y0 + (py / height) * (y1 - y0), row = Math.floor(y);
       const inside = px >= 0 && px < width && py >= 0 && py < height, lane = this.rows.lane(row);
-      const gutter = px < 0 && py >= 0 && py < height;
+      const gutter = px < 0 && py >= 0 && py < height, above = py < 0 && px >= 0 && px < width;
       const operation = inside && lane >= 0 ? this.table.at(lane, t, y - row - 0.5) : -1;
-      return { t, row, lane, operation, inside, gutter, px };
+      return { t, row, lane, operation, inside, gutter, above, px };
     }
 
     _hover(event) {
       const began = performance.now();
       const found = this.under(event);
+      this.rests = event;
       this.pointer = found.inside ? found : null;
       if (event.buttons || !found.inside || found.row >= this.rows.count) this._hide();
       else this._tip(event, this.words(found));
@@ -229,6 +281,14 @@
       this.tip.style.top = `${Math.max(0, event.clientY - box.top + 12)}px`;
     }
 
+    /* What lies under a pointer that rests, when lanes have moved below it. */
+    _tipAgain() {
+      if (this.rests && !this.tip.hidden) {
+        const found = this.under(this.rests);
+        if (found.inside && found.row < this.rows.count) this._tip(this.rests, this.words(found));
+      }
+    }
+
     _hide() { this.tip.hidden = true; this.pointer = null; }
 
     _up(event) {
@@ -256,6 +316,9 @@
     }
 
     sendLane(lane) {
+      Object.assign(this, { selected: -1, gap: null, links: null, places: null });
+      recycle.dock.open(this.root.closest(".bench")?.dataset.named);
+      this.redraw();
       this.announce(`worker ${this.table.labels[lane]}`);
       this._send({ lane });
     }
@@ -273,30 +336,63 @@
       return this.panRows(((y1 - y0) * delta) / this.place.height);
     }
 
-    select(operation) {
+    /* `quietly`: the panel that is open stays. */
+    select(operation, quietly = false) {
       this.selected = operation;
+      if (this.flow && !this.flow.includes(operation)) this.flow = null;
       this.gap = this.links = this.places = null;
       this._reveal(operation);
-      this.announce(this.table.describe(operation, this.table.laneOf(operation)).join("; "), true);
-      this._send({ operation });
+      this.announce(this.table.describe(operation, this.table.laneOf(operation)).join("; "));
+      this._tell({ operation }, quietly);
       this.redraw();
     }
 
-    selectGap(lane, from, to) {
+    selectGap(lane, from, to, quietly = false) {
       this.selected = -1;
       this.links = this.places = null;
       this.gap = { lane, from, to };
-      this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`, true);
-      this._send({ lane, from, to });
+      this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`);
+      this._tell({ lane, from, to }, quietly);
       this.redraw();
+    }
+
+    /* Mark a range of time, null for none; `isMoving` while its end is still dragged. */
+    setRange(range, isMoving = false) {
+      this.range = range;
+      this.redraw();
+      if (isMoving) return;
+      this.announce(range ? `${this.table.time(range.t0)} to ${this.table.time(range.t1)}, ${this.table.time(range.t1 - range.t0)}` : "");
+      if (range) recycle.dock.open("view");
+      recycle.dock.tell();
+      recycle.remember(this);
+    }
+
+    /* The micro-batch of the selection on all workers, or everything again. */
+    follow() {
+      if (this.flow) { this.flow = null; return this.redraw(); }
+      const found = recycle.flowOf(this.table, this.selected);
+      if (!found.length) return this.announce("Select an instruction of a micro-batch first.");
+      this.flow = found;
+      const { table } = this, first = found[0], last = found.reduce((late, i) => (table.end[i] > table.end[late] ? i : late), first);
+      this.announce(`Micro-batch ${table.home(first)}: ${found.length} instructions from ${table.time(table.start[first])} to ${table.time(table.end[last])}`);
+      return this.redraw();
     }
 
     clear() {
       this.selected = -1;
-      this.gap = this.links = this.places = null;
+      this.gap = this.links = this.places = this.flow = this.range = null;
       this.announce("");
       this._send(null);
       this.redraw();
+    }
+
+    /* Selects the operation at a place, or the gap that it is. */
+    selectPlace({ lane, from, to }) {
+      const { table } = this, slack = 1e-5 * this.span;
+      for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
+        if (Math.abs(table.start[i] - from) <= slack && Math.abs(table.end[i] - to) <= slack) return this.select(i, true);
+      }
+      return this.selectGap(lane, from, to, true);
     }
 
     /* Scroll to an operation that is outside of what is shown; unfold its group. */
@@ -362,18 +458,24 @@
       this.redraw();
     }
 
-    /* A line below the lanes, read out; `isDescribed` when the details below will say the same in full. */
-    announce(text, isDescribed = false) {
+    /* A line below the lanes, read out. */
+    announce(text) {
       this.status.textContent = text;
-      this.status.classList.toggle("described", isDescribed);
       recycle.remember(this);
+    }
+
+    /* Have the dock say more of a selection. */
+    _tell(choice, quietly) {
+      if (!quietly) recycle.dock.open("selection");
+      this._send(choice);
     }
 
     _send(choice) {
       const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
+      const page = this.root.closest(".bench")?.dataset.page;
       clearTimeout(this.sending);
       this.sending = setTimeout(() => {
-        if (this.root.isConnected) window.dash_clientside.set_props({ type: "lanes-choice", name: this.name }, { data });
+        if (page && this.root.isConnected) window.dash_clientside.set_props({ type: "bench-choice", page }, { data: data && { ...data, name: this.name } });
       }, SEND);
     }
 
@@ -403,7 +505,7 @@
 
   function attach(root) {
     root.dataset.attached = "yes";
-    if (!root.querySelector("canvas").getContext("2d", { willReadFrequently: true })) {
+    if (!root.querySelector(".lanes-stage > canvas").getContext("2d", { willReadFrequently: true })) {
       root.querySelector(".lanes-status").textContent = "This browser has no canvas: the timeline is shown whole, without zoom.";
       return;
     }

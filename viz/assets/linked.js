@@ -4,31 +4,10 @@ window.dash_clientside = window.dash_clientside || {};
   "use strict";
   const WAIT = 250, NEAR = 1e-6;
 
-  /* The time range that a change asks for: of a graph that was zoomed, or places to go to; null for another change. */
-  function wanted(root, value) {
-    if ("places" in value) return go(root, value);
+  /* The time range that a change asks for: of a graph that was zoomed; null for another change. */
+  function wanted(value) {
     if ("xaxis.range[0]" in value) return [value["xaxis.range[0]"], value["xaxis.range[1]"]];
     return Array.isArray(value["xaxis.range"]) ? value["xaxis.range"] : null;
-  }
-
-  /* Selects the only place, or frames several. */
-  function go(root, { graph, places }) {
-    const holder = root.querySelector(`[data-place="${graph}"] .lanes-view`);
-    const view = holder && recycle.views.get(holder.dataset.name);
-    if (!view) return null;
-    const found = places.map(([lane, from, to]) => ({ lane, from, to }));
-    root.scrollIntoView({ block: "nearest", behavior: "smooth" });
-    if (found.length === 1) select(view, found[0]);
-    view.frame(found);
-    return [view.wanted.t0 * view.scale, view.wanted.t1 * view.scale];
-  }
-
-  function select(view, { lane, from, to }) {
-    const { table } = view, slack = 1e-5 * view.span;
-    for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
-      if (Math.abs(table.start[i] - from) <= slack && Math.abs(table.end[i] - to) <= slack) return view.select(i);
-    }
-    return view.selectGap(lane, from, to);
   }
 
   function show(graph, range) {
@@ -47,8 +26,7 @@ window.dash_clientside = window.dash_clientside || {};
       const root = document.getElementById(`${prefix}-linked`);
       const ours = (change) => !change.prop_id.includes("lanes-axes") || change.prop_id.includes(`"name":"${prefix}-`);
       const changes = context.triggered.filter((change) => change.value && ours(change));
-      const change = changes.find(({ value }) => "places" in value) || changes[0];
-      const range = root && change ? wanted(root, change.value) : null;
+      const range = root && changes.length ? wanted(changes[0].value) : null;
       if (!range) return no_update;
       root.querySelectorAll(".js-plotly-plot").forEach((graph) => show(graph, range));
       clearTimeout(root.waiting);

@@ -6,7 +6,8 @@ window.dash_clientside = window.dash_clientside || {};
   const look = (event) => {
     const files = event.type === "drop" ? event.dataTransfer.files : event.target.files, file = files && files[0];
     for (const [upload, [limit, message]] of limits) {
-      if (!file || file.size <= limit || !event.target.closest(`[id="${upload}"]`)) continue;
+      if (!file || !event.target.closest(`[id="${upload}"]`)) continue;
+      if (file.size <= limit) { window.recycle.dock.open("findings"); continue; }
       const size = `${Math.ceil(file.size / 2 ** 20)} MB`, most = `${Math.floor(limit / 2 ** 20)} MB`;
       const children = `${file.name}: ${size} is too large for the page (at most ${most}): use recycle check`;
       window.dash_clientside.set_props(message, { children, className: "status" });

@@ -8,7 +8,7 @@ from viz.figures.palette import CLEAR, FONT, MUTED
 from viz.figures.time_axis import time_unit
 from viz.lanes import LaneTable
 
-TOP, BOTTOM, RIGHT = 8, 40, 14
+TOP, BOTTOM, RIGHT = 26, 4, 14
 CHARACTER = 6.8
 """Pixels that a character of a lane's name takes."""
 CONFIG: dict[str, Any] = {
@@ -22,8 +22,8 @@ CONFIG: dict[str, Any] = {
 AXES_CONFIG: dict[str, Any] = {
     **CONFIG,
     "doubleClick": False,  # the canvas knows how far everything reaches, plotly sees one point
-    # a picture of the axes without the lanes would mislead; `--export` makes whole ones
-    "modeBarButtonsToRemove": [*CONFIG["modeBarButtonsToRemove"], "toImage", "resetScale2d"],
+    "displayModeBar": False,  # it would cover the last operations; the timeline has buttons of its own
+    "showTips": False,
 }
 
 
@@ -49,8 +49,14 @@ def axes_figure(
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "font": {"family": FONT, "size": 12, "color": MUTED},
-        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
-        "xaxis": {**unit.axis(length), "ticks": "outside", **hidden},
+        "xaxis": {
+            "range": unit.axis(length)["range"],
+            "side": "top",
+            "ticks": "outside",
+            "ticksuffix": unit.word and f" {unit.word}",
+            "showticksuffix": "last",
+            **hidden,
+        },
         "yaxis": {"range": [rows or table.lanes, 0], "showticklabels": False, **hidden},
     }
     # Axes are drawn only for a trace. A dict, as go.Figure would look at every key, and send a template of 7 kB along.
@@ -63,7 +69,8 @@ def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, i
 
 
 def gutter(table: LaneTable) -> int:
-    """Pixels left of the axes: the longest lane name, and where there are several pipelines the names of groups."""
-    longest = max((len(label) for label in table.labels), default=3)
+    """Pixels left of the axes: the longest lane name with the share of time that its worker is busy, and where there
+    are several pipelines the names of groups."""
+    longest = max((len(label) for label in table.labels), default=3) + len(" 100 %")
     groups = len("▾ pipeline 999 (99)") if table.shape.pipelines > 1 and table.shape.ranks > 1 else 0
     return round(20 + CHARACTER * (longest + groups))

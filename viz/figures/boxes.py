@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
 from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
-from viz.figures.palette import Paint, paint_named
+from viz.figures.palette import CHUNK_PAINTS, PAINTS, Paint, paint_named, shade_of
 from viz.labels import label
 from viz.lanes import Flag, LaneTable
 
@@ -74,12 +74,14 @@ def boxes(table: LaneTable) -> Iterator[Box]:
     kinds = table.kind.tolist()
     parts = {kind: parts_of(kind, table.weight_share) for kind in set(kinds)}
     rerouted = table.has(Flag.REROUTED).tolist()
-    start, end = table.start.tolist(), table.end.tolist()
+    start, end, chunk = table.start.tolist(), table.end.tolist(), table.chunk.tolist()
+    shades = [dict(zip(PAINTS, CHUNK_PAINTS[shade_of(i, table.chunks)], strict=True)) for i in range(table.chunks)]
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
         text, away = label(table, operation), rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
         for paint, first, last, top, bottom in parts[kind]:
-            yield Box(operation, lane, begin + first * length, begin + last * length, top, bottom, paint, text, away)
+            shaded = shades[min(chunk[operation], table.chunks - 1)][paint]
+            yield Box(operation, lane, begin + first * length, begin + last * length, top, bottom, shaded, text, away)
             text = ""
 
 

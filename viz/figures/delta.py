@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 
 from recycle.ir.kinds import per_kind
 from recycle.ir.simulate import TOLERANCE, Timeline
-from viz.analysis.differences import Matches
-from viz.figures.palette import FORWARD, GRID, INK, PAINTS, RULE, frame, paint_named
+from viz.analysis.differences import Matches, is_weight_half
+from viz.figures.palette import BACKWARD_WEIGHT, FORWARD, GRID, INK, PAINTS, RULE, frame, paint_named
 from viz.figures.time_axis import TimeUnit
 
 POINTS, BINS = 2000, 800
@@ -45,6 +45,7 @@ def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: floa
 def _add_points(figure: go.Figure, first: Timeline, second: Timeline, matches: Matches, time: Any, delta: Any) -> None:
     paint_of = per_kind(lambda cls: PAINTS.index(paint_named(cls.row.paints[0])), np.int64)
     painted = paint_of[first.schedule.columns.kind[matches.first]]
+    painted[is_weight_half(first, matches)] = PAINTS.index(BACKWARD_WEIGHT)
     for place, (paint, symbol) in enumerate(zip(PAINTS, SYMBOLS, strict=True)):
         chosen = np.flatnonzero(painted == place)
         if not len(chosen):
@@ -63,8 +64,9 @@ def _add_points(figure: go.Figure, first: Timeline, second: Timeline, matches: M
 def _hover(first: Timeline, second: Timeline, matches: Matches, place: int, delta: float) -> str:
     row, other = int(matches.first[place]), int(matches.second[place])
     worker = first.schedule.position(row)[0]
+    half = ", weight half" if is_weight_half(first, matches)[place] else ""
     where = f"{worker}" if not matches.moved[place] else f"{worker}, then on {second.schedule.position(other)[0]}"
-    return f"<b>{first.schedule.instruction(row)}</b><br>on {where}<br>starts {delta:+.6g}"
+    return f"<b>{first.schedule.instruction(row)}</b>{half}<br>on {where}<br>starts {delta:+.6g}"
 
 
 def _add_envelope(figure: go.Figure, time: Any, delta: Any, span: float) -> None:

@@ -47,15 +47,54 @@ BACKWARD_INPUT = Paint("input", "Backward, input", "#009E73", INK, "#5CC7A8")
 BACKWARD_WEIGHT = Paint("weight", "Backward, weight", "#E69F00", INK, "#F6CE7A")
 OPTIMIZER = Paint("optimizer", "Reduce and step", "#8C8C8C", INK, "#BFBFBF")
 COMMUNICATION = Paint("communication", "Transfer", "#56B4E9", INK, "#A5D8F5")
-MUCH_EARLIER = Paint("much-earlier", "Much earlier", "#0072B2", "#FFFFFF", "#00568A")
-EARLIER = Paint("earlier", "Earlier", "#56B4E9", INK, "#A5D8F5")
-UNCHANGED = Paint("unchanged", "The same", "#C9CED4", INK, "#E4E7EA")
-LATER = Paint("later", "Later", "#E69F00", INK, "#F6CE7A")
-MUCH_LATER = Paint("much-later", "Much later", "#D55E00", INK, "#EE9A5F")
+MUCH_EARLIER = Paint("much-earlier", "Much earlier", "#542788", "#FFFFFF", "#3D1C63")
+EARLIER = Paint("earlier", "Earlier", "#A99BD0", INK, "#CFC7E6")
+UNCHANGED = Paint("unchanged", "The same", "#D3D7DB", INK, "#E9EBED")
+LATER = Paint("later", "Later", "#CDB08A", INK, "#E3D3BD")
+MUCH_LATER = Paint("much-later", "Much later", "#6E3B12", "#FFFFFF", "#4E290C")
 NO_PARTNER = Paint("no-partner", "Only here", "#F0E442", INK, "#F8F2A8")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
-"""How much later than in another timeline, in the order in which `assets/lanes_derived.js` numbers them."""
+"""How much later than in another timeline, from purple to brown, which no kind of work has; in the order in which
+`assets/lanes_derived.js` numbers them."""
 PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)
+
+
+_SHARES = (0.0, 0.2, 0.38, 0.56)
+"""How much white is in the colours of a chunk, from the first to the last of its worker."""
+
+
+def _whiter(colour: str, share: float) -> str:
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
+
+
+def _luminance(colour: str) -> float:
+    """As WCAG 2 defines it."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _shaded(paint: Paint, shade: int) -> Paint:
+    """The paint of later chunks. Black or white, one of both can be read on any colour at 4.5 : 1."""
+    fill = _whiter(paint.fill, _SHARES[shade])
+    is_dark = _luminance(fill) < 0.179
+    hatch = (
+        _whiter(fill, 0.45)
+        if not is_dark
+        else "#" + "".join(f"{int(fill[i : i + 2], 16) * 3 // 4:02X}" for i in (1, 3, 5))
+    )
+    return Paint(f"{paint.key}-{shade}", paint.name, fill, "#FFFFFF" if is_dark else "#000000", hatch)
+
+
+CHUNK_PAINTS = (PAINTS, *(tuple(_shaded(paint, shade) for paint in PAINTS) for shade in range(1, len(_SHARES))))
+"""The paints of a chunk by its shade, each in the order of `PAINTS`: lighter for later ones."""
+
+
+def shade_of(chunk: int, chunks: int) -> int:
+    """Place in `CHUNK_PAINTS` of a chunk: the first is darkest, the last lightest, and of more than four some are
+    alike."""
+    return 0 if chunks < 2 else round(min(chunk, chunks - 1) * (len(CHUNK_PAINTS) - 1) / (chunks - 1))
 
 
 def paint_named(name: str) -> Paint:

@@ -15,14 +15,25 @@ import numpy.typing as npt
 from PIL import Image
 
 from viz.figures.boxes import STRIP_TOP, parts_of
-from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS, PAPER, RULE
+from viz.figures.palette import (
+    BAND,
+    CHUNK_PAINTS,
+    FAILURE,
+    FAILURE_BAND,
+    FAILURE_HATCH,
+    INK,
+    PAINTS,
+    PAPER,
+    RULE,
+    shade_of,
+)
 from viz.lanes import Flag, LaneTable
 
 LEAST_OPERATION, LEAST_LANE, LEAST_BAND = 3, 3, 12
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 _COLOURS = tuple(dict.fromkeys([BAND, PAPER, INK, RULE, FAILURE, FAILURE_BAND, FAILURE_HATCH])) + tuple(
-    colour for paint in PAINTS for colour in (paint.fill, paint.hatch)
+    colour for paints in CHUNK_PAINTS for paint in paints for colour in (paint.fill, paint.hatch)
 )
 _INDEX = {colour: place for place, colour in reversed(list(enumerate(_COLOURS)))}
 
@@ -76,10 +87,13 @@ def _rectangles(picture: Pixels, table: LaneTable, rows: npt.NDArray[np.int64], 
         y0 = np.round(middle + top * per_row).astype(int)
         y1 = np.maximum(y0 + 1, np.round(middle + bottom * per_row).astype(int))
         away = (table.flags[operations] & Flag.REROUTED) != 0
-        fill, hatch = _INDEX[PAINTS[paint].fill], _INDEX[PAINTS[paint].hatch]
-        for a, b, c, d, striped in zip(x0.tolist(), x1.tolist(), y0.tolist(), y1.tolist(), away.tolist(), strict=True):
+        shades = [CHUNK_PAINTS[shade_of(chunk, table.chunks)][paint] for chunk in range(table.chunks)]
+        fills, hatches = [_INDEX[one.fill] for one in shades], [_INDEX[one.hatch] for one in shades]
+        chunk = np.minimum(table.chunk[operations], table.chunks - 1)
+        places = (x0.tolist(), x1.tolist(), y0.tolist(), y1.tolist(), away.tolist(), chunk.tolist())
+        for a, b, c, d, striped, of_chunk in zip(*places, strict=True):
             box = picture[c:d, a : max(b - (b - a > 3), a + 1)]
-            box[:] = fill
+            box[:], hatch = fills[of_chunk], hatches[of_chunk]
             if striped and top < STRIP_TOP and min(box.shape, default=0) >= 4:
                 across, down = np.arange(a, a + box.shape[1]), np.arange(c, c + box.shape[0])
                 box[(across[None, :] + down[:, None]) % 7 < 2.4] = hatch

@@ -12,7 +12,22 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from viz.figures.boxes import Box, boxes, group_edges
-from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAINTS, PAPER, RULE
+from viz.figures.palette import (
+    BAND,
+    CHUNK_PAINTS,
+    FAILURE,
+    FAILURE_BAND,
+    FAILURE_HATCH,
+    FONT,
+    GRID,
+    INK,
+    MUTED,
+    PAINTS,
+    PAPER,
+    RULE,
+    Paint,
+    shade_of,
+)
 from viz.figures.time_axis import ticks, time_unit
 from viz.labels import describe
 from viz.lanes import Flag, LaneTable, Panel
@@ -39,7 +54,7 @@ def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
             f' role="img" font-family={quoteattr(FONT)} font-size="{TEXT}" fill="{INK}">',
             f"<title>{title}</title>",
             "<defs>",
-            *(_hatch(paint.key, paint.fill, paint.hatch) for paint in PAINTS),
+            *(_hatch(paint.key, paint.fill, paint.hatch) for paint in _hatched(panels)),
             _hatch("failed", FAILURE_BAND, FAILURE_HATCH),
             "</defs>",
             f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
@@ -48,6 +63,13 @@ def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
             "",
         ]
     )
+
+
+def _hatched(panels: Sequence[Panel]) -> list[Paint]:
+    """The paints that may be striped: all, those of later chunks where there are any."""
+    chunks = max((panel.table.chunks for panel in panels), default=1)
+    shades = dict.fromkeys(shade_of(chunk, chunks) for chunk in range(chunks))
+    return [paint for shade in shades for paint in CHUNK_PAINTS[shade]]
 
 
 def _number(value: float) -> str:
@@ -142,6 +164,8 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
 def _legend(panels: Sequence[Panel], left: float, top: float) -> list[str]:
     used = {box.paint for panel in panels for box in boxes(panel.table) if box.end > box.start}
     entries = [(paint.name, f'fill="{paint.fill}"/>') for paint in PAINTS if paint in used]
+    if any(panel.table.chunks > 1 for panel in panels):
+        entries.append(("lighter: later chunks", f'fill="{CHUNK_PAINTS[-1][0].fill}"/>'))
     if any(panel.table.has(Flag.REROUTED).any() for panel in panels):
         entries.append(("Re-routed (home.index)", f'fill="url(#forward-hatch)" stroke="{INK}" stroke-width="1.4"/>'))
     if any(panel.table.failed.any() for panel in panels):

@@ -12,11 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
-from viz.analysis.differences import Divergence, Matches, first_late, first_order_divergence, match, shares, split
+from viz.analysis.differences import (
+    Divergence,
+    Matches,
+    first_late,
+    first_order_divergence,
+    is_weight_half,
+    match,
+    shares,
+    split,
+)
 from viz.figures.delta import delta_figure
 from viz.figures.palette import SHADES
 from viz.figures.time_axis import time_unit
@@ -25,6 +34,7 @@ from viz.lane_cache import LaneCache
 from viz.lanes import LaneTable
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
+from viz.pages.bench import bench
 from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import Run
@@ -112,14 +122,20 @@ class ComparePage(Page):
             _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
             dcc.Checklist({"ghost": "Outline the first in the others"}, [], id=self.name("ghost")),
         )
-        caption = "All others are compared with the first one. At most four."
+        own = {"Differences": parts.awaited(self.name("answer"))}
         return html.Div(
             [
-                parts.card("What to compare", parts.div("controls", chosen, how), caption=caption),
-                *linked.stores(self.prefix),
-                parts.awaited(self.name("lanes")),
-                parts.awaited(self.name("answer")),
-            ]
+                bench(
+                    self.prefix,
+                    [],
+                    own,
+                    controls=parts.div("controls", chosen, how),
+                    opened="differences",
+                    identifier=self.name("lanes"),
+                ),
+                linked.store(self.prefix),
+            ],
+            className="through",
         )
 
     def lanes(
@@ -139,27 +155,29 @@ class ComparePage(Page):
         shades = [self._shaded(pair, table) for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)]
         left = parts.gutter(compared.tables) + LETTER_PIXELS * together
         coloured = [shade if colour == "later" else None for shade in shades]
+        legends = [_shade_legend(pair, compared) if colour == "later" else None for pair in compared.pairs]
         if together:
-            blocks = [self._interleaved(compared, coloured, left)]
+            blocks = [self._interleaved(compared, coloured, left), *filter(None, legends)]
         else:
-            blocks = self._stacked(compared, coloured, left, ghost)
+            blocks = self._stacked(compared, coloured, legends, left, ghost)
         for place, pair in enumerate(compared.pairs):
             blocks.append(self._delta(pair, compared, left, len(compared.operands) + place))
-        legends = [_shade_legend(pair, compared) for pair in compared.pairs] if colour == "later" else []
-        return [
-            parts.problems(ignored),
-            parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend(), *legends),
-        ]
+        return [parts.problems(ignored), linked.linked(self.prefix, *blocks)]
 
     def _shaded(self, pair: ComparedPair, table: LaneTable) -> dict[str, Any]:
         address = self.shades.put(later(table, pair.matches))
         return for_canvas(address, edges_of(pair.first.timeline, pair.matches), pair.first.title)
 
     def _stacked(
-        self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int, ghost: bool
+        self,
+        compared: Compared,
+        coloured: Sequence[dict[str, Any] | None],
+        legends: Sequence[Any],
+        left: int,
+        ghost: bool,
     ) -> list[Any]:
         first = compared.tables[0]
-        shown = zip(compared.operands, compared.tables, [None, *coloured], strict=True)
+        shown = zip(compared.operands, compared.tables, [None, *coloured], [None, *legends], strict=True)
         return [
             lanes_view(
                 operand.title,
@@ -173,8 +191,9 @@ class ComparePage(Page):
                 explainer=operand.explainer,
                 ghost=first if ghost and place and first.workers == table.workers else None,
                 more={"data-shades": json.dumps([shade])} if shade else None,
+                legend=legend,
             )
-            for place, (operand, table, shade) in enumerate(shown)
+            for place, (operand, table, shade, legend) in enumerate(shown)
         ]
 
     def _interleaved(self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int) -> html.Div:
@@ -203,8 +222,8 @@ class ComparePage(Page):
         spoken = f"{heading}, {pair.first.title} being zero"
         return parts.figure_view(heading, parts.under_lanes(figure, left), linked.graph_id(self.prefix, place), spoken)
 
-    def compare(self, keys: Sequence[str]) -> list[Any]:
-        """What stands below the lanes: figures, where the difference comes from, what differs most."""
+    def compare(self, keys: Sequence[str], arrangement: Arrangement = "stacked") -> list[Any]:
+        """What stands beside the lanes: figures, where the difference comes from, what differs most."""
         if len(keys) < 2:
             return []
         try:
@@ -213,7 +232,7 @@ class ComparePage(Page):
             return []  # the message stands where the lanes would be
         cards = [
             parts.card("Makespan and period", self.figures(compared.operands), caption=" ".join(compared.notes)),
-            *(self.difference(pair, place) for place, pair in enumerate(compared.pairs)),
+            *(self.difference(compared, pair, arrangement) for pair in compared.pairs),
             *(self.largest(pair) for pair in compared.pairs),
         ]
         release_memory()
@@ -245,7 +264,7 @@ class ComparePage(Page):
         head = ("", f"makespan{unit}", "against the first", f"period{unit}", "bubbles", "live workers")
         return parts.table(head, rows)
 
-    def difference(self, pair: ComparedPair, place: int) -> html.Section:
+    def difference(self, compared: Compared, pair: ComparedPair, arrangement: Arrangement) -> html.Section:
         """Where the difference of the makespans comes from, and where the two part."""
         a, b = pair.first.timeline, pair.second.timeline
         unit = f" ({pair.first.unit})" if pair.first.unit else ""
@@ -261,8 +280,9 @@ class ComparePage(Page):
         words += f", {moved:,} of them on another worker" if moved else ""
         words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
         divergences = []
-        for which, (title, one) in enumerate(pair.divergences):
-            show = linked.show_button(self.prefix, which, place, f"{title}: show it in the lanes")
+        for title, one in pair.divergences:
+            lane, graph = self.place_of(compared, pair, one, arrangement)
+            show = linked.show_button([lane], f"{title}: show it in the lanes", graph)
             divergences.append(html.Li([html.Strong(f"{title}: "), f"{one.text}, at {one.time:.5g} ", show]))
         return parts.card(
             f"{pair.second.title} against {pair.first.title}",
@@ -281,11 +301,12 @@ class ComparePage(Page):
         a, b, matches = pair.first.timeline, pair.second.timeline, pair.matches
         order = np.argsort(-np.abs(matches.delta), kind="stable")[:DIFFERENCES_SHOWN]
         rows: list[list[parts.Cell]] = []
+        is_half = is_weight_half(a, matches)
         for place in order.tolist():
             row, other = int(matches.first[place]), int(matches.second[place])
             rows.append(
                 [
-                    str(a.schedule.instruction(row)),
+                    f"{a.schedule.instruction(row)}{' (weight half)' if is_half[place] else ''}",
                     str(a.schedule.position(row)[0]),
                     str(b.schedule.position(other)[0]),
                     float(matches.time[place]),
@@ -297,27 +318,21 @@ class ComparePage(Page):
         title = f"Largest differences of {pair.second.title}"
         return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
-    def place_of(self, keys: Sequence[str], arrangement: Arrangement, place: int, which: int) -> dict[str, Any]:
-        """Where a divergence lies, for `linked.goto`. Raises RecycleError as `on_one_axis`."""
-        compared = self.compared(keys)
-        _, one = compared.pairs[place].divergences[which]
-        graph = 0 if one.first >= 0 else 1 + place
+    def place_of(
+        self, compared: Compared, pair: ComparedPair, one: Divergence, arrangement: Arrangement
+    ) -> tuple[linked.LaneInterval, int]:
+        """Where a divergence lies, and the place of that timeline in the block."""
+        graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
         timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
         lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
         if arrangement == "interleaved" and compared.is_same_workers:
             lane, graph = lane * len(compared.tables) + graph, 0
-        return linked.goto([linked.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row]))], graph)
+        return linked.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
-        linked.register(
-            app,
-            self.prefix,
-            lambda which, place, keys, how: self.place_of(keys or [], how, place, which),
-            State(chosen, "value"),
-            State(arrangement, "value"),
-        )
+        linked.register(app, self.prefix)
 
         def shades(digest: str) -> Response:
             content = self.shades.get(digest) or abort(404)
@@ -336,10 +351,10 @@ class ComparePage(Page):
             with self._answering:
                 return self.lanes(keys or [], colour, how, bool(ghost))
 
-        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"))
-        def show(keys: list[str] | None) -> Any:
+        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"), Input(arrangement, "value"))
+        def show(keys: list[str] | None, how: Arrangement) -> Any:
             with self._answering:  # after the lanes, which are there first
-                return self.compare(keys or [])
+                return self.compare(keys or [], how)
 
 
 _COLOURS = {"later": "how much later it starts", "kind": "kind of work"}

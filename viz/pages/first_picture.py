@@ -30,19 +30,20 @@ def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int
     unit = time_unit(table, span)
     length = span * unit.scale
     wide: Any = {"left": _percent(start), "width": _percent(share * table.span / span)}
+    *before, last = ticks(length, OVERHANG)
+    texts = [f"{tick:.6g}" for tick in before] + [f"{last:.6g}{unit.word and ' ' + unit.word}"]
     shown = [
-        html.Span(f"{tick:.6g}", className="tick", style={"left": _percent(start + share * tick / length)})
-        for tick in ticks(length, OVERHANG)
+        html.Span(text, className="tick", style={"left": _percent(start + share * tick / length)})
+        for tick, text in zip((*before, last), texts, strict=True)
     ]
     every = max(1, -(-table.lanes // MOST_NAMES))
     names = [
         html.Span(table.labels[lane], className="name", style={"top": _percent((lane + 0.5) / table.lanes)})
         for lane in range(0, table.lanes, every)
     ]
-    title = html.Span(unit.title, className="title")
     picture = html.Img(src=source, alt="", style=wide)
     hidden: dict[str, Any] = {"aria-hidden": "true"}  # the canvas says what is shown
-    return html.Div([picture, *shown, *names, title], className="lanes-first", style=place, **hidden)
+    return html.Div([picture, *shown, *names], className="lanes-first", style=place, **hidden)
 
 
 def _percent(share: float) -> str:

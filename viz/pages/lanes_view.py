@@ -1,22 +1,25 @@
 """A timeline on a page: the canvas under its axes, the routes that feed it, and the details of what is selected.
 
 The browser fetches `lanes/<hash>.bin` once and draws, zooms, hovers and selects by itself (see `assets/lanes_*.js`).
-A selection lands in the store `lanes-choice`; the server answers with text, and with the operations to draw arrows to.
+A selection lands in a store of the page's workbench (`viz.pages.bench`); the server answers with text, and with the
+operations to draw arrows to.
 """
 
 from __future__ import annotations
 
+import gzip
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dash import MATCH, Dash, Input, Output, dcc, html
+from dash import Dash, dcc, html
 from flask import Response, abort, request
 
 from recycle.ir.simulate import Timeline
+from viz import held
 from viz.details import Details, details
-from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
+from viz.figures.axes import AXES_CONFIG, axes_figure, margins
 from viz.figures.time_axis import time_unit
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
@@ -26,7 +29,8 @@ from viz.pages import parts
 from viz.pages.first_picture import first_picture
 from viz.wire import encode
 
-LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
+COMPRESSED = "data:application/gzip;base64"
+"""How an address begins that holds lanes itself; `assets/lanes_table.js` unpacks them."""
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -44,6 +48,7 @@ def lanes_view(
     explainer: Explainer | None = None,
     ghost: LaneTable | None = None,
     more: Mapping[str, str] | None = None,
+    legend: Any = None,
 ) -> html.Div:
     """A timeline with its heading and what a screen reader says of it.
 
@@ -57,9 +62,10 @@ def lanes_view(
         explainer: what knows why the operations of `table` lie where they lie.
         ghost: lanes of the same workers, whose work is outlined.
         more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
+        legend: of the colours where they are not those of kinds.
     """
     address = lanes_address(cache.put(table, explainer)) if cache else _inside(table)
-    height = max(LEAST_PIXELS, LANE_PIXELS * (rows or table.lanes)) + TOP + BOTTOM
+    lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet makes a height of it
     image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
     live: dict[str, Any] = {"aria-live": "polite"}
     attributes: dict[str, Any] = {
@@ -74,26 +80,23 @@ def lanes_view(
     }
     config: Any = AXES_CONFIG
     figure: Any = axes_figure(table, span=span, left=left, rows=rows)
-    early, served = [], []
-    if cache:
-        if table.span and not more and ghost is None:
-            early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
-        stores = [dcc.Store(id={"type": f"lanes-{what}", "name": name}) for what in ("choice", "links", "linked")]
-        served = [html.Div(id={"type": "lanes-details", "name": name}, className="lanes-details"), *stores]
+    early = []
+    if cache and table.span and not more and ghost is None:
+        early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
     axes_id = {"type": "lanes-axes", "name": name}
     axes = dcc.Graph(id=axes_id, figure=figure, config=config, responsive=True, className="lanes-axes")
     stage = [*early, html.Canvas(**image), axes, parts.div("lanes-tip", hidden=True)]
     view = parts.div(
         "lanes-view",
-        parts.div("lanes-tools"),
-        parts.div("lanes-stage", *stage, style={"height": f"min({height}px, {SCREEN})"}),
+        parts.div("lanes-head", *([html.H3(title, title=title)] if title else []), parts.div("lanes-tools")),
+        parts.div("lanes-minimap", hidden=bool(linked and place)),
+        parts.div("lanes-stage", *stage),
         parts.div("lanes-memory", hidden=True),
-        html.P(className="lanes-status", **live),
-        *served,
+        parts.div("lanes-foot", html.P(className="lanes-status", **live), legend or parts.legend([table])),
         tabIndex=0,
         **attributes,
     )
-    return parts.div("lanes", *([html.H3(title)] if title else []), view, **{"data-place": str(place)})
+    return parts.div("lanes", view, **{"data-place": str(place)}, style=lanes)
 
 
 def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
@@ -104,7 +107,7 @@ def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section
         lanes_view(panel.title, panel.table, f"{prefix}-{place}", None, span=panel.span)
         for place, panel in enumerate(on_one_axis(panels))
     ]
-    return parts.card("Timelines", *shown, parts.legend())
+    return parts.card("Timelines", *shown)
 
 
 def explainer_of(timeline: Timeline | None) -> Explainer | None:
@@ -114,7 +117,7 @@ def explainer_of(timeline: Timeline | None) -> Explainer | None:
 
 def _inside(table: LaneTable) -> str:
     """An address that holds the lanes itself."""
-    return f"data:application/octet-stream;base64,{b64encode(encode(table)).decode()}"
+    return f"{COMPRESSED},{b64encode(gzip.compress(encode(table), 6, mtime=0)).decode()}"
 
 
 def lanes_address(digest: str) -> str:
@@ -125,11 +128,12 @@ def lanes_address(digest: str) -> str:
 def draw(addresses: Sequence[str], cache: LaneCache) -> None:
     """Have the pictures of these lanes ready before a browser asks."""
     for address in addresses:
-        if (shown := cache.get(_digest(address))) is not None:
+        if (shown := cache.get(digest_of(address))) is not None:
             _ = shown.picture
 
 
-def _digest(address: str) -> str:
+def digest_of(address: str) -> str:
+    """The hash in the address of lanes."""
     return address.removeprefix("lanes/").removesuffix(".bin")
 
 
@@ -139,7 +143,7 @@ def picture_address(address: str) -> str:
 
 
 def register(app: Dash, cache: LaneCache) -> None:
-    """Add the routes and the callbacks of all timelines."""
+    """Add the routes of all timelines."""
 
     def lanes(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)
@@ -154,31 +158,23 @@ def register(app: Dash, cache: LaneCache) -> None:
         shown = cache.get(digest) or abort(404)
         return Response(shown.picture, mimetype="image/png", headers={"Cache-Control": FOREVER})
 
+    def held_by_all(digest: str) -> Response:
+        shown = cache.get(digest)
+        if shown is None or shown.explainer is None:
+            abort(404)
+        content = held.encode(shown, shown.explainer)
+        return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
+
+    app.server.add_url_rule("/held/<digest>.bin", "held", held_by_all)
     for suffix, route in ((".bin", lanes), (".png", picture)):
         app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
-
-    @app.callback(
-        Output({"type": "lanes-details", "name": MATCH}, "children"),
-        Output({"type": "lanes-links", "name": MATCH}, "data"),
-        Input({"type": "lanes-choice", "name": MATCH}, "data"),
-        prevent_initial_call=True,
-    )
-    def show_details(choice: Any) -> Any:
-        return answer(cache, choice)
-
-    parts.in_browser(
-        app,
-        "arrows",
-        Output({"type": "lanes-linked", "name": MATCH}, "data"),
-        Input({"type": "lanes-links", "name": MATCH}, "data"),
-    )
 
 
 def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     """The details of a choice as they stand on the page, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
-    shown = cache.get(_digest(str(choice.get("address"))))
+    shown = cache.get(digest_of(str(choice.get("address"))))
     if shown is None:
         return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
     found = details(shown, choice)

@@ -1,18 +1,18 @@
 """Graphs with one time axis: what is zoomed in one is zoomed in all, in the browser and without the server (see
 `assets/linked.js`).
 
-Everything inside `linked` follows, figures and lanes alike. `goto` is a store that zooms all of them to a place and
-selects it in one of them, or frames several; the store `range` says what is shown, a moment after the last change.
+Everything inside `linked` follows, figures and lanes alike. A button of `show_button` zooms lanes of its workbench to a
+place and selects it, or frames several places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, dcc, html
 
-from recycle.errors import RecycleError
 from viz.pages import parts
 
 
@@ -34,45 +34,25 @@ def graph_id(prefix: str, place: int) -> dict[str, Any]:
     return {"type": f"{prefix}-graph", "place": place}
 
 
-def stores(prefix: str) -> list[Any]:
+def store(prefix: str) -> dcc.Store:
     """What the page must hold once, outside of what callbacks replace."""
-    return [dcc.Store(id=f"{prefix}-goto"), dcc.Store(id=f"{prefix}-range")]
+    return dcc.Store(id=f"{prefix}-range")
 
 
-def goto(places: Sequence[LaneInterval], graph: int = 0) -> dict[str, Any]:
-    """For the store: the places to go to, all in the graph at that place of the block."""
-    return {"graph": graph, "places": [list(place) for place in places]}
+def show_button(places: Sequence[LaneInterval], spoken: str = "", graph: int | None = None) -> html.Button:
+    """A button that leads to places, all in one timeline: the one at `graph` of the block, else the one in use."""
+    attributes: dict[str, Any] = {"data-places": json.dumps([list(place) for place in places])}
+    if graph is not None:
+        attributes["data-graph"] = str(graph)
+    return html.Button("Show it", className="quiet", title=spoken or None, type="button", **attributes)
 
 
-def show_button(prefix: str, what: Any, place: int, spoken: str = "") -> html.Button:
-    """A button that leads to the place that the page's `place_of` (see `register`) knows by `what` and `place`."""
-    return parts.button("Show it", {"type": f"{prefix}-show", "what": what, "place": place}, spoken)
-
-
-def register(app: Dash, prefix: str, place_of: Callable[..., dict[str, Any] | None], *states: State) -> None:
-    """Add the callbacks that make the graphs follow each other, and the buttons lead to their places.
-
-    Args:
-        place_of: `what` and `place` of a button, then the values of `states` -> where to go, as of `goto`; None, or a
-            RecycleError or IndexError, where there is no such place.
-    """
+def register(app: Dash, prefix: str) -> None:
+    """Add the callback that makes the graphs follow each other."""
     parts.in_browser(
         app,
         "follow",
         Output(f"{prefix}-range", "data"),
         Input({"type": f"{prefix}-graph", "place": ALL}, "relayoutData"),
         Input({"type": "lanes-axes", "name": ALL}, "relayoutData"),
-        Input(f"{prefix}-goto", "data"),
     )
-
-    pressed: dict[str, Any] = {"type": f"{prefix}-show", "what": ALL, "place": ALL}
-
-    @app.callback(Output(f"{prefix}-goto", "data"), Input(pressed, "n_clicks"), *states, prevent_initial_call=True)
-    def go(clicks: list[int], *values: Any) -> Any:
-        chosen = ctx.triggered_id
-        if chosen is None or not any(clicks):
-            return no_update
-        try:
-            return place_of(chosen["what"], chosen["place"], *values) or no_update
-        except (RecycleError, IndexError):
-            return no_update

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
 from viz.figures import axes
-from viz.figures.palette import PAINTS
-from viz.lanes import LaneTable
+from viz.figures.boxes import parts_of
+from viz.figures.palette import CHUNK_PAINTS, PAINTS
+from viz.lanes import Flag, LaneTable
 
 Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
@@ -131,7 +133,7 @@ def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = (
     head = ["", "rule", "worker, position", "instruction", "what is wrong, and what to do", *([""] if buttons else [])]
     more = len(found[most:]) + sum(found.more.values())
     caption = f"The first {len(rows)}; {more:,} more from `recycle check`." if more else ""
-    return card(title, table(head, rows, "findings"), caption=caption)
+    return card(title, table(head, rows, "findings rules"), caption=caption)
 
 
 def show(cell: Cell) -> str | Component:
@@ -141,10 +143,17 @@ def show(cell: Cell) -> str | Component:
     return f"{cell:.5g}" if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
 
 
-def legend() -> html.Ul:
-    """What colours, stripes and bands mean."""
-    entries = [_entry(paint.name, paint.key, paint.fill) for paint in PAINTS]
-    entries += [_entry("Re-routed, with its home: F1.0", "rerouted"), _entry("Failed worker", "failed")]
+def legend(tables: Sequence[LaneTable]) -> html.Ul:
+    """What the colours, stripes and bands that are in some tables mean."""
+    kinds = {int(kind) for table in tables for kind in np.flatnonzero(np.bincount(table.kind[table.end > table.start]))}
+    drawn = {paint.key for kind in kinds for paint, *_ in parts_of(kind, 0.5)}
+    entries = [_entry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint.key in drawn]
+    if any(table.chunks > 1 for table in tables):
+        entries.append(_entry("Lighter: later chunks", "chunks", CHUNK_PAINTS[-1][0].fill))
+    if any(table.has(Flag.REROUTED).any() for table in tables):
+        entries.append(_entry("Re-routed, with its home: F1.0", "rerouted"))
+    if any(table.failed.any() for table in tables):
+        entries.append(_entry("Failed worker", "failed"))
     return html.Ul(entries, className="legend")
 
 

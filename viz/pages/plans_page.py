@@ -17,6 +17,7 @@ from recycle.plans import Move
 from recycle.shape import Worker
 from viz.lane_cache import Explainer, LaneCache
 from viz.pages import parts
+from viz.pages.bench import bench
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import TABS, Page, Workspace
 from viz.what_if import Answer, WhatIf
@@ -66,15 +67,13 @@ class PlansPage(Page):
         workers = html.Div(id=self.name("workers"))
         message = parts.div("status", id=self.name("message"), role="status")
         pressing = "Press a worker's name to fail it, or to restore it; or select work, and key x."
-        lanes = html.Div(id=self.name("lanes"))
-        return html.Div(
-            [
-                parts.card("What if", controls, workers, message, caption=self.caption()),
-                parts.awaited(self.name("answer")),
-                parts.card("Lanes", lanes, parts.legend(), caption=f"{pressing} {CHANGE_SHOWN}"),
-                parts.awaited(self.name("library")),
-            ]
-        )
+        says = html.P(f"{self.caption()} {pressing} {CHANGE_SHOWN}", className="hint")
+        own = {
+            "What if": [workers, parts.awaited(self.name("answer")), says],
+            "Library": parts.awaited(self.name("library")),
+        }
+        above = parts.div("row", controls, message)
+        return bench(self.prefix, [], own, controls=above, opened="what", named="what", identifier=self.name("lanes"))
 
     def caption(self) -> str:
         """Where plans come from."""
@@ -178,14 +177,14 @@ class PlansPage(Page):
         """The lanes of the plan, the plan before as outlines."""
         now, before = self.what_if.answer(self._workers(state["failed"])), self._before(state)
         if before is not None:
-            self.cache.put(before.lanes, Explainer(before.timeline, limits=before.plan.limits))
+            self.cache.put(before.lanes, _explainer(before))
         return lanes_view(
             "",
             now.lanes,
             self.name("all"),
             self.cache,
             span=max(now.lanes.span, before.lanes.span if before else 0.0),
-            explainer=Explainer(now.timeline, limits=now.plan.limits),
+            explainer=_explainer(now),
             ghost=before.lanes if before else None,
         )
 
@@ -265,7 +264,7 @@ class PlansPage(Page):
         @app.callback(
             Output(state_id, "data", allow_duplicate=True),
             Output(self.name("message"), "children", allow_duplicate=True),
-            Input({"type": "lanes-choice", "name": self.name("all")}, "data"),
+            Input({"type": "bench-choice", "page": self.prefix}, "data"),
             State(state_id, "data"),
             prevent_initial_call=True,
         )
@@ -312,7 +311,11 @@ class PlansPage(Page):
         def open_address(search: str | None, state: FailureState) -> tuple[Any, Any]:
             try:
                 failed = self.from_address(search)
-                return (no_update, no_update) if failed is None else (self.changed(state, failed), self.prefix)
+                if failed is None:
+                    return no_update, no_update
+                # An address that names another page stays there.
+                named = parse_qs((search or "").lstrip("?")).get(TABS, [self.prefix])[0]
+                return self.changed(state, failed), self.prefix if named == self.prefix else no_update
             except RecycleError:
                 return no_update, self.prefix
 
@@ -320,7 +323,7 @@ class PlansPage(Page):
 
     def named(self, choice: Any) -> Worker | None:
         """The worker whose name was pressed beside the canvas; None where something else was chosen."""
-        if not isinstance(choice, dict) or choice.keys() - {"lane", "address"}:
+        if not isinstance(choice, dict) or choice.keys() - {"lane", "address", "name"}:
             return None
         lane, shape = choice.get("lane"), self.what_if.shape
         return shape.worker_at(lane) if isinstance(lane, int) and 0 <= lane < shape.worker_count else None
@@ -331,6 +334,10 @@ class PlansPage(Page):
             return make(), ""
         except RecycleError as error:
             return no_update, str(error)
+
+
+def _explainer(answer: Answer) -> Explainer:
+    return Explainer(answer.timeline, limits=answer.plan.limits, bound=(answer.plan.lower_bound, answer.plan.gap))
 
 
 def _title(failed: Iterable[Worker]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from viz.pages.compare_page import ComparePage
-from viz.pages.explain_page import ExplainPage
 from viz.pages.page import Page, Workspace
 from viz.pages.plans_page import PlansPage
 from viz.pages.report_page import ReportPage
@@ -19,7 +18,6 @@ PAGES: tuple[type[Page], ...] = (
     RunPage,
     ReportPage,
     SchedulePage,
-    ExplainPage,
     ComparePage,
     PlansPage,
     ValidatePage,

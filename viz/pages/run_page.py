@@ -5,6 +5,7 @@ Each answer to a callback is a plain method, so that tests call it without a bro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from viz.figures.curves import curves_figure, event_text
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
+from viz.pages.bench import bench
 from viz.pages.lanes_view import explainer_of, lanes_view, pictures
 from viz.pages.page import Page, Workspace, keep_in_address
 from viz.run import REFRESH_SECONDS, LiveRun, Run
@@ -66,16 +68,18 @@ class RunPage(Page):
             parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
             id=self.name("controls"),
         )
-        events = html.Div(self.events(), id=self.name("events"))
+        own = {
+            "Run": html.Div(self.overview(), id=self.name("overview")),
+            "Events": html.Div(self.events(), id=self.name("events")),
+        }
         return html.Div(
             [
-                html.Div(self.overview(), id=self.name("overview")),
-                html.Details([html.Summary("Events"), events], className="card"),
-                parts.card("Timelines", controls, html.Div(id=self.name("timelines")), parts.legend()),
+                bench(self.prefix, [], own, controls=controls, opened="run", identifier=self.name("timelines")),
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
-            ]
+            ],
+            className="through",
         )
 
     def slider(self) -> dict[str, Any]:
@@ -89,9 +93,10 @@ class RunPage(Page):
         return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
 
     def newest(self) -> int | None:
-        """The last step that was traced, or committed where none was."""
-        steps = self.run.trace.steps if self.run.trace else self.run.steps
-        return steps[-1] if steps else None
+        """The last committed step that was traced; the last committed one where none was."""
+        traced = set(self.run.trace.steps) if self.run.trace else set()
+        known = self.run.steps
+        return next((step for step in reversed(known) if step in traced), known[-1] if known else None)
 
     def notable_steps(self) -> list[Any]:
         """A button for each step worth a look."""
@@ -144,8 +149,18 @@ class RunPage(Page):
             if last.get("live_workers") is not None:
                 of = f" of {run.shape.worker_count}" if run.shape else ""
                 words.append(f"{last['live_workers']}{of} workers alive")
-        words.append("running, or ended early" if run.live else "finished")
+        words.append("finished" if not run.live else "running" if run.is_written else "ended early, or stands still")
         return words
+
+    def modes(self, first: int, last: int) -> str:
+        """How the steps from `first` to `last` were committed: the first step of a generation has a barrier."""
+        lines = [
+            line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
+        ]
+        counts = Counter(line["mode"] for line in lines).most_common()
+        if len(counts) < 2:
+            return "".join(mode for mode, _ in counts)
+        return ", ".join(f"{mode} in {parts.counted(count, 'step')}" for mode, count in counts)
 
     def segment_rows(self) -> list[list[parts.Cell]]:
         """A row per stretch of steps with one plan, see PLANS_HEAD."""
@@ -158,7 +173,7 @@ class RunPage(Page):
                     segment.steps,
                     segment.alive,
                     segment.plan[:12] if segment.plan else None,
-                    figures.optimizer if figures else None,
+                    self.modes(segment.first, segment.last) or (figures.optimizer if figures else None),
                     figures.period if figures else None,
                     figures.lower_bound if figures else None,
                     f"{figures.gap:.1%}" if figures and figures.gap is not None else None,
@@ -196,7 +211,7 @@ class RunPage(Page):
         else:
             title = f"Executed, step {step}{_reroutes(executed)}"
             ran = run.executed(step, chosen)
-            explainer = Explainer(*ran) if ran else None
+            explainer = Explainer(*ran, executed=True) if ran else None
             shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer))
         if (evaluated := run.evaluated_lanes(step)) is not None:
             loss = run.evaluations.get(step)

@@ -14,6 +14,7 @@ from recycle.plans import Move, Plan
 from viz.lane_cache import LaneCache
 from viz.operands import stated_bound
 from viz.pages import parts
+from viz.pages.bench import bench
 from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view, pictures
 from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
@@ -41,16 +42,13 @@ class SchedulePage(Page):
 
     def layout(self) -> html.Div:
         problems = [f"{file.name}: {file.problem}; shown until it hangs" for file in self.files if file.problem]
-        return html.Div(
-            [
-                parts.problems(problems),
-                parts.card("Timelines", *self.timelines(), parts.legend(), caption=self.times()),
-                parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION),
-                *(self.layout_of(file) for file in self.files),
-                *(self.per_worker(file) for file in self.files),
-                *(self.findings(file) for file in self.files if file.findings),
-            ]
-        )
+        caption = " ".join(filter(None, (FIGURES_CAPTION, self.times())))
+        own: dict[str, Any] = {"Figures": parts.card("Figures", parts.table(*self.figures()), caption=caption)}
+        if layouts := [self.layout_of(file) for file in self.files if file.schedule.shape.cut]:
+            own["Layout"] = layouts
+        if found := [self.findings(file) for file in self.files if file.findings]:
+            own["Findings"] = found
+        return bench(self.prefix, [parts.problems(problems), *self.timelines()], own)
 
     def exported(self) -> list[Any]:
         """Of each file its name, what is wrong with it, its timeline and findings; and the figures of all."""
@@ -70,6 +68,7 @@ class SchedulePage(Page):
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
         span = max((file.lanes.span for file in self.files), default=0.0)
+        left = parts.gutter(file.lanes for file in self.files)
         shown: list[Any] = []
         for place, file in enumerate(self.files):
             if not len(file.lanes):
@@ -84,6 +83,7 @@ class SchedulePage(Page):
                 self.cache,
                 explainer=explainer_of(file.timeline),
                 span=span or None,
+                left=left,
                 linked=self.prefix,
                 place=place,
             )
@@ -114,23 +114,6 @@ class SchedulePage(Page):
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
         rows.append(["checker", *(_verdict(file) for file in self.files)])
         return ["", *(file.name for file in self.files)], rows
-
-    def per_worker(self, file: ScheduleFile) -> Any:
-        """Busy time, bubbles and peaks of every worker of a file, folded away."""
-        timeline = file.timeline
-        if timeline is None:
-            return []
-        columns = (timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations)
-        rows: list[list[parts.Cell]] = [
-            [str(worker), *values] for worker, *values in zip(file.schedule.shape.workers(), *columns, strict=True)
-        ]
-        head = ("worker", "busy", "bubble", "inner bubble", "peak activations")
-        title = f"Workers of {file.name}"
-        if len(rows) > WORKERS_SHOWN:
-            # A browser takes seconds for the components of a thousand rows.
-            rows = sorted(rows, key=lambda row: -_most([row[3] if isinstance(row[3], float) else None]))[:WORKERS_SHOWN]
-            title += f": {WORKERS_SHOWN} of {file.schedule.shape.worker_count}, largest inner bubble first"
-        return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
     def layout_of(self, file: ScheduleFile) -> Any:
         """Which layers each worker of a cut hosts, which of these it had before, and what it copies from whom."""
@@ -188,10 +171,10 @@ def _most(values: Sequence[float | None]) -> float:
     return max((value for value in values if value is not None), default=0.0)
 
 
-_MEASURES: dict[str, Callable[[Timeline], float]] = {
+_MEASURES: dict[str, Callable[[Timeline], parts.Cell]] = {
     "makespan": lambda timeline: timeline.makespan,
     "period": lambda timeline: timeline.period,
-    "bubble ratio": lambda timeline: timeline.bubble_ratio,
+    "bubbles": lambda timeline: f"{100 * timeline.bubble_ratio:.3g} %",
     "largest bubble": lambda timeline: _most(timeline.bubble),
     "largest inner bubble": lambda timeline: _most(timeline.inner_bubble),
     "peak activations": lambda timeline: _most(timeline.peak_activations),

@@ -21,6 +21,7 @@ from viz.free_memory import release_memory
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages import linked, parts
+from viz.pages.bench import bench
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Page, Workspace
 
@@ -46,21 +47,22 @@ class ValidatePage(Page):
         return [cls(workspace.cache)]
 
     def layout(self) -> html.Div:
-        formats = html.P(f"{FORMATS}; up to {MOST_BYTES // 2**20} MB")
+        formats = html.Span(f" {FORMATS}; up to {MOST_BYTES // 2**20} MB", className="hint")
         words = html.Div([html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), formats])
+        upload = parts.div(
+            "row",
+            dcc.Upload(words, id=self.name("upload"), className="drop", max_size=MOST_BYTES),
+            parts.div("status calm", id=self.name("message"), role="status"),
+        )
+        nothing = parts.empty("No file was dropped yet.", "It is read on this machine and not stored.")
+        own = {"Findings": html.Div(nothing, id=self.name("verdict"))}
         return html.Div(
             [
-                parts.card(
-                    "Check a schedule",
-                    dcc.Upload(words, id=self.name("upload"), className="drop", max_size=MOST_BYTES),
-                    dcc.Store(id=self.name("limit"), data=MOST_BYTES),
-                    parts.div("status calm", id=self.name("message"), role="status"),
-                    caption="The file is read on this machine and not stored.",
-                ),
-                *linked.stores(self.prefix),
+                bench(self.prefix, [], own, controls=upload, opened="findings", identifier=self.name("answer")),
+                dcc.Store(id=self.name("limit"), data=MOST_BYTES),
                 dcc.Store(id=self.name("file")),
-                parts.awaited(self.name("answer")),
-            ]
+            ],
+            className="through",
         )
 
     def take(self, contents: str, name: str) -> tuple[str, Dropped]:
@@ -76,17 +78,17 @@ class ValidatePage(Page):
         """A file that was taken, unless newer ones have taken its place."""
         return self._files.get(key or "")
 
-    def answer(self, file: Dropped) -> list[Any]:
-        """What there is to say of a file: a verdict, findings, lanes."""
+    def answer(self, file: Dropped) -> tuple[list[Any], list[Any]]:
+        """What there is to say of a file: its lanes; a verdict and findings."""
         if file.schedule is None:
             text = f"{file.name} could not be read as a schedule."
-            return [parts.problems([file.problem]), parts.empty(text, "docs/file-format.md describes the files.")]
+            return [parts.empty(text, "docs/file-format.md describes the files.")], [parts.problems([file.problem])]
         errors = file.findings.number("error") + len(file.left_out)
         warnings = file.findings.number("warning")
         left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
         problems = [*left_out, *([file.problem] if file.problem else [])]
         verdict = self.verdict(file, errors, warnings)
-        return [parts.problems(problems), verdict, self.findings(file), self.lanes(file)]
+        return self.lanes(file), [parts.problems(problems), verdict, self.findings(file)]
 
     def verdict(self, file: Dropped, errors: int, warnings: int) -> html.Section:
         """In a line: valid or not, and what it is."""
@@ -109,17 +111,15 @@ class ValidatePage(Page):
         if not file.findings:
             return []
         buttons: list[parts.Cell] = [
-            linked.show_button(self.prefix, "finding", place, f"Show where {finding.rule} was found")
-            if file.places(finding)
-            else ""
-            for place, finding in enumerate(file.findings[:FINDINGS_SHOWN])
+            linked.show_button(places, f"Show where {finding.rule} was found") if places else ""
+            for finding, places in ((one, self.places(file, one)) for one in file.findings[:FINDINGS_SHOWN])
         ]
         return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
 
-    def lanes(self, file: Dropped) -> Any:
+    def lanes(self, file: Dropped) -> list[Any]:
         """What can be drawn, with the number of findings on each lane."""
         if file.lanes is None or not len(file.lanes):
-            return parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")
+            return [parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")]
         halt = file.lanes.halt
         order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
         table = _badged(file.lanes, Counter(str(finding.worker) for finding in file.findings))
@@ -129,23 +129,19 @@ class ValidatePage(Page):
             table,
             f"{self.prefix}-0",
             self.cache,
-            linked=self.prefix,
             span=table.span or None,
             explainer=explainer,
         )
-        return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=order)
+        return [*([html.P(order, className="hint")] if order else []), view]
 
-    def place_of(self, file: Dropped, finding: Finding) -> dict[str, Any] | None:
-        """Where a finding lies, for `linked.goto`."""
-        places = file.places(finding)[:PLACES_SHOWN]
-        return linked.goto([linked.LaneInterval(*place) for place in places]) if places else None
+    def places(self, file: Dropped, finding: Finding) -> list[linked.LaneInterval]:
+        """Where a finding lies: its own place first."""
+        return [linked.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""
         # A dropped file comes as base64 inside JSON; whatever is larger is refused before it is read.
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
-        linked.register(app, self.prefix, self._place_in, State(self.name("file"), "data"))
-
         parts.in_browser(
             app,
             "refuse",
@@ -158,6 +154,7 @@ class ValidatePage(Page):
 
         @app.callback(
             Output(self.name("answer"), "children"),
+            Output(self.name("verdict"), "children"),
             Output(self.name("file"), "data"),
             Output(self.name("message"), "children"),
             Output(self.name("message"), "className"),
@@ -167,14 +164,10 @@ class ValidatePage(Page):
         )
         def check_it(contents: str | None, name: str | None) -> Any:
             if not contents:
-                return no_update, no_update, no_update, no_update
+                return (no_update,) * 5
             key, file = self.take(contents, name or "file")
             verdict = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
-            return self.answer(file), key, *verdict
-
-    def _place_in(self, _: str, place: int, key: str | None) -> dict[str, Any] | None:
-        file = self.kept(key)
-        return self.place_of(file, file.findings[place]) if file is not None else None
+            return *self.answer(file), key, *verdict
 
 
 def _instructions(file: Dropped) -> int:

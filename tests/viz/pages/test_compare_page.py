@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,12 @@ def table_of(page: ComparePage, address: str) -> LaneTable:
     return shown.table
 
 
+def shown(component: Any) -> list[tuple[str, Any]]:
+    """Where the buttons of a component lead: the place of the timeline, and places in it."""
+    buttons = of_type(plain(component), "Button")
+    return [(button["data-graph"], json.loads(button["data-places"])) for button in buttons]
+
+
 def test_two_plans_are_drawn_on_one_axis_with_the_differences_of_their_starts(page: ComparePage) -> None:
     component = plain(page.lanes(KEYS))
     views, (*axes, delta) = canvases(component), graphs(component)
@@ -50,7 +57,7 @@ def test_two_plans_are_drawn_on_one_axis_with_the_differences_of_their_starts(pa
     assert [graph["config"] for graph in (*axes, delta)] == [AXES_CONFIG, AXES_CONFIG, CONFIG]
     assert delta["id"] == {"type": "compare-graph", "place": 2}
     lane = delta["figure"]["data"]
-    assert {trace["name"] for trace in lane} == {"Forward", "Backward, input", "Reduce and step"}
+    assert {trace["name"] for trace in lane} == {"Forward", "Backward, input", "Backward, weight", "Reduce and step"}
     assert len({trace["marker"]["symbol"] for trace in lane}) == len(lane)  # never colour alone
     hovers = [text for trace in lane for text in trace["hovertext"]]
     assert "<b>1F1.0</b><br>on 1.1, then on 0.1<br>starts +1" in hovers
@@ -90,8 +97,8 @@ def test_lane_under_lane_is_one_canvas_with_room_for_all(page: ComparePage) -> N
     assert len(json.loads(view["data-with"])) == 1
     assert [shade and shade["title"] for shade in json.loads(view["data-shades"])] == [None, "healthy"]
     assert graphs(component)[0]["figure"]["layout"]["yaxis"]["range"] == [12, 0]
-    place = page.place_of(KEYS, "interleaved", 0, 0)
-    assert (place["graph"], place["places"][0][0]) == (0, 2 * 3)  # of the fourth worker the first one's lane
+    first, *_ = shown(page.compare(KEYS, "interleaved"))
+    assert first == ("0", [[2 * 3, 1.0, 2.0]])  # of the fourth worker the first one's lane
 
 
 def test_lanes_of_other_workers_are_not_laid_under_each_other(healthy: Schedule) -> None:
@@ -113,8 +120,20 @@ def test_the_parts_of_the_difference_and_the_first_divergence_are_shown(page: Co
         "worker 1.1: the first runs 1F1.0, the second runs nothing, as the worker has failed" in text for text in texts
     )
     assert "+22.2%" in texts
-    buttons = [button["id"] for button in of_type(component, "Button")]
-    assert buttons == [{"type": "compare-show", "what": which, "place": 0} for which in range(2)]
+    assert len(shown(page.compare(KEYS))) == 2
+
+
+def test_the_half_of_a_whole_backward_that_starts_late_is_named() -> None:
+    """Worker 0.0 of ZB-H1 runs the weight gradient of its last micro-batch after the next input gradient."""
+    shape = Shape(1, 4, 8)
+    files = [schedule_source(Path("whole"), one_f_one_b(shape)), schedule_source(Path("split"), zb_h1(shape))]
+    page = ComparePage(lambda: files)
+    texts = words(plain(page.compare(KEYS)))
+    assert "the weight half of 3B0.0 on 0.3 starts" in " ".join(texts)
+    assert any(text.endswith("(weight half)") for text in texts)
+    delta = graphs(plain(page.lanes(KEYS)))[-1]["figure"]["data"]
+    weights = next(trace for trace in delta if trace["name"] == "Backward, weight")
+    assert all("weight half" in text for text in weights["hovertext"])
 
 
 def test_the_first_one_is_outlined_in_the_others_when_asked(page: ComparePage) -> None:
@@ -124,7 +143,8 @@ def test_the_first_one_is_outlined_in_the_others_when_asked(page: ComparePage) -
 
 
 def test_a_divergence_is_shown_where_it_lies(page: ComparePage) -> None:
-    assert page.place_of(KEYS, "stacked", 0, 0) == {"graph": 0, "places": [[3, 1.0, 2.0]]}
+    first, *_ = shown(page.compare(KEYS))
+    assert first == ("0", [[3, 1.0, 2.0]])
 
 
 def test_the_same_twice_does_not_differ(page: ComparePage) -> None:
@@ -139,7 +159,7 @@ def test_plan_and_executed_step_are_compared_in_seconds(run_dir: Path) -> None:
     assert "makespan (s)" in texts
     assert "the same" in texts
     assert any("1 unit = 0.0173 s" in text for text in texts)
-    assert graphs(plain(page.lanes(keys)))[0]["figure"]["layout"]["xaxis"]["title"]["text"] == "time (ms)"
+    assert graphs(plain(page.lanes(keys)))[0]["figure"]["layout"]["xaxis"]["ticksuffix"] == " ms"
     assert "They do the same at the same times." in texts
 
 

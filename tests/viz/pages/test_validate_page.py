@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def wrong(broken: Schedule) -> Dropped:
 
 
 def test_a_valid_file_is_called_valid_and_drawn(broken: Schedule) -> None:
-    component = plain(ValidatePage().answer(dropped(broken)))
+    component = plain([*ValidatePage().answer(dropped(broken))])
     assert "mine.json: Valid" in words(component)
     assert "makespan 11" in words(component)
     assert len(graphs(component)) == 1
@@ -34,33 +35,27 @@ def test_a_valid_file_is_called_valid_and_drawn(broken: Schedule) -> None:
 
 
 def test_findings_carry_rule_place_message_and_hint(wrong: Dropped) -> None:
-    component = plain(ValidatePage().answer(wrong))
+    component = plain([*ValidatePage().answer(wrong)])
     texts = words(component)
     assert "mine.json: Not valid (1 error, 0 warnings)" in texts
     assert {"duplicate", "0.0 #2", "0F0.1"} <= set(texts)
     (abbreviation,) = of_type(component, "Abbr")
     assert abbreviation["title"].startswith("Each micro-batch is used exactly once")  # the rule's own documentation
-    assert [button["id"] for button in of_type(component, "Button")] == [
-        {"type": "validate-show", "what": "finding", "place": 0}
-    ]
+    (button,) = of_type(component, "Button")
+    assert json.loads(button["data-places"]) == [[0, 2.0, 3.0], [0, 1.0, 2.0]]  # its place, and what it repeats
 
 
 def test_a_flood_of_findings_is_counted_in_the_verdict_and_below_the_table() -> None:
     flood = dropped(Schedule.from_text(Shape(1, 1, 1), {"0.0": "0F0 " * 3000 + "0B0"}))
-    texts = words(plain(ValidatePage().answer(flood)))
+    texts = words(plain([*ValidatePage().answer(flood)]))
     assert "mine.json: Not valid (2,999 errors, 0 warnings)" in texts
     assert f"The first {FINDINGS_SHOWN}; {2999 - FINDINGS_SHOWN:,} more from `recycle check`." in texts
-
-
-def test_a_press_goes_to_the_place(wrong: Dropped) -> None:
-    place = ValidatePage().place_of(wrong, wrong.findings[0])
-    assert place == {"graph": 0, "places": [[0, 2.0, 3.0], [0, 1.0, 2.0]]}  # and what it repeats
 
 
 def test_what_cannot_be_read_says_why_and_draws_nothing() -> None:
     page = ValidatePage()
     key, file = page.take("data:;base64," + base64.b64encode(b"0F0,<script>alert(1)</script>\n").decode(), "a.csv")
-    component = plain(page.answer(file))
+    component = plain([*page.answer(file)])
     assert any("'<script>alert(1)</script>' is not an action" in text for text in words(component))
     assert graphs(component) == []
     assert page.kept(key) is file
@@ -85,9 +80,7 @@ def test_lanes_carry_their_number_of_findings() -> None:
     shown = page.cache.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
     assert shown is not None
     assert shown.table.labels[47 * 4 + 3] == "47.3 ▲1"
-    place = page.place_of(file, file.findings[0])
-    assert place is not None
-    assert place["places"][0][0] == 47 * 4 + 3
+    assert page.places(file, file.findings[0])[0].lane == 47 * 4 + 3
 
 
 def test_a_request_beyond_the_limit_is_refused_by_the_server() -> None:

@@ -1,0 +1,163 @@
+"""The panels of the dock: critical path, bubbles, what is in view, workers and the search, held to the timeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Shape
+from recycle.ir.families import one_f_one_b
+from tests.viz.components import canvases, of_type, plain, words
+from viz.lane_cache import CachedLanes, LaneCache
+from viz.pages import panels
+from viz.pages.bench import INVITATION, TITLES, bench
+from viz.pages.lanes_view import answer, digest_of
+from viz.pages.run_page import RunPage
+from viz.pages.schedule_page import SchedulePage
+from viz.run import LiveRun, load_run
+from viz.sources import schedule_source
+
+SHAPE = Shape(1, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def page() -> SchedulePage:
+    limited = one_f_one_b(SHAPE).with_metadata(limits=[4, 3, 2, 1])
+    return SchedulePage([schedule_source(Path("1f1b"), limited)])
+
+
+@pytest.fixture(scope="module")
+def shown(page: SchedulePage) -> CachedLanes:
+    return kept(page.cache, page.timelines()[0])
+
+
+def kept(cache: LaneCache, component: Any, place: int = 0) -> CachedLanes:
+    """What stands behind the address of a timeline on a page."""
+    found = cache.get(digest_of(canvases(plain(component))[place]["data-address"]))
+    assert found is not None
+    return found
+
+
+def places(component: Any) -> list[Any]:
+    """Where the buttons of a component lead."""
+    return [json.loads(button["data-places"]) for button in of_type(plain(component), "Button")]
+
+
+def test_the_critical_path_adds_up_to_the_makespan(shown: CachedLanes) -> None:
+    texts = words(plain(panels.explained(shown)))
+    assert (
+        "One chain of waits over the makespan of 33; key p draws it. 126 of 168 instructions are critical"
+        in " ".join(text.split(":")[0] for text in texts)
+    )
+    at = texts.index("share")
+    rows = [texts[at + 1 + 4 * i : at + 5 + 4 * i] for i in range(2)]
+    assert [(row[0], float(row[2])) for row in rows] == [("B", 22.0), ("F", 11.0)]
+    assert sum(float(row[3].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.1)
+
+
+def test_what_is_in_view_follows_the_zoom(shown: CachedLanes) -> None:
+    whole, warm_up = (words(plain(panels.in_view(shown, window))) for window in (None, (0.0, 2.0)))
+    assert whole[0] == "From 0 to 33: 64 instructions on 4 live workers."
+    assert warm_up[0] == "From 0 to 2: 3 instructions on 4 live workers."
+    at = warm_up.index("F")
+    assert warm_up[at : at + 3] == ["F", "3", "37.5%"]
+    assert "idle: waits for a value" in warm_up
+    nothing = words(plain(panels.in_view(shown, (5.0, 5.0))))
+    assert nothing[0] == "From 5 to 5: 0 instructions on 4 live workers."
+
+
+@pytest.mark.parametrize("window", [[1, 2.5], [0.0, 0.0]])
+def test_two_times_are_a_window(window: list[float]) -> None:
+    assert panels.is_window(window)
+
+
+@pytest.mark.parametrize("window", [None, {}, [1], [1, "2"], [float("nan"), 1.0], "12"])
+def test_anything_else_is_none(window: object) -> None:
+    assert not panels.is_window(window)
+
+
+def test_the_longest_bubbles_lead_to_their_places(shown: CachedLanes) -> None:
+    assert shown.explainer is not None
+    card = panels.longest_bubbles(shown, shown.explainer)
+    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
+    gaps = shown.explainer.bubbles.gaps.longest(None, panels.BUBBLES_SHOWN)
+    assert places(card) == [[[gap.worker.rank, gap.start, gap.end]] for gap in gaps]
+
+
+def test_every_worker_has_its_busy_time_peak_and_limit(shown: CachedLanes) -> None:
+    texts = words(plain(panels.workers(shown)))
+    assert texts[:6] == ["worker", "busy", "bubble", "inner bubble", "peak activations", "limit"]
+    assert [texts[6 + 6 * rank : 12 + 6 * rank] for rank in (0, 3)] == [
+        ["0.0", "24", "9", "9", "4", "4"],
+        ["0.3", "24", "9", "0", "1", "1"],
+    ]
+
+
+def test_of_many_workers_those_that_wait_longest_are_listed() -> None:
+    page = SchedulePage([schedule_source(Path("many"), one_f_one_b(Shape(40, 2, 2)))])
+    texts = words(plain(panels.workers(kept(page.cache, page.timelines()[0]))))
+    assert texts[-1].startswith(f"{panels.WORKERS_SHOWN} of 80, largest inner bubble first.")
+    assert texts[5] == "0.0"
+    assert sum(text.endswith(".0") for text in texts) == 40
+
+
+def found(operations: list[object], total: int | None = None) -> dict[str, object]:
+    """What the browser's search hands over."""
+    return {"query": "kind:F", "operations": operations, "total": total or len(operations)}
+
+
+def test_a_hit_of_the_search_says_why_it_starts_when_it_does(shown: CachedLanes) -> None:
+    table = shown.table
+    first, second = (next(i for i in range(len(table)) if str(table.instruction(i)) == f"3F0.{j}") for j in (0, 1))
+    card = panels.hits(shown, found([first, second], 7))
+    texts = words(plain(card))
+    assert "3F0.0 on 0.3" in texts
+    assert "Waited for 2F0.0 on 0.2 (its value), ended 3, arrived 3" in texts
+    assert "7 found, the first 2 by time." in texts
+    assert places(card) == [[[3, 3.0, 4.0]], [[3, 6.0, 7.0]]]
+
+
+def test_a_search_that_finds_nothing_or_is_wrong_says_so(shown: CachedLanes) -> None:
+    assert "No match for kind:F." in words(plain(panels.hits(shown, found([]))))
+    assert "knd is no field" in words(plain(panels.hits(shown, {"problem": "knd is no field"})))
+    assert "No match for kind:F." in words(plain(panels.hits(shown, found([-1, 10**9, "1", None]))))
+    assert words(plain(panels.hits(shown, None))) == ["Type a query above, and press Enter."]
+
+
+def test_an_executed_step_is_explained_in_its_unit(run_dir: Path) -> None:
+    page = RunPage(LiveRun(load_run(run_dir)))
+    executed = kept(page.cache, page.timelines(4, None)[0], 1)
+    texts = words(plain([panels.explained(executed), panels.in_view(executed, None)]))
+    assert any("over the makespan of 202.41 ms" in text for text in texts)
+    assert not any("are critical" in text for text in texts)
+    assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
+    assert all(0 <= lane < executed.table.lanes for ((lane, _, _),) in places(panels.explained(executed)))
+
+
+def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: SchedulePage, shown: CachedLanes) -> None:
+    assert shown.explainer is not None
+    address = canvases(plain(page.timelines()[0]))[0]["data-address"]
+    gap = shown.explainer.bubbles.gaps.longest(None, 1)[0]
+    card, _ = answer(page.cache, {"address": address, "lane": gap.worker.rank, "from": gap.start, "to": gap.end})
+    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
+
+
+def test_lanes_that_are_gone_and_lanes_that_nothing_explains_say_so(shown: CachedLanes) -> None:
+    bare = CachedLanes(shown.table, b"", None)
+    for panel in (panels.explained, panels.workers, lambda lanes: panels.in_view(lanes, None)):
+        assert words(plain(panel(None))) == [panels.NOT_KEPT]
+        assert words(plain(panel(bare)))[0] == "Nothing more is known of these lanes."
+
+
+def test_a_bench_has_a_tab_for_each_panel_and_begins_with_an_invitation() -> None:
+    component = plain(bench("page", [], {"What if": "pressed", "Library": []}, opened="what"))
+    tabs = of_type(component, "Button")
+    assert [tab["children"] for tab in tabs] == [*TITLES.values(), "What if", "Library"]
+    sections = of_type(component, "Section")
+    assert [section["data-panel"] for section in sections] == [tab["data-panel"] for tab in tabs]
+    assert {section["role"] for section in sections} == {"tabpanel"}
+    assert component["props"]["data-opened"] == "what"
+    assert INVITATION in words(component)

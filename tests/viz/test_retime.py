@@ -1,0 +1,124 @@
+"""Other times for a timeline: the lanes that come back are the simulator's, and a bound of other times goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recycle import JobError, Profile, Schedule, Shape, simulate
+from recycle.ir.families import one_f_one_b, zb_h1
+from tests.viz.components import of_type, plain, words
+from tests.viz.lanes_bin import decode
+from viz import retime
+from viz.app import build_app
+from viz.headline import headline
+from viz.lane_cache import CachedLanes, Explainer
+from viz.lanes import LaneTable
+from viz.pages.times_panel import times
+from viz.sources import schedule_source
+
+GIVEN = Profile.uniform(link=0.5)
+
+
+def explainer(schedule: Schedule, profile: Profile = GIVEN, limits: tuple[float, ...] | None = None) -> Explainer:
+    return Explainer(simulate(schedule, profile), limits=limits)
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(Shape(2, 4, 6)), zb_h1(Shape(1, 4, 8))])
+def test_other_times_give_what_the_simulator_gives(schedule: Schedule) -> None:
+    wanted = {"F": "2", "I": "1 2 3 4", "W": "0.5,0.5,0.5,1", "link": "0.25", "reduce": "0.1", "step": "3"}
+    profile = Profile(2.0, [1, 2, 3, 4], [0.5, 0.5, 0.5, 1], latency=0.25, reduce=0.1, step=3.0)
+    expected = simulate(schedule, profile)
+    table, made = retime.retimed(explainer(schedule), wanted)
+    assert made.timeline.period == expected.period
+    assert made.timeline.critical_path == expected.critical_path
+    usual = LaneTable.from_timeline(expected)
+    for column in ("start", "end", "kind", "stage", "flags", "offsets"):
+        assert np.array_equal(getattr(table, column), getattr(usual, column))
+
+
+def test_fields_that_are_left_out_stay_as_they_are(broken: Schedule) -> None:
+    before = explainer(broken, replace(GIVEN, forward=[1.0, 3.0]), (4.0, 3.0))
+    assert retime.values_of(before) == {
+        "F": "1 3", "I": "1", "W": "1", "link": "0.5", "reduce": "0", "step": "0", "limit": "4 3"
+    }  # fmt: skip
+    _, made = retime.retimed(before, retime.values_of(before))
+    assert made.timeline is before.timeline
+    assert made.limits == (4.0, 3.0)
+    _, made = retime.retimed(before, {"limit": "2"})
+    assert made.limits == (2.0, 2.0)
+    _, made = retime.retimed(before, {"limit": " "})
+    assert made.limits is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"F": "x"}, "Forward (F): write a number, or 2, one per stage, of at least 0; got 'x'"),
+        ({"F": "1 2 3"}, "Forward (F): write a number, or 2, one per stage"),
+        ({"W": "-1"}, "Backward, weight (W): write"),
+        ({"I": "nan"}, "Backward, input (I): write"),
+        ({"link": "1 2"}, "Transfer: write a number, of at least 0"),
+        ({"limit": "1 2 3"}, "Memory limit: write a number, or 2, one per rank"),
+        ({"step": "1e200"}, "the times add up to more than"),
+        ({"F": ["1"]}, "Forward (F): write"),
+    ],
+)
+def test_what_is_no_time_is_refused_in_one_line(broken: Schedule, wanted: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError) as refused:
+        retime.retimed(explainer(broken), wanted)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_ran_keeps_its_times(broken_timeline: Any) -> None:
+    ran = Explainer(broken_timeline, executed=True)
+    with pytest.raises(JobError, match="what ran has the times that it had"):
+        retime.retimed(ran, {"F": "2"})
+    shown = CachedLanes(LaneTable.from_timeline(broken_timeline), b"", ran)
+    assert words(plain(times(shown)))[0] == "What ran has the times that it had."
+
+
+def test_the_bound_is_shown_where_it_holds(broken: Schedule) -> None:
+    """The bound 10 was proven for times of 1 and 2 activations per worker."""
+    limited = broken.with_metadata(limits=[2, 2])
+    given = explainer(limited, Profile.uniform(), (2.0, 2.0))
+
+    def names(wanted: dict[str, str]) -> set[str]:
+        table, made = retime.retimed(given, wanted)
+        return {figure.name for figure in headline(CachedLanes(table, b"", made))}
+
+    assert "bound" in names({})
+    assert "bound" in names({"limit": "1"})
+    assert "bound" not in names({"limit": "3"})
+    assert "bound" not in names({"limit": ""})
+    assert "bound" not in names({"F": "2"})
+
+
+def test_the_page_gets_lanes_and_headline_of_other_times(broken: Schedule) -> None:
+    client = build_app([schedule_source(Path("broken"), broken)]).server.test_client()
+    page = client.get("/").get_data(as_text=True)
+    address = page.split('<meta name="lanes" content="')[1].split('"')[0]
+    route = "/" + address.replace("lanes/", "retime/").replace(".bin", ".json")
+    answer = client.post(route, json={"F": "2"}).get_json()
+    expected = simulate(broken, Profile.uniform(2.0))
+    assert decode(client.get("/" + answer["address"]).data)["description"]["span"] == expected.makespan
+    assert words(answer["headline"])[:2] == ["period ", f"{expected.period:.4g}"]
+    assert client.post(route, json={}).get_json()["address"] == address
+    assert "Forward (F): write" in client.post(route, json={"F": "?"}).get_json()["problem"]
+    assert client.post(route, json=[1]).status_code == 400
+    assert client.post(route, data=b"x" * 2**21, content_type="application/json").status_code == 413
+    assert client.post("/retime/0.json", json={}).status_code == 404
+
+
+def test_the_panel_has_a_field_for_each_time_and_the_limit(broken: Schedule) -> None:
+    source = schedule_source(Path("broken"), broken)
+    assert source.timeline is not None
+    fields = of_type(plain(times(CachedLanes(source.lanes, b"", Explainer(source.timeline)))), "Label")
+    assert {field["data-field"]: field["data-given"] for field in fields} == {
+        "F": "1", "I": "1", "W": "1", "link": "0", "reduce": "0", "step": "0", "limit": ""
+    }  # fmt: skip

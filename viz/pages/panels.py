@@ -1,0 +1,203 @@
+"""What the panels of a dock say of the timeline in use, on whichever page: why it takes as long as it does, what is in
+view, its workers, and what a search found.
+
+A timeline is known by its address, behind which the lane cache keeps the table and what explains it. Answers are plain
+functions of what is kept there, so that tests need no browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from dash import html
+
+from recycle.ir.gaps import GapCause
+from recycle.ir.kinds import KIND_CLASSES
+from recycle.ir.simulate import TOLERANCE
+from viz.analysis.bubbles import TITLES
+from viz.analysis.ranges import range_statistics
+from viz.analysis.waits import name
+from viz.figures.time_axis import time_unit
+from viz.labels import marks
+from viz.lane_cache import CachedLanes, Explainer
+from viz.pages import linked, parts
+
+BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
+NOT_KEPT = "These lanes are no longer kept. Load the page again."
+
+
+def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
+    """What the critical path is made of."""
+    timeline, unit = explainer.timeline, time_unit(shown.table)
+    rows = np.array(timeline.critical_path, dtype=np.int64)
+    kinds = timeline.schedule.columns.kind[rows]
+    seconds = np.bincount(kinds, weights=(timeline.end - timeline.start)[rows], minlength=len(KIND_CLASSES))
+    waited = timeline.makespan - float(seconds.sum())
+    cells: list[list[parts.Cell]] = [
+        [
+            kind_name(int(kind)),
+            int((kinds == kind).sum()),
+            float(seconds[kind]) * unit.scale,
+            _share(seconds[kind], explainer),
+        ]
+        for kind in np.argsort(-seconds, kind="stable").tolist()
+        if seconds[kind] > 0
+    ]
+    if waited > timeline.makespan * TOLERANCE:
+        cells.append(["between them", None, waited * unit.scale, _share(waited, explainer)])
+    free = ""
+    if explainer.slack is not None:
+        critical = int((explainer.slack <= timeline.makespan * TOLERANCE).sum())
+        free = (
+            f" {critical:,} of {len(explainer.slack):,} instructions are critical: delaying one delays the iteration."
+        )
+    return parts.card(
+        "Critical path",
+        parts.table(("", "instructions", f"time{unit.word and f' ({unit.word})'}", "share"), cells),
+        caption=f"One chain of waits over the makespan of {unit.text(timeline.makespan)}; key p draws it.{free}",
+    )
+
+
+def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
+    """The longest bubbles, each with its cause and a way to its place."""
+    gaps = explainer.bubbles.gaps.longest(None, BUBBLES_SHOWN)
+    if not gaps:
+        return parts.card("Bubbles", html.P("No worker waits for anything before its program ends."))
+    totals = explainer.bubbles.gaps.seconds.sum(axis=0)
+    order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
+    unit = time_unit(shown.table)
+    spent = "; ".join(f"{TITLES[cause]} {unit.text(float(totals[cause]), 4)}" for cause in order)
+    rows: list[list[parts.Cell]] = []
+    for gap in gaps:
+        lane = explainer.lane(shown.table, gap.worker)
+        show = linked.show_button([linked.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
+        rows.append(
+            [str(gap.worker), html.Div([html.Strong(TITLES[gap.cause]), html.Div(explainer.bubbles.reason(gap))]), show]
+        )
+    return parts.card(
+        "Longest bubbles",
+        parts.table(("worker", "cause", ""), rows, "findings"),
+        caption=f"In all, over all workers: {spent}.",
+    )
+
+
+def explained(shown: CachedLanes | None) -> list[Any]:
+    """The critical path and the bubbles."""
+    if shown is None:
+        return [html.P(NOT_KEPT, className="hint")]
+    if shown.explainer is None:
+        return [
+            parts.empty("Nothing more is known of these lanes.", "It takes a schedule that finishes, or a traced step.")
+        ]
+    return [critical_path(shown, shown.explainer), longest_bubbles(shown, shown.explainer)]
+
+
+def in_view(shown: CachedLanes | None, window: Sequence[float] | None) -> list[Any]:
+    """Work by kind and bubbles by cause between two times of the table; of all when `window` is None."""
+    if shown is None or shown.explainer is None:
+        return explained(shown)
+    explainer, unit = shown.explainer, time_unit(shown.table)
+    begin, end = window or (0.0, explainer.timeline.makespan)
+    found = range_statistics(explainer.timeline, explainer.bubbles.gaps, begin, end)
+    rows: list[list[parts.Cell]] = []
+    for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
+        rows.append([kind_name(kind), seconds * unit.scale, f"{found.share(seconds):.1%}"])
+    if found.rerouted:
+        rows.append(["of that re-routed", found.rerouted * unit.scale, f"{found.share(found.rerouted):.1%}"])
+    for cause, seconds in sorted(found.bubbles.items(), key=lambda item: -item[1]):
+        rows.append([f"idle: {TITLES[cause]}", seconds * unit.scale, f"{found.share(seconds):.1%}"])
+    where = f"{found.begin * unit.scale:.5g} to {unit.text(found.end, 5)}"
+    words = f"From {where}: {found.operations:,} instructions on {found.workers:,} live workers."
+    head = ("", f"worker time{unit.word and f' ({unit.word})'}", "share")
+    return [html.P(words, className="hint"), parts.table(head, rows)]
+
+
+def workers(shown: CachedLanes | None) -> list[Any]:
+    """Busy time, bubbles and peaks of every worker, or of those that wait longest between their instructions."""
+    if shown is None or shown.explainer is None:
+        return explained(shown)
+    explainer, unit = shown.explainer, time_unit(shown.table)
+    timeline, shape = explainer.timeline, explainer.timeline.schedule.shape
+    columns = zip(timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, strict=True)
+    rows: list[list[parts.Cell]] = []
+    for w, (worker, (busy, bubble, inner, peak)) in enumerate(zip(shape.workers(), columns, strict=True)):
+        times = [None if value is None else float(value) * unit.scale for value in (busy, bubble, inner)]
+        rows.append([str(worker), *times, peak, explainer.limits[w % shape.ranks] if explainer.limits else None])
+    caption = ""
+    if len(rows) > WORKERS_SHOWN:
+        # A browser takes seconds for the components of a thousand rows.
+        rows = sorted(rows, key=lambda row: -(row[3] if isinstance(row[3], float) else 0.0))[:WORKERS_SHOWN]
+        caption = f"{WORKERS_SHOWN} of {shape.worker_count}, largest inner bubble first. "
+    if not explainer.limits:
+        rows = [row[:-1] for row in rows]
+    of = f" ({unit.word})" if unit.word else ""
+    head = (
+        "worker",
+        f"busy{of}",
+        f"bubble{of}",
+        f"inner bubble{of}",
+        "peak activations",
+        *(["limit"] * bool(explainer.limits)),
+    )
+    return [parts.table(head, rows), html.P(f"{caption}Activations are counted in chunks.", className="hint")]
+
+
+def hits(shown: CachedLanes | None, found: Any) -> Any:
+    """What the browser's search found, by time, with why each starts when it does; or what is wrong with the query.
+
+    Args:
+        found: as of `find` in `assets/lanes_search.js`; None where nothing was searched for.
+    """
+    if not isinstance(found, dict):
+        return [html.P("Type a query above, and press Enter.", className="hint")]
+    if "problem" in found:
+        return parts.problems([str(found["problem"])])
+    if shown is None or shown.explainer is None:
+        return explained(shown)
+    table, explainer = shown.table, shown.explainer
+    chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
+    if not chosen:
+        return parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")
+    unit, rows = time_unit(table), []
+    for operation in chosen:
+        row = explainer.row(table, operation)
+        lane = int(np.searchsorted(table.offsets, operation, side="right")) - 1
+        start, end = float(table.start[operation]), float(table.end[operation])
+        slack = None if explainer.slack is None else float(explainer.slack[row]) * unit.scale
+        said = [explainer.waits.reason(row), marks(table, operation)]
+        rows.append(
+            [
+                name(explainer.timeline, row),
+                f"{start * unit.scale:.6g}",
+                slack,
+                html.Div([html.Div(line) for line in said if line]),
+                linked.show_button([linked.LaneInterval(lane, start, end)]),
+            ]
+        )
+    total = int(found["total"])
+    more = f"{total:,} found" + (f", the first {len(rows)} by time" if total > len(rows) else "")
+    of = f" ({unit.word})" if unit.word else ""
+    head = ("instruction", f"starts{of}", f"slack{of}", "why then", "")
+    return parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")
+
+
+def is_window(window: Any) -> bool:
+    """Whether the browser sent two times."""
+    return (
+        isinstance(window, list)
+        and len(window) == 2
+        and all(isinstance(time, int | float) and np.isfinite(time) for time in window)
+    )
+
+
+def kind_name(kind: int) -> str:
+    """The token of a kind, or its title where that is no word."""
+    cls = KIND_CLASSES[kind]
+    return cls.token if cls.token[0].isalpha() else cls.row.title
+
+
+def _share(seconds: Any, explainer: Explainer) -> str:
+    makespan = explainer.timeline.makespan
+    return f"{float(seconds) / makespan:.1%}" if makespan else "–"

@@ -1,0 +1,78 @@
+"""The panel of times: what instructions take and what workers may hold, as fields; lanes follow while one types.
+
+The browser sends the fields of the timeline in use to `retime/<hash>.json` and draws what comes back (see
+`assets/lanes_times.js`); the lanes themselves are fetched like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import plotly.utils
+from dash import Dash, dcc, html
+from flask import Response, abort, request
+
+from recycle.errors import RecycleError
+from viz import retime
+from viz.lane_cache import CachedLanes, LaneCache
+from viz.pages import panels, parts
+from viz.pages.headline_bar import figures
+from viz.pages.lanes_view import lanes_address
+
+MOST_BYTES = 2**20
+HINT = (
+    "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
+    " schedule stays as it is. Bound and gap are shown where they hold for these times."
+)
+
+
+def times(shown: CachedLanes | None) -> list[Any]:
+    """The fields for a planned timeline."""
+    if shown is None or shown.explainer is None:
+        return panels.explained(shown)
+    if shown.explainer.executed:
+        return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
+    threading.Thread(target=retime.prepare, args=(shown.explainer,), name="prepare", daemon=True).start()
+    values = retime.values_of(shown.explainer)
+    rows = [_field(field.name, field.title, values[field.name]) for field in retime.FIELDS]
+    rows.append(_field(retime.LIMIT, "Memory limit", values[retime.LIMIT]))
+    reset = html.Button("As given", className="quiet", type="button", **_data("data-retime-reset", "yes"))
+    message = parts.div("status retime-message", role="status")
+    return [parts.div("retime", *rows, reset, message), html.P(HINT, className="hint")]
+
+
+def _field(name: str, title: str, value: str) -> html.Label:
+    identifier = {"type": "retime", "field": name}
+    entry = dcc.Input(value=value, id=identifier, type="text", placeholder="none", autoComplete="off", spellCheck=False)
+    return html.Label([html.Span(title), entry], **_data("data-field", name), **_data("data-given", value))
+
+
+def _data(name: str, value: str) -> Any:
+    return {name: value}
+
+
+def register(app: Dash, cache: LaneCache) -> None:
+    """Add the route that times lanes anew."""
+
+    def answer(digest: str) -> Response:
+        shown = cache.get(digest) or abort(404)
+        if request.content_length is None or request.content_length > MOST_BYTES:
+            abort(413)
+        wanted = request.get_json(silent=True)
+        if shown.explainer is None or not isinstance(wanted, dict):
+            abort(400)
+        try:
+            address = lanes_address(cache.put(*retime.retimed(shown.explainer, wanted)))
+        except RecycleError as error:
+            return _json({"problem": str(error)})
+        made = cache.get(address.removeprefix("lanes/").removesuffix(".bin"))
+        return _json({"address": address, "headline": figures(made) if made else []})
+
+    app.server.add_url_rule("/retime/<digest>.json", "retime", answer, methods=["POST"])
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    text = json.dumps(answer, cls=plotly.utils.PlotlyJSONEncoder)
+    return Response(text, mimetype="application/json")
