@@ -2,11 +2,12 @@
 
     python benchmarks/moving.py                  # 8 x 4 emulated workers, two of them killed; two minutes on 2 cores
     python benchmarks/moving.py --shape 4,4,16 --dead 1.2
+    python benchmarks/moving.py --shape 3,2,4 --dead 1.1 --layers 8 --hidden 512    # a real GPT, whose bytes count
 
-A run of real processes on emulated stages: two workers are killed, their micro-batches are re-routed, layers move, and
-training goes on. The executed period is the median over the steps of each plan, but for the first of its generation. A
-pause is the time between the commits around a change, less a period of the plan that follows; the target is at most
-two iterations and bytes / bandwidth.
+A run of real processes on emulated stages, or of a GPT: workers are killed, their micro-batches are re-routed, layers
+move, and training goes on. The executed period is the median over the steps of each plan, but for the first of its
+generation. A pause is the time between the commits around a change, less an executed period of the plan that follows;
+the target is at most two iterations and bytes / bandwidth, that is, what the worker with most to copy took for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from recycle.cli.planner import plan_for_training
@@ -30,9 +33,8 @@ micro_batches = {m}
 [memory]
 limit = {limit}
 [model]
-kind = "emulated"
 layers = {layers}
-seconds_per_unit = {unit}
+{model}
 [planner]
 layout = "elastic"
 move_when = "always"
@@ -50,9 +52,13 @@ def main() -> None:
     parser.add_argument("--unit", type=float, default=0.05, help="seconds of a fault-free stage's F, I or W")
     parser.add_argument("--steps", type=int, default=26)
     parser.add_argument("--seconds", type=float, default=10.0, help="for the plan of the layout")
+    parser.add_argument("--hidden", type=int, default=0, help="train a GPT of this width, on the processor")
     options = parser.parse_args()
     D, P, m = map(int, options.shape.split(","))
-    values = {"layers": options.layers, "unit": options.unit, "seconds": options.seconds, "limit": 2 * P}
+    model = f'kind = "emulated"\nseconds_per_unit = {options.unit}'
+    if options.hidden:
+        model = f'kind = "gpt"\nhidden = {options.hidden}\nheads = 8\nsequence = 32'
+    values = {"layers": options.layers, "model": model, "seconds": options.seconds, "limit": 2 * P}
     job = Job.from_toml(JOB.format(D=D, P=P, m=m, **values))
     faults = [parse_fault(f"kill:{worker}@3.forward") for worker in options.dead.split(",")]
     result = train(
@@ -61,15 +67,22 @@ def main() -> None:
     (layout,) = (event for event in result.events if event["kind"] == "layout")
     moves = [event for event in result.events if event["kind"] == "moved"]
     print(f"{D} x {P} workers, {m} micro-batches, {options.layers} layers, without {options.dead}")
+    periods: dict[str, float] = {}
     for name, lines in by_plan(result.metrics):
-        print_line(name, lines, options.unit)
+        periods[name] = executed_period(lines)
+        errors = [line["period_error"] for line in lines if line["period_error"] is not None]
+        error = f", {statistics.median(errors):+.1%} over the simulated one" if errors else ""
+        print(f"plan {name[:8]}: executed period {periods[name]:.3f} s{error}")
+    copying: Counter[str] = Counter()
+    for event in moves:
+        copying[event["worker"]] += event["seconds"]
     print(
         f"layout: period {layout['period_before']:g} -> {layout['period']:g}; {len(moves)} copies,"
-        f" {sum(event['bytes'] for event in moves):,} bytes"
+        f" {sum(event['bytes'] for event in moves):,} bytes, {max(copying.values(), default=0.0):.2f} s"
     )
     for before, after in zip(result.metrics, result.metrics[1:], strict=False):
         if before["generation"] != after["generation"]:
-            period = after["period"] * options.unit
+            period = periods[after["plan"]]
             pause = after["time"] - before["time"] - period
             print(f"change before step {after['step']}: pause {pause:.2f} s = {pause / period:.2f} iterations")
 
@@ -82,12 +95,14 @@ def by_plan(lines: Iterable[dict[str, Any]]) -> list[tuple[str, list[dict[str, A
     return list(found.items())
 
 
-def print_line(plan: str, lines: list[dict[str, Any]], unit: float) -> None:
-    errors = [line["period_error"] for line in lines if line["period_error"] is not None]
-    simulated = lines[-1]["period"] * unit
-    if errors:
-        error = statistics.median(errors)
-        print(f"plan {plan[:8]}: simulated {simulated:.3f} s, executed {simulated * (1 + error):.3f} s ({error:+.1%})")
+def executed_period(lines: Sequence[dict[str, Any]]) -> float:
+    """Median seconds between the commits of a plan's iterations; of a single iteration what its workers took."""
+    between = [
+        after["time"] - before["time"]
+        for before, after in pairwise(lines)
+        if after["step"] == before["step"] + 1 and after["generation"] == before["generation"]
+    ]
+    return statistics.median(between) if between else lines[-1]["time"] - lines[-1]["began"]
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ class Profile:
         """Content hash, by which plans say what they were planned for."""
         prices = {name: value for name, value in self.to_json().items() if name != "measured"}
         if not self.gather:
-            del prices["gather"]  # plans for profiles that do not say it stay theirs
+            prices.pop("gather", None)  # plans for profiles that do not say it stay theirs
         return hashlib.sha256(msgspec.json.encode(prices, order="sorted")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:

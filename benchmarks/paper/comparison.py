@@ -12,14 +12,14 @@ import argparse
 import os
 import random
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec.structs import replace as changed
 
-from benchmarks.paper import own_profile
+from benchmarks.paper import elastic, own_profile
 from benchmarks.paper.artifact import CASES, TRACES, replay
+from benchmarks.paper.cases import HERE, LARGE, PERIODS, SMALL, periodic, settings, table
 from benchmarks.paper.plots import write_plots
 from recycle.analytic import assumptions
 from recycle.files import write_whole
@@ -32,26 +32,14 @@ from recycle.systems import SYSTEMS
 from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, layout, rate, references
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
-from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
 from recycle.systems.system import DoesNotFit, Running
 
-HERE = Path(__file__).resolve().parent
-SMALL, LARGE = ("gpt3_medium", "gpt3_3_35b", "gpt3_6_7b"), ("18b", "39b", "76b", "145b")
-NAMES = [*SYSTEMS, "bamboo_1f1b_buffers"]
+NAMES = [*(name for name in SYSTEMS if name not in elastic.MOVING), "bamboo_1f1b_buffers"]
+"""Those that move layers have a section of their own (`elastic`)."""
 LADDER = ("recycle_adaptive", "recycle_decoupled", "recycle")
-PERIODS = (("6 h", 6.0), ("2 h", 2.0), ("30 min", 0.5))
 PUBLIC = ("infinitehbd/fault_trace.json", "bamboo/p3-trace.csv", "bamboo/g4dn-trace.csv", "bamboo/a100x1-east1b.txt")
 SEEDS = 5
-
-
-def settings(names: Iterable[str]) -> dict[str, Setting]:
-    return {name: Setting.of(Job.load(HERE / f"{name}.toml")) for name in names}
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 def throughput(setting: Setting, name: str, dead: frozenset[int]) -> tuple[str, float]:
@@ -141,20 +129,6 @@ def ablation() -> str:
                 cells = (str(ranks), str(micro_batches), str(count), *(f"{ratio:.3f}" for ratio in ratios))
                 rows.append([*cells, f"{live:.3f}"])
     return table(["P", "m", "dead workers", "adaptive", "+ decoupled", "+ staggered", "fault-scaled"], rows)
-
-
-def periodic(nodes: int, hours: float, back: bool) -> FailureTrace:
-    """One failure per period for twelve periods, at the middle of each; a node is back after two of them, or never."""
-    order = random.Random(0).sample(range(nodes), min(12, nodes))
-    changes: dict[float, tuple[set[int], set[int]]] = {}
-    for number, node in enumerate(order):
-        at = (number + 0.5) * hours * 3600
-        changes.setdefault(at, (set(), set()))[0].add(node)
-        if back:
-            changes.setdefault(at + 2 * hours * 3600, (set(), set()))[1].add(node)
-    end = 12 * hours * 3600
-    moments = [NodeChange(at, frozenset(f), frozenset(j)) for at, (f, j) in sorted(changes.items()) if at < end]
-    return FailureTrace("periodic", nodes, frozenset(range(nodes)), tuple(moments), end)
 
 
 @dataclass
@@ -376,6 +350,7 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         f"Throughput over the fault-scaled ideal (fault-free 1F1B times the live share), mean of {SEEDS} random dead"
         " sets. The last column is ReCycle over the same ideal of a zero-bubble schedule.",
         dead_shares(every),
+        elastic.section(every, days),
         "## ReCycle's techniques one by one",
         "Over fault-free 1F1B.",
         ladder(every),

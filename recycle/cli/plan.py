@@ -162,6 +162,8 @@ def _one(
                 kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
                 plans.add(kept)
             made = kept.for_processes(failed)
+    if (reason := made.planner.get("no_layout")) is not None:
+        print(f"recycle: layers stay where they are: {reason}", file=sys.stderr)
     if output is not None:
         made.save(output)
     if as_json:

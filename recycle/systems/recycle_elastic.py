@@ -15,13 +15,16 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from recycle.plans import Plan, Vector
+from recycle.plans import Plan, Vector, plan_key
 from recycle.pricing import profile_of_layout
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import listed_plan
 from recycle.systems.recycle import ReCycle, RecycleRunning
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Timed
+
+_LAYOUTS: dict[tuple[str, int], Plan | None] = {}
+"""By the job's key in the plan cache and the number of live workers, kept for the process: the same for every trace."""
 
 
 class ElasticReCycle(ReCycle):
@@ -31,7 +34,7 @@ class ElasticReCycle(ReCycle):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._layouts: dict[int, Plan | None] = {}
+        self._key = plan_key(self.job, (0,) * self.job.shape.ranks)
 
     def _is_searched(self, vector: Vector) -> bool:
         """Behind every death the planner searches for a better plan of the given stages, too."""
@@ -78,11 +81,12 @@ class ElasticReCycle(ReCycle):
         count = len(self.setting.slots(state.live))
         if self.job.shape.chunks > 1:
             return None
-        if count not in self._layouts:
+        key = self._key, count
+        if key not in _LAYOUTS:
             live = {self.job.shape.worker_at(slot) for slot in self.setting.slots(state.live)}
             dead = frozenset(self.job.shape.workers()) - live
-            self._layouts[count] = listed_plan(self.job, dead, Deadline(None))
-        plan = self._layouts[count]
+            _LAYOUTS[key] = listed_plan(self.job, dead, Deadline(None))
+        plan = _LAYOUTS[key]
         return plan if plan is not None and plan.period < state.period else None
 
     def _copies(self, plan: Plan) -> tuple[float, float]:

@@ -168,6 +168,7 @@ class Layouts:
             "move_when": section.move_when,
         }
         if before <= after:
-            return _Layout(None, details | {"cause": "no layout is faster than the one at hand"}, False)
+            cause = plan.planner.get("no_layout", "no layout is faster than the one at hand")
+            return _Layout(None, details | {"cause": cause}, False)
         is_due = section.move_when == "always" or is_worth(before, after, pause, until_change)
         return _Layout(ready, details, is_due)

@@ -33,7 +33,7 @@ from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.route_kernels import Legs
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import Routes
-from recycle.solve.layout.units import Units
+from recycle.solve.layout.units import SEVERAL_CHUNKS, Units
 from recycle.solve.problem import Operations
 
 FIXED_SHARE = 0.25
@@ -71,7 +71,8 @@ def elastic_plan(
 ) -> Plan:
     """The best plan found for `job` without `failed`, in their names: never worse than that of the given stages.
 
-    Its `lower_bound` holds for every layout, `fixed_bound` for the given stages.
+    Its `lower_bound` holds for every layout, `fixed_bound` for the given stages. With several chunks per worker it is
+    the plan of the given stages, whose bound is theirs; its `planner` says why (`no_layout`).
 
     Args:
         plan_of: the planner of the given stages.
@@ -79,11 +80,14 @@ def elastic_plan(
         stop: ends the search with the best so far once it is set.
 
     Raises:
-        PlanError, JobError: as `solve.planner.plan`; a job of several chunks per worker.
+        PlanError, JobError: as `solve.planner.plan`.
     """
     begun = time.perf_counter()
     failed = frozenset(failed)
     planner = msgspec.structs.replace(job.planner, layout="fixed")
+    if job.shape.chunks > 1:
+        stays = plan_of(msgspec.structs.replace(job, planner=planner), failed, seconds=seconds, steps=steps)
+        return replace(stays, planner={**stays.planner, "no_layout": SEVERAL_CHUNKS.format(job.shape.chunks)})
     units = Units.of(job)
     live = [worker for worker in job.shape.workers() if worker not in failed]
     limit = Deadline(seconds, stop)

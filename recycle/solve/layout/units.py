@@ -15,6 +15,10 @@ from recycle.job import PricedJob
 from recycle.pricing import profile_of_layout
 from recycle.solve.problem import TOLERANCE, Floats
 
+SEVERAL_CHUNKS = (
+    '[planner] layout: "elastic" layouts are planned for one chunk per worker, the job has {}; set [shape] chunks = 1'
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -37,10 +41,7 @@ class Units:
         """Of a job. Raises PlanError where it has several chunks per worker, JobError where layers do not divide."""
         shape = job.shape
         if shape.chunks > 1:
-            raise PlanError(
-                f'[planner] layout: "elastic" layouts are planned for one chunk per worker, the job has {shape.chunks};'
-                " set [shape] chunks = 1"
-            )
+            raise PlanError(SEVERAL_CHUNKS.format(shape.chunks))
         whole = units_of(job)
         count = sum(whole)
         single = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * count))

@@ -11,7 +11,6 @@ import pytest
 
 from recycle.analytic import layers as layers_of
 from recycle.cut import profile_of_cut
-from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
@@ -212,10 +211,15 @@ def test_steps_make_it_repeatable() -> None:
     assert first.moves == second.moves
 
 
-def test_several_chunks_are_refused() -> None:
+def test_with_several_chunks_the_given_stages_stay_and_the_plan_says_why() -> None:
     text = JOB.format(D=2, P=2, m=4, limit=8, layers=4, seconds=1).replace("ranks", "chunks = 2\nranks")
-    with pytest.raises(PlanError, match=r"\[planner\] layout: .* one chunk per worker, the job has 2"):
-        plan(price(Job.from_toml(text)), [Worker(0, 1)])
+    mine, dead = price(Job.from_toml(text)), [Worker(0, 1)]
+    made = plan(mine, dead, steps=20)
+    fixed = msgspec.structs.replace(mine, planner=msgspec.structs.replace(mine.planner, layout="fixed"))
+    assert made.hash == plan(fixed, dead, steps=20).hash
+    assert (made.moves, made.schedule.shape) == ((), mine.shape)
+    assert "one chunk per worker, the job has 2" in made.planner["no_layout"]
+    assert Plan.from_text(made.text()).planner["no_layout"] == made.planner["no_layout"]
 
 
 @pytest.mark.search
