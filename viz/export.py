@@ -6,10 +6,11 @@ without Pillow too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
@@ -18,13 +19,25 @@ from viz.lanes import Panel, on_one_axis
 from viz.run import Run
 from viz.sources import ScheduleFile
 
+if TYPE_CHECKING:
+    from viz.comparison import SystemComparison
+    from viz.what_if import WhatIf
+
 Source = Run | ScheduleFile
 SVG_LIMIT = 20_000
 """Operations beyond which an SVG is refused: viewers choke on it, and the lines would be thinner than a pixel."""
 
 
-def export(path: str | Path, sources: Sequence[Source]) -> None:
+def export(
+    path: str | Path,
+    sources: Sequence[Source],
+    what_if: WhatIf | None = None,
+    comparisons: Mapping[str, SystemComparison] | None = None,
+) -> None:
     """Write `sources` to `path`; its suffix, `.html`, `.svg` or `.png`, says how.
+
+    Args:
+        what_if, comparisons: plans of a job and comparisons of systems, as of `viz.app.build_app`, for an HTML page.
 
     Raises:
         RecycleError: another suffix, nothing to draw, too much for an SVG, or the file cannot be written.
@@ -33,7 +46,12 @@ def export(path: str | Path, sources: Sequence[Source]) -> None:
     write = _WRITERS.get(path.suffix.lower())
     if write is None:
         raise RecycleError(f"{path}: export knows {', '.join(_WRITERS)}, not {path.suffix or 'a name without suffix'}")
-    write(path, sources)
+    if what_if is None and not comparisons:
+        write(path, sources)
+    elif write is write_html:
+        write_html(path, sources, what_if, comparisons or {})
+    else:
+        raise RecycleError(f"{path}: plans of a job and comparisons are exported as .html")
 
 
 def _to_draw(path: str | Path, sources: Sequence[Source]) -> list[Panel]:
@@ -68,29 +86,44 @@ def write_png(path: str | Path, sources: Sequence[Source]) -> None:
     write_whole(path, sheet(on_one_axis(_to_draw(path, sources))))
 
 
-def write_html(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write one page with the figures, tables and timelines of `sources`: plotly.js of 5 MB, and 17 bytes an operation.
+def write_html(
+    path: str | Path,
+    sources: Sequence[Source],
+    what_if: WhatIf | None = None,
+    comparisons: Mapping[str, SystemComparison] | None = None,
+) -> None:
+    """Write one page with the figures, tables and timelines of `sources`: plotly.js of 5 MB, 11 bytes an operation.
 
     Timelines are those of the viewer; what only its server knows, such as why an operation waited, is left out.
     """
+    write_whole(path, html(sources, what_if, comparisons))
+
+
+def html(
+    sources: Sequence[Source],
+    what_if: WhatIf | None = None,
+    comparisons: Mapping[str, SystemComparison] | None = None,
+) -> str:
+    """The page that `write_html` writes."""
     from viz.pages.page import Workspace
     from viz.pages.registry import open_pages
     from viz.pages.static import static_html
 
-    content = static_html([page.exported() for page in open_pages(Workspace.of(sources))])
-    title = escape(sources[0].name if len(sources) == 1 else "recycle")
+    workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {})
+    content = static_html([page.exported() for page in open_pages(workspace)])
+    names = [*(source.name for source in sources), *(comparisons or {})]
+    title = escape(names[0] if len(names) == 1 else "recycle")
     assets = sorted((files("viz") / "assets").iterdir(), key=lambda file: file.name)
     style, script = (
         "".join(file.read_text(encoding="utf-8") for file in assets if file.name.endswith(suffix))
         for suffix in (".css", ".js")
     )
-    write_whole(
-        path,
+    return (
         "<!DOCTYPE html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{title} · recycle</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style}{_STYLE}</style></head><body>\n'
         f'<header class="top"><span class="mark">recycle</span><h1>{title}</h1></header>\n'
-        f"<main>\n{content}\n</main><script>{_SCRIPT}{script}</script></body></html>\n",
+        f"<main>\n{content}\n</main><script>{_SCRIPT}{script}</script></body></html>\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,20 @@ from viz.sources import ScheduleFile, schedule_source
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+class Page:
+    """An exported page in a frame; it holds all that it shows, 5 MB and some bytes per operation."""
+
+    def __init__(self, content: str, height: int) -> None:
+        self.content, self.height = content, height
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{self.height}px;border:1px solid #C3C8CF"
+        return f'<iframe srcdoc="{escape(self.content)}" style="{style}" title="Timeline"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self.content) / 1e6:.1f} MB: a notebook shows it>"
 
 
 class Picture:
@@ -31,6 +46,16 @@ class Picture:
         from viz.figures.timeline import timeline_figure
 
         return timeline_figure(self.source.lanes)
+
+    def page(self, height: int = 640) -> Page:
+        """The same as the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra.
+
+        Args:
+            height: of the frame, pixels.
+        """
+        from viz.export import html
+
+        return Page(html([self.source]), height)
 
     def save(self, path: str | Path) -> None:
         """Write the picture to `path`, whole or not at all; its suffix, as of `viz.export.export`, says how."""

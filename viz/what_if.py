@@ -75,6 +75,7 @@ class WhatIf:
         library: asked first.
         planner: asked where the library has no plan for the very failure vector.
         rerouting: a planner that moves no layers, where `planner` may.
+        searcher: a planner that takes its time, for those who ask for a better plan.
 
     Raises:
         RecycleError: there is neither a job nor a plan that states the shape.
@@ -86,9 +87,11 @@ class WhatIf:
         library: PlanLibrary | None,
         planner: Planner | None,
         rerouting: Planner | None = None,
+        searcher: Planner | None = None,
     ) -> None:
         job = None if job is None else price(job)
         self.job, self.library, self.planner, self.rerouting = job, library, planner, rerouting
+        self.searcher = searcher
         self.profile = job.prices if job else Profile.uniform()
         self.limits = job.limits if job else None
         self.shape = job.shape if job else self._shape_of_library()
@@ -143,6 +146,22 @@ class WhatIf:
         require_hosts(self.shape, failure_vector(self.shape, failed))
         return self._answered(failed, lambda: self._plan(failed), moving=True)
 
+    def searched(self, failed: Iterable[Worker]) -> tuple[Answer, Answer]:
+        """(the answer before, the one after a longer search): the same where that found nothing with a shorter period.
+
+        Raises:
+            PlanError: as `answer`, or nobody searches.
+        """
+        failed = frozenset(failed)
+        search = self.searcher
+        if search is None:
+            raise PlanError("nobody searches here: give a job file, recycle view job.toml")
+        before = self.answer(failed)
+        after = self._made(failed, lambda: (search(failed), "planned"))
+        if after.plan.period >= before.plan.period * (1 - 1e-9):
+            return before, before
+        return before, self._answers.put((failed, True), after)
+
     def without_moving(self, failed: Iterable[Worker]) -> Answer | None:
         """The same where no layers may move; None where they never do. Raises PlanError as `answer`."""
         failed, planner = frozenset(failed), self.rerouting
@@ -155,13 +174,15 @@ class WhatIf:
         with self._lock:
             if (known := self._answers.get((failed, moving))) is not None:
                 return known
-            begun = time.perf_counter()
-            plan, source = make()
-            shape, job = plan.schedule.shape, self.job
-            profile = profile_of_layout(job, self.profile, shape) if job else self.profile
-            timeline = simulate(plan.schedule, profile)
-            answer = Answer(failed, plan, timeline, source, time.perf_counter() - begun)
-            return self._answers.put((failed, moving), answer)
+            return self._answers.put((failed, moving), self._made(failed, make))
+
+    def _made(self, failed: frozenset[Worker], make: Callable[[], tuple[Plan, Source]]) -> Answer:
+        begun = time.perf_counter()
+        plan, source = make()
+        shape, job = plan.schedule.shape, self.job
+        profile = profile_of_layout(job, self.profile, shape) if job else self.profile
+        timeline = simulate(plan.schedule, profile)
+        return Answer(failed, plan, timeline, source, time.perf_counter() - begun)
 
     def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Source]:
         vector = failure_vector(self.shape, failed)

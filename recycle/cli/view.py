@@ -95,11 +95,11 @@ def view(
     if families:
         sources += family_sources(Shape(pipelines, ranks, micro_batches), prices if is_priced else None)
     if export_to is not None:
-        if not sources:
-            raise RecycleError("view: --export: name a schedule file or a run directory to draw")
+        if not sources and not comparisons and job is None and library is None:
+            raise RecycleError("view: --export: name a schedule file, run directory, job or comparison to draw")
         from viz.export import export
 
-        export(export_to, sources)
+        export(export_to, sources, _what_if(job, library, sources) if job or library else None, comparisons)
         for source in sources:
             if isinstance(source, ScheduleFile) and source.problem:
                 typer.echo(f"{source.name}: {source.problem}", err=True)
@@ -150,7 +150,8 @@ def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[R
     if job is None:
         return WhatIf(job, library, None)
     moves = job.planner.layout == "elastic"
-    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None)
+    # Searched for as long as the job says, the plan is that of `recycle plan`.
+    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, partial(plan, job))
 
 
 def _planner(job: PricedJob) -> Planner:
@@ -176,7 +177,7 @@ def _warm_up(what_if: WhatIf) -> None:
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
     """The published worked example of adaptive pipelining: fault-free 1F1B, and the plan without worker 1.2."""
     job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
-    what_if = WhatIf(job, None, _planner(job))
+    what_if = WhatIf(job, None, _planner(job), searcher=partial(plan, job))
     adaptive = what_if.answer([Worker(1, 2)]).plan.schedule
     return [
         schedule_source(Path("1F1B, all workers"), one_f_one_b(job.shape)),

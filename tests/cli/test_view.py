@@ -54,7 +54,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_nothing_to_draw_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "name a schedule file or a run directory to draw" in refused(["--export", "plan.svg"], capsys)
+    assert "name a schedule file, run directory, job or comparison to draw" in refused(["--export", "plan.svg"], capsys)
 
 
 def test_a_second_job_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

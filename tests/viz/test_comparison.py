@@ -144,3 +144,13 @@ def test_markup_in_names_is_text(comparison: SystemComparison) -> None:
     systems = [replace(system, name=harm if system.name == "oobleck" else system.name) for system in comparison.systems]
     page = SystemsPage(replace(comparison, systems=systems), harm, "systems0")
     assert harm in words(plain(page.shown(0)))
+
+
+def test_a_comparison_is_exported_as_one_page(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(file), "--export", str(tmp_path / "compared.html")])
+    assert not ended.value.code
+    page = (tmp_path / "compared.html").read_text(encoding="utf-8")
+    assert [page.count(f"Goodput: {name}") for name in ("one", "two")] == [1, 1]
+    assert page.count("Plotly.newPlot(") == 6
+    assert "does not fit" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def test_a_timeline_shows_its_lanes_and_prints_its_figures(capsys: pytest.Captur
     shown = timeline.show()
     assert capsys.readouterr().out == shown + "\n"
     assert type(shown)._ipython_display_(shown) is None  # IPython prints what a cell ends with, unless told not to
+
+
+def test_a_page_is_the_viewers_canvas_in_a_frame(broken: Schedule) -> None:
+    page = broken.show(title="<without> 1.1").page(height=500)
+    frame = page._repr_html_()
+    assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    assert "height:500px" in frame
+    assert frame.count("<") == 2  # the frame's own tags: what it holds is text to the notebook
+    inside = unescape(frame.split('srcdoc="')[1].split('" style=')[0])
+    assert "recycle.table" in inside
+    assert "data:application/gzip;base64," in inside
+    assert "&lt;without&gt; 1.1" in inside
+    assert repr(page).endswith("a notebook shows it>")
 
 
 def test_times_are_those_of_the_profile() -> None:

@@ -16,9 +16,10 @@ from recycle.errors import RecycleError
 from recycle.plans import Move
 from recycle.shape import Worker
 from viz.lane_cache import Explainer, LaneCache
+from viz.lanes import Panel
 from viz.pages import parts
 from viz.pages.bench import bench
-from viz.pages.lanes_view import lanes_view
+from viz.pages.lanes_view import lanes_view, pictures
 from viz.pages.page import TABS, Page, Workspace
 from viz.what_if import Answer, WhatIf
 
@@ -56,7 +57,9 @@ class PlansPage(Page):
 
     def layout(self) -> html.Div:
         typed = self.name("typed")
-        buttons = (("undo", "Undo"), ("restore", "Restore all"), ("save", "Save the plan"))
+        buttons = [("undo", "Undo"), ("restore", "Restore all"), ("save", "Save the plan")]
+        if self.what_if.searcher is not None:
+            buttons.append(("longer", "Search longer"))
         controls = parts.div(
             "row",
             html.Label("Failed workers", htmlFor=typed),
@@ -110,8 +113,8 @@ class PlansPage(Page):
             **spoken,
         )
 
-    def library(self) -> Any:
-        """The library by failures; a button shows each plan."""
+    def library(self, is_exported: bool = False) -> Any:
+        """The library by failures; a button shows each plan, but in a page without a server."""
         entries = self.what_if.entries()
         if not entries:
             hint = (
@@ -134,7 +137,7 @@ class PlansPage(Page):
                     _gap(entry.gap),
                     f"{whole / entry.period:.1%}" if whole and entry.period else None,
                     peak,
-                    parts.button("Show", identifier, f"Show the plan for {dead} dead"),
+                    None if is_exported else parts.button("Show", identifier, f"Show the plan for {dead} dead"),
                 ]
             )
         more = len(entries) - len(shown)
@@ -200,6 +203,32 @@ class PlansPage(Page):
         if names == state["failed"]:
             return state
         return {"failed": names, "history": [*state["history"], state["failed"]][-HISTORY:]}
+
+    def searched(self, state: FailureState) -> tuple[Any, str]:
+        """The state once a longer search is through, and what came of it; no new state where that is no better plan."""
+        try:
+            before, after = self.what_if.searched(self._workers(state["failed"]))
+        except RecycleError as error:
+            return no_update, str(error)
+        if after is before:
+            return no_update, f"A longer search found no plan with a shorter period than {before.plan.period:.6g}."
+        periods = f"from {before.plan.period:.6g} to {after.plan.period:.6g}"
+        said = f"A search of {after.seconds:.1f} s took the period {periods}."
+        return {**state, "searched": state.get("searched", 0) + 1}, said
+
+    def exported(self) -> list[Any]:
+        """The plan with all workers and the library."""
+        whole = self._try(frozenset())
+        if whole is None:
+            return [html.H2(self.title, className="source"), self.library(is_exported=True)]
+        figures = parts.table(("", "all workers"), [[title, measure(whole)] for title, measure in _MEASURES])
+        lanes = pictures(self.prefix, [Panel("All workers", whole.lanes)], "The plan holds no instruction.")
+        return [
+            html.H2(self.title, className="source"),
+            lanes,
+            parts.card("Plan with all workers", figures),
+            self.library(is_exported=True),
+        ]
 
     def undone(self, state: FailureState) -> FailureState:
         """The state before the last change."""
@@ -271,6 +300,19 @@ class PlansPage(Page):
         def press_name(choice: Any, state: FailureState) -> tuple[Any, Any]:
             worker = self.named(choice)
             return self._or_message(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
+
+        if self.what_if.searcher is not None:
+
+            @app.callback(
+                Output(state_id, "data", allow_duplicate=True),
+                Output(self.name("message"), "children", allow_duplicate=True),
+                Input(self.name("longer"), "n_clicks"),
+                State(state_id, "data"),
+                prevent_initial_call=True,
+                running=[(Output(self.name("longer"), "disabled"), True, False)],
+            )
+            def search_longer(clicks: int, state: FailureState) -> tuple[Any, Any]:
+                return self.searched(state) if clicks else (no_update, no_update)
 
         @app.callback(
             Output(self.name("answer"), "children"),

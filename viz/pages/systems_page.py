@@ -82,6 +82,11 @@ class SystemsPage(Page):
             *([parts.card("Does not fit into memory", html.Ul(misfits))] if misfits else []),
         ]
 
+    def exported(self) -> list[Any]:
+        """What each trace gives, under its title."""
+        shown = [part for place in range(len(self.comparison.traces)) for part in self.shown(place)]
+        return [html.H2(self.title, className="source"), *shown, self.assumptions()] if shown else []
+
     def assumptions(self) -> Any:
         """What the profile rests on, folded away."""
         lines = self.comparison.assumptions

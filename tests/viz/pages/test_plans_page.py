@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from dash import no_update
 
-from recycle import Schedule, Worker, check, lower
+from recycle import RecycleError, Schedule, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
 from recycle.plans import PlanLibrary
 from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import canvases, of_type, plain, words
+from viz.export import export
 from viz.pages.plans_page import BUTTONS, PlansPage
 from viz.what_if import WhatIf
 
@@ -129,6 +132,45 @@ def test_all_of_many_workers_are_drawn_and_the_answer_stays_small() -> None:
     assert len(shown.table) > 3 * 16 * 16 * 8
     assert len(json.dumps(component)) < 20_000
     assert page.named({"lane": 61, "address": view["data-address"]}) == Worker(7, 5)
+
+
+@pytest.mark.slow
+def test_a_longer_search_takes_the_place_of_a_longer_plan() -> None:
+    job = Job.from_toml("[shape]\npipelines = 2\nranks = 3\nmicro_batches = 5\n[memory]\nlimit = 3\n")
+    what_if = WhatIf(job, None, partial(plan, job, quick=True), searcher=partial(plan, job, steps=1000))
+    page = PlansPage(what_if)
+    state = page.changed(EMPTY, frozenset([Worker(1, 1)]))
+    quick = what_if.answer([Worker(1, 1)]).plan.period
+    found, said = page.searched(state)
+    best = what_if.answer([Worker(1, 1)]).plan
+    assert best.period == best.lower_bound < quick
+    assert f"took the period from {quick:g} to {best.period:g}." in said
+    assert {**found, "searched": 0} == {**state, "searched": 0}
+    again, said = page.searched(found)
+    assert again is no_update
+    assert said == f"A longer search found no plan with a shorter period than {best.period:g}."
+
+
+def test_who_cannot_search_says_so_and_has_no_button(page: PlansPage) -> None:
+    assert page.searched(EMPTY) == (no_update, "nobody searches here: give a job file, recycle view job.toml")
+    assert "Search longer" not in words(plain(page.layout()))
+    searching = PlansPage(WhatIf(JOB, None, partial(plan, JOB, quick=True), searcher=partial(plan, JOB)))
+    assert "Search longer" in words(plain(searching.layout()))
+
+
+def test_a_job_is_exported_with_its_plan_and_library(tmp_path: Path) -> None:
+    from msgspec.structs import replace
+
+    plan_library(replace(JOB, planner=replace(JOB.planner, steps=0)), 1, tmp_path / "plans")
+    what_if = WhatIf(JOB, PlanLibrary(tmp_path / "plans", JOB), None)
+    export(tmp_path / "job.html", [], what_if)
+    page = (tmp_path / "job.html").read_text(encoding="utf-8")
+    assert "Plan with all workers" in page
+    assert "1 on rank 1" in page
+    assert 'data-address="data:application/gzip;base64,' in page
+    assert "Show the plan for" not in page
+    with pytest.raises(RecycleError, match=r"job.svg: plans of a job and comparisons are exported as .html"):
+        export(tmp_path / "job.svg", [], what_if)
 
 
 @pytest.mark.parametrize(
