@@ -132,7 +132,7 @@ def test_peaks_of_a_librarys_plans_keep_to_the_limit(library: Path) -> None:
 
 
 def test_where_layers_may_move_the_answer_without_moving_stands_beside() -> None:
-    text = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 6\n[model]\nlayers = 8\n[planner]\nlayout = 'elastic'\n"
+    text = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 6\n[model]\nlayers = 8\n[planner]\nlayout = 'elastic'\n"
     job = Job.from_toml(text)
     what_if = WhatIf(job, None, lambda failed: plan(job, failed, steps=5), lambda failed: plan(job, failed, quick=True))
     moved = what_if.answer([Worker(0, 1)])
