@@ -7,7 +7,7 @@ problem         the numbers that everything works on, and orders of operations
 assignment      deals: which live worker runs each micro-batch at each stage; the one place where this is decided
 template        one pipeline, planned without failures and copied to all
 leaving_out     what is left of a problem without slow workers
-bounds/         periods that no schedule can fall below: closed forms and a linear program
+bounds/         periods that no schedule can fall below: closed forms and a linear program on grids of time
 search/         list scheduling (event_loop, list_scheduling) and timing of orders (order_kernels, timing); where a
                 search begins (initial_orders): policies, schedule families (family_orders), building blocks; the
                 template before the whole (from_template), with and without slow workers (race); searches over

@@ -100,6 +100,36 @@ def by_slots(problem: Problem, running: int | None = None) -> Deal:
     return Deal(host.ravel(), slot.ravel(), is_free_of_clashes=running <= fewest)
 
 
+def spread_over_lanes(problem: Problem, deal: Deal) -> list[Deal]:
+    """Deals by slots like this one whose micro-batches take turns on the lanes between peers, where lanes are slow.
+
+    On every other rank the hosts of a slot are exchanged in turn, further in each slot and chunk, so that what a worker
+    sends one after the other goes to different peers. How many micro-batches each has stays as it is. Which chunks meet
+    on a lane depends on the order, so that there is a deal for each of some ways to tell them apart.
+    """
+    if not problem.may_spread:
+        return [deal]
+    half = max(1, problem.shape.pipelines // 2)
+    turns = dict.fromkeys([(1, 0), (1, half), (1, 1), (2, 1)] if problem.shape.chunks > 1 else [(1, 0), (half, 0)])
+    return [_spread(problem, deal, *turn) for turn in turns]
+
+
+def _spread(problem: Problem, deal: Deal, by_slot: int, by_chunk: int) -> Deal:
+    """The deal with hosts exchanged on odd ranks, by so much more from slot to slot and from chunk to chunk."""
+    if deal.slot is None:
+        raise ValueError("the deal has no slots")
+    shape = problem.shape
+    host = deal.host.reshape(shape.stages, -1).copy()
+    for place in range(deal.slots):
+        here = np.flatnonzero(deal.slot == place)
+        for s in range(shape.stages):
+            if s % shape.ranks % 2:
+                turn = place * by_slot + s // shape.ranks * by_chunk
+                line = here[np.argsort(host[s, here], kind="stable")]
+                host[s, line] = np.roll(host[s, line], turn % len(line))
+    return replace(deal, host=host.ravel())
+
+
 def by_load(problem: Problem) -> Deal:
     """The deal by load.
 

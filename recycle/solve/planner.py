@@ -53,7 +53,7 @@ EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
 ORDERS = 10_000
 """Orders that a search against the clock is expected to make, for the decision to load compiled kernels."""
-BOUND_SHARE = 0.3
+BOUND_SHARE = 0.4
 """Of the time, what the bound may take at most."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """What follows the search (the schedule, its simulation, that of a fused one, its check): seconds per operation, before
@@ -161,7 +161,7 @@ def _plan(
     begun = time.perf_counter() if begun is None else begun
     profile = job.prices
     whole = problem = Problem.of(job, dead, profile)
-    if not dead and whole.peers_are_alike:
+    if not dead and whole.peers_are_alike and not whole.may_spread:
         problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
     section = job.planner
     if seconds is None and steps is None:

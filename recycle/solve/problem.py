@@ -99,6 +99,8 @@ class Problem:
         staggered: each stage steps on its own time; else all together.
         reroute: a micro-batch may run on a peer of its home.
         reduce: times per stage of a whole reduce.
+        queues: transfers of one directed pair of workers wait for each other; False for a template whose micro-batches
+            find lanes enough.
         buckets: in how many each stage is reduced. `update_seconds` then has the reduce of the last bucket only, the
             least that no W can hide.
     """
@@ -118,6 +120,7 @@ class Problem:
     reroute: bool = True
     reduce: tuple[float, ...] = ()
     buckets: int = 1
+    queues: bool = True
 
     @classmethod
     def of(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
@@ -230,8 +233,23 @@ class Problem:
 
     @property
     def lanes(self) -> int:
-        """Numbers for the directed pairs of workers that may have transfers; 0 where links take no time."""
-        return 2 * self.shape.worker_count * self.shape.pipelines if self.link > 0 else 0
+        """Numbers for the directed pairs of workers whose transfers may have to queue; 0 where none ever does."""
+        return 2 * self.shape.worker_count * self.shape.pipelines if self.may_queue else 0
+
+    @cached_property
+    def may_queue(self) -> bool:
+        """Whether a lane may still be busy when its sender has the next transfer for it.
+
+        Operations of one worker end at least the shortest of them apart.
+        """
+        shortest = min(*self.forward, *self.backward) * min(self.speed)
+        return self.queues and self.link > shortest + TOLERANCE
+
+    @property
+    def may_spread(self) -> bool:
+        """Whether pipelines that are alike can take turns on each other's lanes, where one lane is too slow for all."""
+        is_alike = not self.dead and self.peers_are_alike and min(self.shape.pipelines, self.shape.ranks) > 1
+        return self.may_queue and self.reroute and is_alike
 
     @property
     def optimizer(self) -> Optimizer:

@@ -12,6 +12,9 @@ Where memory and not work limits the iteration, fewer slots in which more pipeli
 workers of the poorest stages have two micro-batches in some slots then. A template for that has slower workers with
 less memory at these stages, and `search.unfold` makes an order for all pipelines of its times.
 
+Where transfers take longer than operations, pipelines that are alike take turns on each other's lanes
+(`assignment.spread_over_lanes`), so that the template's transfers need not queue; those of its copies may, a little.
+
 Where peers are not alike, a template whose workers are as slow as the slowest holds up all others. One whose workers
 have the mean pace of their rank says when things can happen if each worker gets what it can do in the period; its copy
 is an order too, and `search.unfold` makes better ones, in which micro-batches are dealt by load.
@@ -52,6 +55,7 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1, is_mean
 
     return replace(
         problem,
+        queues=problem.queues and not problem.may_spread,
         shape=Shape(1, shape.ranks, micro_batches, shape.chunks),
         dead=frozenset(),
         speed=tuple(pace_of([problem.speed[w] for w in live]) * max(1.0, running / len(live)) for live in hosts),

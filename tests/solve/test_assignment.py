@@ -3,7 +3,7 @@ from hypothesis import given, settings
 
 from recycle.profile import Profile
 from recycle.shape import Worker
-from recycle.solve.assignment import at_home, by_load, by_slots, deals
+from recycle.solve.assignment import at_home, by_load, by_slots, deals, spread_over_lanes
 from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -62,6 +62,28 @@ def test_by_slots_with_more_pipelines_at_work_the_poorest_stage_takes_two_in_som
     assert twice == list(range(12))
     assert by_slots(problem).is_free_of_clashes
     assert by_slots(problem).slots == 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_spread_over_lanes_every_worker_has_as_many_of_each_stage_in_each_slot_as_before(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    deal = by_slots(problem)
+    hosts = problem.shape.stages, problem.micro_batches
+    for one in spread_over_lanes(problem, deal):
+        for before, after in zip(deal.host.reshape(hosts), one.host.reshape(hosts), strict=True):
+            assert sorted(zip(deal.slot, before, strict=True)) == sorted(zip(deal.slot, after, strict=True))
+
+
+def test_what_a_worker_sends_one_after_the_other_goes_to_different_peers_where_lanes_are_slow():
+    problem = Problem.of(job(3, 4, 6, link=2.0))
+    host = spread_over_lanes(problem, by_slots(problem))[0].host.reshape(4, 3, 6)
+    assert [w // 4 for w in host[0, 0]] == [0] * 6
+    assert [w // 4 for w in host[1, 0]] == [0, 2, 1, 0, 2, 1]
+    assert [w // 4 for w in host[2, 0]] == [0] * 6
+    fast = Problem.of(job(3, 4, 6, link=0.5))
+    assert spread_over_lanes(fast, by_slots(fast))[0].host.tolist() == by_slots(fast).host.tolist()
 
 
 def test_stages_with_unlike_numbers_of_dead_are_dealt_evenly_by_load():

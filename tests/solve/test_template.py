@@ -34,6 +34,7 @@ def test_the_whole_is_valid_and_takes_no_longer_than_the_template(case):
     made, dead = case
     problem = Problem.of(made, dead)
     assume(problem.shape.ranks > 1 or problem.shape.chunks == 1 or problem.link == 0)
+    assume(not problem.may_spread)  # the template has lanes enough then
     period, order = copied(problem)
     assert check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
     assert time_order(problem, order).period <= period + 1e-9
@@ -46,6 +47,13 @@ def test_with_ample_memory_it_takes_what_a_pipeline_with_so_many_micro_batches_d
     period, order = copied(problem)
     assert by_slots(problem).slots == slots
     assert time_order(problem, order).period <= period == 3 * slots
+
+
+def test_a_template_has_lanes_enough_where_its_micro_batches_can_take_turns_on_those_of_several_pipelines():
+    slow_links, one = job(2, 4, 8, chunks=2, link=3.0), job(1, 4, 8, chunks=2, link=3.0)
+    assert not one_pipeline(Problem.of(slow_links), 8).may_queue
+    assert one_pipeline(Problem.of(one), 8).may_queue
+    assert not Problem.of(job(2, 4, 8, chunks=2, link=1.0)).may_queue
 
 
 def test_a_rank_with_fewer_live_workers_than_run_in_a_slot_is_slower_and_has_less_memory_in_the_template():

@@ -5,6 +5,7 @@ The hosts of a stage are those of the loop placement, chunk c of rank r on stage
 one_chunk   closed forms where a worker hosts one chunk
 chunked     closed forms where it hosts several
 fluid       a linear program over a few stages, which raises the former
+grids       the times at which that program looks
 
 Whole times make whole bounds: each bound is about E_s - S_s of one stage, or about the makespan; starts counted from
 S_s and rounded down make a schedule still, so the smallest is whole, and what is proven may be rounded up.

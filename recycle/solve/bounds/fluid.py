@@ -21,9 +21,10 @@ Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is 
 (with the barrier: at stage 0), which holds for all stages of its rank, as they come later. If no such fluid is through
 with all of these at T - update_seconds, then E - S of that rank is more than T, and so is the period (see `chunked`).
 
-Sampled on a grid, a function is replaced by its value at the next grid point, which only weakens the rows. A solver
-proposes multipliers; the proof is weak duality, computed here from the rows, so that neither its tolerances nor its
-limits can make a bound wrong.
+Sampled on a grid (`grids`), a function is replaced by its value at the next grid point, which only weakens the rows. A
+grid that is fine at both ends comes first, then, for chains of few stages, one that is aligned to the lags. As each lag
+is rounded by itself, the row of memory stands by way of inputs and of forwards, too. A solver proposes multipliers; the
+proof is weak duality, computed here from the rows, so that neither its tolerances nor its limits make a bound wrong.
 
 Limits: windows of the other ranks are left out with the staggered optimizer.
 """
@@ -37,11 +38,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recycle.solve.bounds import grids
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.problem import TOLERANCE, Floats, Problem
 
-POINTS = 40
-"""Grid points at either end of the window, and between: what decides lies in warm-up and drain."""
+FINE_COLUMNS, LEAST_POINTS = 3_000, 80
+"""Columns of a program on an aligned grid, which say how many points it has; with too few points there is none."""
+NEAR_ENOUGH = 1.5e-3
+"""Share of the bound up to which the longest window that is too short is looked for."""
 MOST_RAISES = 8
 """Linear programs per chain of stages."""
 MOST_ITERATIONS = 100
@@ -60,13 +64,17 @@ def raise_bound(
         deadline: no linear program is begun that would end after it.
     """
     pace = Pace(deadline or Deadline(None))
+    chains = [stages for stages in chains if problem.staggered or stages[0] == 0]
     for stages in chains:
-        if problem.staggered or stages[0] == 0:
-            bound = _climb(problem, bound, stages, pace)
+        bound = _climb(problem, bound, stages, None, pace)
+    for stages in chains if not grids.is_exact(problem, bound) else ():
+        points = FINE_COLUMNS // (problem.kinds * len(_grouped(problem, stages)[1]))
+        if points >= LEAST_POINTS:
+            bound = _climb(problem, bound, stages, points, pace)
     return bound
 
 
-def _climb(problem: Problem, bound: float, stages: tuple[int, ...], pace: Pace) -> float:
+def _climb(problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace) -> float:
     """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, then bisection.
 
     Among whole times the smallest E - S of one stage is whole, since starts rounded down are a schedule still: above
@@ -81,45 +89,33 @@ def _climb(problem: Problem, bound: float, stages: tuple[int, ...], pace: Pace) 
         if pace.is_over():
             break
         window = bound + k * step
-        left = n - through(problem, window, stages)
+        left = n - through(problem, window, stages, points)
         if left > 1e-6:
             short = k
             k += max(1, int(left / n * window / step))
         else:
             enough = k
         if enough is not None:
-            if enough - short <= 1:
+            if enough - short <= 1 or (enough - short) * step <= NEAR_ENOUGH * bound:
                 break
             k = (short + enough) // 2
     return bound if short == lowest else bound + short * step + whole
 
 
-def through(problem: Problem, window: float, stages: Sequence[int]) -> float:
+def through(problem: Problem, window: float, stages: Sequence[int], points: int | None = None) -> float:
     """No more micro-batches than this can be through with the rank of the first of `stages` in a window.
 
     Args:
         window: time from the first start at the first of the stages until the rank has stepped.
         stages: in ascending order; the first is the first chunk of its rank, with the barrier stage 0.
+        points: at most, of an aligned grid; when left out, the grid is fine at both ends.
     """
-    fluid = _FluidRelaxation(problem, window, stages)
+    fluid = _FluidRelaxation(problem, window, stages, points)
     fluid.add_crews()
     fluid.add_ways()
     fluid.add_lanes()
     fluid.add_goal()
     return fluid.most()
-
-
-def grid(problem: Problem, end: float) -> Floats:
-    """Times from 0 to `end`: close together in warm-up and drain, wide apart between."""
-    times = [t for t in problem.times.tolist() if t > 0] or [1.0]
-    step = max(min(times) / 4, problem.shape.stages * problem.unit / POINTS)
-    if problem.is_integral:
-        step = max(1.0, ceil(step - TOLERANCE))
-    if 2 * POINTS * step >= end:
-        return np.append(np.arange(0, end - TOLERANCE, step), end)
-    near = np.arange(POINTS) * step
-    between = np.linspace(near[-1], end - near[-1], POINTS)
-    return np.concatenate([near, between[1:-1], end - near[::-1]])
 
 
 class _Crew(NamedTuple):
@@ -135,20 +131,15 @@ class _FluidRelaxation:
     A group is what a crew does at one of the chosen stages.
     """
 
-    def __init__(self, problem: Problem, window: float, stages: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
         self.problem, self.window, self.stages = problem, window, stages
         ranks = problem.shape.ranks
         counted = [s for s in stages if s % ranks == stages[0] % ranks] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
-        self.times = grid(problem, max(max(self.ends.values()), problem.unit))
+        end = max(max(self.ends.values()), problem.unit)
+        self.times = grids.aligned(problem, end, points, self._lags()) if points else grids.fine_at_ends(problem, end)
         self.points = len(self.times)
-        self.crews: list[_Crew] = []
-        self.groups: list[tuple[int, _Crew]] = []
-        for rank in dict.fromkeys(s % ranks for s in stages):
-            chunks = [s for s in stages if s % ranks == rank]
-            crews = _crews(problem, rank, len(chunks))
-            self.crews += crews
-            self.groups += [(s, crew) for s in chunks for crew in crews]
+        self.crews, self.groups = _grouped(problem, stages)
         self.lanes: dict[tuple[int, int], list[int]] = {}  # by the ranks that a transfer leads from and to
         self.goal = 0
         self.rows: list[Integers] = []
@@ -190,21 +181,31 @@ class _FluidRelaxation:
                 for kind, share in ((1, 1 - stash), (2, stash))
                 if share
             ]
-            self._follow([(g, 0) for g, _ in groups], freed, slots)
+            # the same by way of the inputs, and of the forwards: the grid rounds every lag, but the sum of some once
+            forwards = [(g, 0) for g, _ in groups]
+            by_inputs = [(g, 1, share, lag + self._gap(g, kind)) for g, kind, share, lag in freed]
+            by_forwards = [(g, 0, share, lag + self._turn(self.groups[g][0])) for g, _, share, lag in by_inputs]
+            for earlier in (freed, by_inputs, by_forwards):
+                self._follow(forwards, earlier, slots)
+
+    def _gap(self, group: int, kind: int) -> float:
+        """Time by which an operation of a kind, I or W, follows the input gradients of its stage."""
+        return self._least(self.groups[group][0], 1, self.groups[group][0], 2) if kind == 2 else 0.0
+
+    def _turn(self, stage: int) -> float:
+        """Time by which the input gradients of a stage follow its forwards."""
+        return self.problem.way_back[stage] + self._least(stage, 0, stage, 1)
 
     def add_ways(self) -> None:
         """Forwards from each chosen stage to the next, inputs back, and from each through the rest of the model."""
-        problem = self.problem
         for near, far in zip(self.stages, self.stages[1:], strict=False):
             here, there = self._of(near), self._of(far)
-            out = self._between(near, far, 0) + self._least(near, 0, far, 0)
-            back = self._between(near, far, 1) + self._least(near, 1, far, 1)
+            out, back = self._apart(near, far, 0), self._apart(near, far, 1)
             self._follow([(g, 0) for g in there], [(g, 0, 1.0, out) for g in here], 0.0)
             self._follow([(g, 1) for g in here], [(g, 1, 1.0, back) for g in there], 0.0)
         for s in self.stages:
-            turn = problem.way_back[s] + self._least(s, 0, s, 1)
             for g in self._of(s):
-                self._follow([(g, 1)], [(g, 0, 1.0, turn)], 0.0)
+                self._follow([(g, 1)], [(g, 0, 1.0, self._turn(s))], 0.0)
 
     def add_lanes(self) -> None:
         """Transfers between the chosen stages, and beyond the last, where few pairs of hosts carry them."""
@@ -257,6 +258,18 @@ class _FluidRelaxation:
         gap = 0.0 if receiver == target else self._between(receiver, target, kind) + self._time(receiver, kind)
         lag = gap + min(self.problem.hop, self._time(target, kind))
         self._follow([(g, kind) for g in self._of(target)], [(lane, 0, 1.0, lag)], 0.0)
+
+    def _lags(self) -> list[float]:
+        """What a grid should be aligned to: how long a unit is held at each stage, and the ways between stages."""
+        held = [
+            self._turn(s) + self._time(s, 1) + (self._time(s, 2) if self.problem.split else 0.0) for s in self.stages
+        ]
+        pairs = list(zip(self.stages, self.stages[1:], strict=False))
+        return held + [self._apart(near, far, kind) for near, far in pairs for kind in (0, 1)]
+
+    def _apart(self, one: int, other: int, kind: int) -> float:
+        """Time by which operations of a kind at one stage follow those at another."""
+        return self._between(one, other, kind) + self._least(one, kind, other, kind)
 
     def _between(self, one: int, other: int, kind: int) -> float:
         """Time between the operations of a kind at two stages: transfers, and the operations at stages between."""
@@ -331,14 +344,17 @@ class _FluidRelaxation:
                 highest[self._at(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
         gain[self.goal] = 1.0
-        by_column = np.argsort(columns, kind="stable")
+        # lags that the grid rounds to one point make several entries of one place, and the solver takes their sum only
+        places, entry = np.unique(columns * self.row_count + rows, return_inverse=True)
+        column, row = np.divmod(places, self.row_count)
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = count, self.row_count
         program.col_cost_, program.col_lower_, program.col_upper_ = -gain, np.zeros(count), highest
         program.row_lower_, program.row_upper_ = np.full(self.row_count, -highspy.kHighsInf), limits
         program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        program.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(columns, minlength=count))])
-        program.a_matrix_.index_, program.a_matrix_.value_ = rows[by_column], coefficients[by_column]
+        program.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=count))])
+        program.a_matrix_.index_ = row
+        program.a_matrix_.value_ = np.bincount(entry, weights=coefficients).astype(np.float64)
         solver = highspy.Highs()
         solver.silent()
         solver.setOptionValue("threads", 1)
@@ -388,6 +404,17 @@ class _FluidRelaxation:
             self.coefficients.append(np.full(len(rows), coefficient))
         self.limits.append(np.broadcast_to(np.asarray(most, dtype=np.float64), (count,)))
         self.row_count += count
+
+
+def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list[tuple[int, _Crew]]]:
+    """The crews of the ranks of these stages, and each of these stages with each of the crews of its rank."""
+    ranks, found, groups = problem.shape.ranks, list[_Crew](), list[tuple[int, _Crew]]()
+    for rank in dict.fromkeys(s % ranks for s in stages):
+        chunks = [s for s in stages if s % ranks == rank]
+        crews = _crews(problem, rank, len(chunks))
+        found += crews
+        groups += [(s, crew) for s in chunks for crew in crews]
+    return found, groups
 
 
 def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:

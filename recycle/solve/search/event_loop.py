@@ -308,7 +308,10 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             after = wakes[x]
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
-                if link > 0.0:
+                if link > 0.0 and len(lane_free) == 0:
+                    until += link
+                    arrives[w] = until
+                elif link > 0.0:
                     # from three ranks on, activations and gradients go to different ranks
                     lane = (w + (workers if kind == 1 and ranks > 2 else 0)) * (workers // ranks) + v // ranks
                     until = max(until, lane_free[lane]) + link

@@ -110,7 +110,7 @@ def initial_orders(
     copied: list[Incumbent] = []
     first: list[Policy] = []
     template = None
-    if problem.dead or not problem.peers_are_alike:
+    if problem.dead or not problem.peers_are_alike or problem.may_spread:
         templates: list[Template] = []
         paces = (False,) if problem.peers_are_alike else (True, False)
         for running, is_mean in islice(product(_running(problem), paces), most):

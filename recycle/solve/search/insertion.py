@@ -11,7 +11,9 @@ A forward begins when its worker has a gap, and a slot then and at all times aft
 others a worker runs at each stage; which of them is decided here: whoever could end the forward first takes it. A free
 manner takes the deal for how many micro-batches a worker runs at all, and moves those of live workers as well: with
 tight memory the period follows from how long a micro-batch is held, and one that finds its own worker busy on its way
-is held shorter on a peer. Of hosts that end at the same time its home is the first choice.
+is held shorter on a peer. Of hosts that end at the same time its home is the first choice. It may have some to spare,
+too: where memory and not work limits the iteration, workers need not have the same number at each stage, and the slots
+of one are filled without gaps by more of the first chunk, those of another by more of the second.
 
 Limits: that transfers queue is left out here and counted when the order is timed.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from random import Random
 from typing import NamedTuple
 
@@ -41,6 +44,8 @@ PREFERENCE = 1e-3
 """Seconds, in typical operation times, by which a host may be later for each micro-batch more that it has to take."""
 WAITING = (0, UNLIMITED, 2, 5, 1, 3)
 """W that may wait on a worker, one number for all ranks, in the order in which they are tried."""
+SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)
+"""What a host may have beyond the deal to begin with, where memory is limited, and what a search tries."""
 DELAYS = 8
 """A search stands an operation back by up to half so many typical operations' times."""
 
@@ -55,6 +60,7 @@ class Manner:
         delay: per kind (F, backward) and stage, seconds by which an operation stands back from its earliest time.
         sequence: the micro-batches, those first that go first.
         is_free: any host may take any micro-batch, up to the number that the deal gives it.
+        spare: by how much a host may exceed this number then, as a share of it, and by one more unless it is 0.
     """
 
     deal: Deal
@@ -62,10 +68,11 @@ class Manner:
     delay: tuple[float, ...]
     sequence: tuple[int, ...]
     is_free: bool = False
+    spare: float = 0.0
 
 
 class Insertion(NamedTuple):
-    """The state of the kernel. A unit is a (stage, micro-batch); w's units have the places units[w] to units[w + 1].
+    """The state of the kernel. A unit is a (stage, micro-batch); w has the places units[w] to units[w + 1] for its own.
 
     Attributes:
         host: [units], where a unit stays, or -1; the kernel fills in who takes it.
@@ -76,13 +83,13 @@ class Insertion(NamedTuple):
             the home.
         units: [workers + 1].
         start: [operations], the result.
-        low, high: [operations], begins and ends of the operations of each worker, in their order.
+        low, high: [places of operations], begins and ends of the operations of each worker, in their order.
         busy: [workers], how many of these there are.
-        taken, halved, freed: [units], from when a unit holds a slot, from when the stashed share of one, until when;
+        taken, halved, freed: [places], from when a unit holds a slot, from when the stashed share of one, until when;
             by worker, the latest `freed` last.
-        holder: [units], which unit that is.
+        holder: [places], which unit that is.
         held: [workers], how many of these there are.
-        pending: [units], the units whose W wait, by worker.
+        pending: [places], the units whose W wait, by worker.
         first, last: [workers], those that wait still.
     """
 
@@ -108,19 +115,21 @@ class Insertion(NamedTuple):
     last: Operations
 
 
-def plain(problem: Problem, deal: Deal, waiting: int, is_free: bool = False) -> Manner:
+def plain(problem: Problem, deal: Deal, waiting: int, is_free: bool = False, spare: float = 0.0) -> Manner:
     """Nothing stands back, and micro-batches go by their index, then pipeline."""
     m = problem.shape.micro_batches
     g = np.arange(problem.micro_batches)
     sequence = tuple(np.lexsort((g // m, g % m)).tolist())
-    return Manner(deal, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free)
+    return Manner(deal, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free, spare)
 
 
 def insertion_orders(problem: Problem, dealt: list[Deal]) -> Iterator[tuple[Order, Manner]]:
     """The orders of plain manners, with each deal; those that do not fit the memory are left out."""
-    ways = (False, True) if problem.reroute and problem.shape.pipelines > 1 else (False,)
-    for waiting, is_free, deal in product(WAITING if problem.split else WAITING[:1], ways, dealt):
-        manner = plain(problem, deal, waiting, is_free)
+    ways = [(False, 0.0)]
+    if problem.reroute and problem.shape.pipelines > 1:
+        ways += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
+    for waiting, (is_free, spare), deal in product(WAITING if problem.split else WAITING[:1], ways, dealt):
+        manner = plain(problem, deal, waiting, is_free, spare)
         order = inserted(problem, manner)
         if order is not None:
             yield order, manner
@@ -185,7 +194,8 @@ def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:
             i = random.randrange(len(sequence))
             j = max(0, min(len(sequence) - 1, i + random.randint(-problem.shape.pipelines, problem.shape.pipelines)))
             sequence.insert(j, sequence.pop(i))
-    return replace(manner, waiting=tuple(waiting), delay=tuple(delay), sequence=tuple(sequence))
+    spare = random.choice(SPARES) if manner.is_free and random.random() < 0.1 else manner.spare
+    return replace(manner, waiting=tuple(waiting), delay=tuple(delay), sequence=tuple(sequence), spare=spare)
 
 
 def _state(problem: Problem, manner: Manner) -> Insertion:
@@ -193,7 +203,12 @@ def _state(problem: Problem, manner: Manner) -> Insertion:
     dealt, home = manner.deal.host, at_home(problem).ravel()
     moved = np.full(plane, True) if manner.is_free else dealt != home
     quota = np.bincount((problem.stage_of * workers + dealt)[moved], minlength=stages * workers)
-    units = np.concatenate([[0], np.cumsum(np.bincount(dealt, minlength=workers))])
+    if manner.spare:
+        more = np.ceil(quota * manner.spare).astype(np.int64) + 1
+        quota = np.where(quota > 0, np.minimum(quota + more, problem.micro_batches), 0)
+    most = np.bincount(dealt[~moved], minlength=workers) + quota.reshape(stages, workers).sum(axis=0)
+    units = np.concatenate([[0], np.cumsum(most)])
+    room = int(units[-1])
 
     def zeros(count: int) -> Operations:
         return np.zeros(count, dtype=np.int64)
@@ -208,15 +223,15 @@ def _state(problem: Problem, manner: Manner) -> Insertion:
         preference=PREFERENCE * problem.unit,
         units=units.astype(np.int64),
         start=np.zeros(problem.size),
-        low=np.zeros(problem.size),
-        high=np.zeros(problem.size),
+        low=np.zeros(problem.kinds * room),
+        high=np.zeros(problem.kinds * room),
         busy=zeros(workers),
-        taken=np.zeros(plane),
-        halved=np.zeros(plane),
-        freed=np.zeros(plane),
-        holder=zeros(plane),
+        taken=np.zeros(room),
+        halved=np.zeros(room),
+        freed=np.zeros(room),
+        holder=zeros(room),
         held=zeros(workers),
-        pending=zeros(plane),
+        pending=zeros(room),
         first=zeros(workers),
         last=zeros(workers),
     )

@@ -51,7 +51,7 @@ class TimedOrder(NamedTuple):
         next, first: [W], place of the operation to time next, and of the first one that the pass times.
         free: [W], when each worker has ended what is timed.
         lane_first, lane_free: [lanes], when the first transfer of each lane begins at the latest, and when its last one
-            ends then. Numbered by `_lane`.
+            ends then. Numbered by `_lane`; empty where transfers never queue.
     """
 
     sequence: Operations
@@ -160,6 +160,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
     needs, feeds, n, link = problem.needs, problem.feeds, problem.micro_batches, problem.link
     times, speed = problem.times, problem.speed
     workers = len(offsets) - 1
+    queues = len(order.lane_first) > 0
     waiting = 0
     expected = 0
     for w in range(workers):
@@ -209,7 +210,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
                 # --- its transfer begins after the lane's latest, looked for among what is under way still
                 sent = ready
                 last = ready
-                i = k - 1
+                i = k - 1 if queues else -1
                 if i >= offsets[w]:
                     y = sequence[i]
                     last = max(last, new_arrived[y] if i >= first[w] else arrived[y])
@@ -283,6 +284,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
     feeds, times, speed, update_seconds = problem.feeds, problem.times, problem.speed, problem.update_seconds
     plane, n, ranks = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks
     workers = len(speed)
+    queues = len(lane_first) > 0
     for lane in range(len(lane_first)):
         lane_first[lane] = NEVER
     for t in range(count - 1, -1, -1):
@@ -296,10 +298,12 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
         if after >= 0:
             sent = latest[after]
             v = host[after]
-            if link > 0.0 and v != w:
+            if queues and v != w:
                 lane = _lane(x >= plane and ranks > 2, w, v, workers, ranks)
                 sent = min(sent, lane_first[lane]) - link
                 lane_first[lane] = sent
+            elif v != w:
+                sent -= link
             if sent < until:
                 until = sent
         latest[x] = until - times[x // n] * speed[w]
@@ -307,7 +311,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
     for w in range(workers):
         if offsets[w + 1] > offsets[w]:
             period = max(period, due[w % ranks] - latest[sequence[offsets[w]]])
-    if link > 0.0:
+    if queues:
         period = max(period, _longest_lane(problem, order, latest))
     return period
 
@@ -342,7 +346,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
     n, ranks, random, due = problem.micro_batches, problem.ranks, annealing.random, annealing.due
     link, plane = problem.link, problem.stages * n
     kinds = 3 if problem.split else 2
-    lanes_may_overrun = link > 0.0 and problem.staggered
+    lanes_may_overrun = len(order.lane_first) > 0 and problem.staggered
     size = len(sequence)
     current = NEVER
     heat = annealing.hot

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from recycle.solve.assignment import Deal, by_load
+from recycle.solve.assignment import Deal, by_load, spread_over_lanes
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent
 from recycle.solve.problem import Order, Problem
@@ -35,9 +35,18 @@ def unfold(
     """
     found: Incumbent | None = None
     pace = Pace(deadline)
+    spread = spread_over_lanes(problem, deal)
     if deal.is_free_of_clashes:
-        copy = copied_to_all(problem, deal, template, order)
-        found, most = Incumbent(copy, time_order(problem, copy).period), most - 1
+        for one in spread:
+            copy = copied_to_all(problem, one, template, order)
+            period = time_order(problem, copy).period
+            if found is None or period < found.period:
+                found, deal = Incumbent(copy, period), one
+        most -= 1
+        if found is not None and not problem.dead and problem.peers_are_alike:
+            return found
+    else:
+        deal = spread[0]
     starts = time_order(template, order).latest_starts
     due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, deal.slot]
     hosts = (deal.host, by_load(problem).host)

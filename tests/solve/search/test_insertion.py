@@ -48,7 +48,7 @@ def test_where_older_micro_batches_come_first_tight_memory_lets_more_through():
     _, problem = tight()
     listed, _ = best_of_portfolio(problem, 0.0, Deadline(None), dealt=deals(problem))
     best = min(time_order(problem, order).period for order, _ in insertion_orders(problem, deals(problem)))
-    assert best == 151.5
+    assert best == 147.5
     assert listed.period > 165
 
 
@@ -69,10 +69,26 @@ def test_with_little_memory_a_free_manner_moves_what_finds_its_own_worker_busy_a
     problem = Problem.of(job(4, 5, 10, 2), [Worker(1, 2)])
     best = {False: np.inf, True: np.inf}
     for order, manner in insertion_orders(problem, deals(problem)):
+        if manner.spare:
+            continue
         best[manner.is_free] = min(best[manner.is_free], time_order(problem, order).period)
         host, dealt = (one.reshape(5, 40) for one in (hosts_in(problem, order), manner.deal.host))
         assert (np.sort(host) == np.sort(dealt)).all()
     assert best == {False: 70, True: 65}
+
+
+def test_with_some_to_spare_workers_fill_their_slots_with_more_of_one_chunk_than_of_the_other():
+    problem = Problem.of(job(8, 6, 12, 4, chunks=2), [Worker(1, 2)])
+    deal = by_slots(problem)
+    periods = {}
+    for spare in (0.0, 0.2):
+        order = inserted(problem, plain(problem, deal, 5, is_free=True, spare=spare))
+        periods[spare] = time_order(problem, order).period
+        host = hosts_in(problem, order).reshape(12, 96)
+        counts = [[int((host[stage] == w).sum()) for w in problem.hosts[stage]] for stage in (0, 6)]
+        assert [sum(row) for row in counts] == [96, 96]
+        assert (max(counts[0]) > 12 > min(counts[0])) == (spare > 0)
+    assert periods == {0.0: 153, 0.2: 146}
 
 
 def test_without_re_routing_no_manner_is_free():

@@ -28,6 +28,17 @@ def test_with_any_number_of_pipelines_at_work_what_is_unfolded_is_valid(case):
         assert time_order(problem, found.order).period == found.period
 
 
+@pytest.mark.search
+def test_pipelines_that_are_alike_take_turns_on_each_others_lanes_where_links_are_slow():
+    """Two chunks send each micro-batch twice over each lane: 16 x 4 alone, and the way to the last stage and back."""
+    made = job(4, 4, 16, chunks=2, link=2.0)
+    problem = Problem.of(made)
+    begun = initial_orders(problem, 0.0, Deadline(None))
+    alone = initial_orders(Problem.of(job(1, 4, 16, chunks=2, link=2.0)), 0.0, Deadline(None))
+    assert begun.best.period < alone.best.period - 4
+    assert check(problem.schedule(begun.best.order), profile=made.profile()) == []
+
+
 def test_where_memory_is_tight_at_stages_without_dead_more_pipelines_run_than_the_poorest_stage_has_workers():
     """With as many slots as the poorest stage asks for it takes 86."""
     problem = Problem.of(job(4, 4, 8, 4, chunks=2), [Worker(3, 2)])
