@@ -115,6 +115,14 @@ def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(run, tm
     assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
 
 
+def test_with_several_chunks_layers_stay_where_they_are_and_why_is_said(run):
+    text = TINY.replace("limit = 3", "limit = 8").replace("ranks", "chunks = 2\nranks")
+    status, out, err = run(f'{text}[planner]\nsteps = 20\nlayout = "elastic"\n', "--failed", "0.1", "--json")
+    assert (status, json.loads(out)["moves"]) == (0, [])
+    assert "layers stay where they are" in err
+    assert "one chunk per worker, the job has 2" in err
+
+
 @pytest.mark.soak
 @pytest.mark.search
 def test_where_all_vectors_are_too_many_that_is_said(run):

@@ -72,6 +72,8 @@ class Layouts:
         if self._is_due(failed):
             self._taken = failed
             ready = self._found[failed].ready
+            if ready is not None and not self._is_moved(ready):
+                self._given.adopt(failed, ready)
         elif failed == self._failed and last is not None and self._is_moved(last):
             ready = self._given.ready(failed, last)
         else:

@@ -104,6 +104,10 @@ class Replanner:
             self._ready[failed] = better.ready
         return layout or self._ready.get(failed) or self._plans.ready(failed)
 
+    def adopt(self, failed: frozenset[Worker], ready: Ready) -> None:
+        """Use this plan of the given stages without the failed workers from now on."""
+        self._ready[failed] = ready
+
     def hosts(self, digest: str) -> Hosts | None:
         return self._plans.hosts(digest)
 
