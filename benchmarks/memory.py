@@ -1,6 +1,7 @@
 """Memory of worker processes: what is counted beside what they hold.
 
     python -m benchmarks.memory [--layers L] [--hidden H] [--sequence S] [--steps N] [--only TEXT] [--buckets N]
+    python -m benchmarks.memory --copies K --hosts D [...]          # with a sharded optimizer, K copies over D hosts
 
 A job of D=2 P=2 m=4 runs in worker processes over gloo in every setting: precision x accumulation x staggered steps or
 a barrier x recomputation. Measured is the most that a worker held from its first iteration on, over what it held before
@@ -48,7 +49,7 @@ from recycle.ir.lower import lower
 FOLDER = "RECYCLE_MEASURED_MEMORY"
 JOB = """
 [shape]
-pipelines = 2
+pipelines = {hosts}
 ranks = 2
 micro_batches = 4
 [model]
@@ -65,6 +66,7 @@ accumulation = "{accumulation}"
 clip = 1e9
 reduce_buckets = {buckets}
 checkpoint_every = 0
+{sharded}
 [planner]
 staggered = {staggered}
 decoupled = {decoupled}
@@ -122,6 +124,8 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, default="gpt")
     parser.add_argument("--only", default="", help="settings whose line holds this text")
     parser.add_argument("--buckets", type=int, default=1, help="of each stage's reduce, where nothing is recomputed")
+    parser.add_argument("--hosts", type=int, default=2, help="D, the hosts of each stage")
+    parser.add_argument("--copies", type=int, default=0, help="of each shard of the optimizer's state; 0: not sharded")
     options = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; MB, and counted / measured")
@@ -157,6 +161,8 @@ def table(options: argparse.Namespace, text: Path, server: ForkServer) -> None:
                 accumulation=accumulation,
                 staggered=str(staggered).lower(),
                 decoupled=str(recompute == "none").lower(),
+                hosts=options.hosts,
+                sharded=f"sharded_optimizer = true\noptimizer_copies = {options.copies}" if options.copies else "",
                 buckets=options.buckets if recompute == "none" else 1,
                 text=text,
             )

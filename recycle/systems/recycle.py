@@ -14,7 +14,7 @@ before a step on the device or on the host (the copy over the host's link then c
 hid any of it), or all stages together, with nothing kept.
 
 Limits: it needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share. Weight
-gradients that wait keep activations alive. The optimizer's state cannot be sharded.
+gradients that wait keep activations alive. A sharded optimizer (docs/zero1.md) is not modelled.
 """
 
 from __future__ import annotations

@@ -267,8 +267,11 @@ class Setting:
         """The setting of a job: its profile's stages, spread over their layers where the job has a `[model]`.
 
         Raises:
-            JobError: the profile does not fit the shape, or layers do not divide over the stages.
+            JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's
+                state is sharded.
         """
+        if job.train.sharded_optimizer:
+            raise JobError("[train] sharded_optimizer: the comparison of systems does not know it yet; set it to false")
         job = price(job)
         shape, profile = job.shape, job.prices
         profile.require(shape)

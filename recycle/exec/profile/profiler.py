@@ -76,12 +76,7 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
     report("links", 0, 1)
     link, reduce, gather = _links(job, figures, repeats)
     report("links", 1, 1)
-    found = assemble(job, figures, link, reduce, repeats)
-    if not job.train.sharded_optimizer:
-        return found
-    elements = [sum(size // each for size, each in stage.gradients) for stage in figures]
-    workspace = [max(stage.workspace, reducing_bytes(job, of)) for stage, of in zip(figures, elements, strict=True)]
-    return replace(found, gather=gather, workspace=workspace)
+    return replace(assemble(job, figures, link, reduce, repeats), gather=gather)
 
 
 def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequence[float], repeats: int) -> Profile:
@@ -109,7 +104,10 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequ
         weight_stash=min(1.0, max(shares, default=1.0)),
         recomputed_from=None if recomputed_from == activations else recomputed_from,
         static=[found.static for found in figures],
-        workspace=[found.workspace for found in figures],
+        workspace=[
+            max(found.workspace, reducing_bytes(job, sum(size // each for size, each in found.gradients)))
+            for found in figures
+        ],
         capacity=min(found.capacity for found in figures),
         measured={
             **machine(),
