@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from recycle.ir.instruction import OverlappedPair
 from recycle.ir.kinds import reads_kinds, table_as_json
 from viz.figures.time_axis import time_unit
@@ -48,6 +50,15 @@ def label(table: LaneTable, operation: int) -> str:
         micro_batch=table.micro_batch[operation],
         home=f"{table.pipeline[operation]}.{table.micro_batch[operation]}",
     )
+
+
+def backward_label(table: LaneTable, operation: int) -> str:
+    """The label of the backward of an overlapped pair, `B3`, or with its home; "" of anything else."""
+    if table.paired is None or not kinds()[table.kind[operation]]["pair"]:
+        return ""
+    home, index = (int(column[operation]) for column in table.paired)
+    is_away = home != int(table.workers[int(np.searchsorted(table.offsets, operation, side="right")) - 1].pipeline)
+    return (LABEL_AWAY if is_away else LABEL).format(letter="B", micro_batch=index, home=f"{home}.{index}")
 
 
 def describe(table: LaneTable, operation: int, lane: int) -> list[str]:

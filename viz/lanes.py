@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
 from recycle.ir.graph import earliest
-from recycle.ir.instruction import Beside, Instruction, is_kind
+from recycle.ir.instruction import Beside, Instruction, OverlappedPair, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, durations, event_graph
@@ -59,6 +59,8 @@ class LaneTable:
         origin: what time 0 is, in seconds since the start of the run; 0 for a plan.
         unit: "s" when times are seconds for certain, "" when they are what the profile says.
         weight_share: share of a whole backward that its weight half takes, for drawing both halves.
+        paired: (pipeline, micro-batch) of the backward of overlapped pairs, for each operation, zeros elsewhere; None
+            in a table without pairs.
         halt: when an order that cannot finish comes to rest; what starts from then on never runs. None where all runs.
     """
 
@@ -80,6 +82,7 @@ class LaneTable:
     unit: Literal["s", ""] = ""
     weight_share: float = 0.5
     halt: float | None = None
+    paired: tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint32]] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -229,6 +232,10 @@ class LaneTable:
         rows = shown[np.lexsort((shown, end[shown], start[shown], columns.worker[shown]))]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
         has_home = columns.pipeline[rows] >= 0
+        pairs = is_kind(columns.kind[rows], OverlappedPair)
+        if pairs.any():
+            home, index = (np.where(pairs, column[rows], 0) for column in (columns.pipeline2, columns.index2))
+            rest["paired"] = (home.astype(np.uint16), index.astype(np.uint32))
         return cls(
             shape=shape,
             workers=tuple(shape.workers()),

@@ -37,6 +37,8 @@ from viz.lanes import Flag, LaneTable
 
 MAGIC = b"RLN2"
 COLUMNS = ("start", "end", "micro_batch", "stage", "pipeline", "kind", "flags")
+PAIRED = ("pipeline2", "micro_batch2")
+"""Of the backwards of overlapped pairs, in tables that have any."""
 _HEADER = struct.Struct("<4sIIId")
 _UNSIGNED = ("u1", "<u2", "<u4")
 
@@ -44,6 +46,8 @@ _UNSIGNED = ("u1", "<u2", "<u4")
 def encode(table: LaneTable) -> bytes:
     """The table as `lanes.bin`."""
     columns = {name: _narrow(getattr(table, name)) for name in COLUMNS}
+    if table.paired is not None:
+        columns |= {name: _narrow(column) for name, column in zip(PAIRED, table.paired, strict=True)}
     types = {name: column.dtype.kind + str(column.itemsize) for name, column in columns.items()}
     described = json.dumps({"columns": types, **describe_table(table)}, separators=(",", ":")).encode()
     parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]

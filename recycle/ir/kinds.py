@@ -300,7 +300,8 @@ def table_as_json() -> list[dict[str, Any]]:
     """What the viewer's JavaScript needs of the table: an object per kind, by number.
 
     `token`, `title`, `paints` and `words` are the row's. `letter` is how a label begins, with the micro-batch behind it
-    when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds run beside computing.
+    when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds run beside computing;
+    a `pair` is a forward and a backward at once.
     """
     return [
         {
@@ -310,6 +311,7 @@ def table_as_json() -> list[dict[str, Any]]:
             "numbered": not issubclass(cls, Transfer | StageWide),
             "homed": not issubclass(cls, StageWide),
             "transfer": issubclass(cls, Beside),
+            "pair": cls.token == ";",
             "paints": list(cls.row.paints),
             "words": list(cls.row.words),
         }

@@ -10,6 +10,8 @@ import pytest
 
 from recycle import Schedule, Shape, Timeline, simulate
 from recycle.ir.families import FAMILIES, one_f_one_b
+from recycle.ir.instruction import OverlappedPair
+from tests.viz.lanes_bin import decode
 from viz.figures import palette
 from viz.figures.axes import CONFIG
 from viz.figures.boxes import boxes
@@ -18,6 +20,7 @@ from viz.figures.svg import svg
 from viz.figures.timeline import TEXT_LIMIT, timeline_figure
 from viz.labels import label
 from viz.lanes import LaneTable, Panel
+from viz.wire import PAIRED, encode
 
 
 def traces_of(figure: Any, paint: str, rerouted: bool) -> list[Any]:
@@ -192,6 +195,18 @@ def test_chunks_of_an_interleaved_schedule_are_drawn_in_two_shades() -> None:
     assert "lighter: later chunks" not in svg(
         [Panel("1f1b", LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2)))))]
     )
+
+
+def test_both_halves_of_an_overlapped_pair_are_labelled() -> None:
+    table = LaneTable.from_timeline(simulate(FAMILIES["dualpipe-v"](Shape(1, 2, 6, chunks=2))))
+    (pair, *_) = (i for i in range(len(table)) if isinstance(table.instruction(i), OverlappedPair))
+    drawn = [box for box in boxes(table) if box.operation == pair]
+    assert [box.label for box in drawn] == ["F3", "B1", ""]
+    assert str(table.instruction(pair)).count("0.3") == str(table.instruction(pair)).count("0.1") == 1
+    assert drawn[0].bottom == drawn[1].top
+    columns = decode(encode(table))["description"]["columns"]
+    assert set(PAIRED) <= set(columns)
+    assert LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2)))).paired is None
 
 
 @pytest.mark.parametrize(

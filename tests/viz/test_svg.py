@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from recycle import Schedule, Timeline, simulate
-from viz.figures.svg import svg
+from viz.figures.svg import TEXT, label_width, svg
 from viz.figures.time_axis import ticks
 from viz.lanes import LaneTable, Panel
 
@@ -21,6 +21,21 @@ def picture(healthy: Schedule, broken_timeline: Timeline) -> str:
     """The picture of the golden file; to accept a change, write its text there."""
     tables = LaneTable.from_timeline(simulate(healthy)), LaneTable.from_timeline(broken_timeline)
     return svg([Panel("All workers alive", tables[0], 11.0), Panel("Without 1.1: its peers take over", tables[1])])
+
+
+def test_labels_keep_to_their_boxes(broken_timeline: Timeline) -> None:
+    assert label_width("W1.0", True) > label_width("F1.0", True) > label_width("F1", False)
+    table, sizes = LaneTable.from_timeline(broken_timeline), set()
+    for width in range(200, 900, 25):
+        for group in ElementTree.fromstring(svg([Panel("", table)], width=width)).iter(f"{NAMESPACE}g"):
+            box, text = group.find(f"{NAMESPACE}rect"), group.find(f"{NAMESPACE}text")
+            if box is None or text is None or not text.text:
+                continue
+            size = float(text.get("font-size", TEXT))
+            taken = label_width(text.text, text.get("font-weight") == "600") * size / TEXT
+            assert taken <= float(box.get("width", 0)) + 0.1, (width, text.text)
+            sizes.add(size == TEXT)
+    assert sizes == {True, False}
 
 
 def test_the_bytes_are_those_of_the_golden_file(healthy: Schedule, broken_timeline: Timeline) -> None:

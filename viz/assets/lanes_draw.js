@@ -40,7 +40,7 @@
       context.clearRect(0, 0, context.canvas.width, context.canvas.height);
       context.putImageData(raster.image, this.left, this.top);
       this.clipped(context, () => {
-        if (level === 2 && !marks.showsHeld) this._labels(context);
+        if (level === 2 && !marks.showsHeld) { this._labels(context); this._pairLabels(context); }
         recycle.heldMarks(this, context, marks);
         this.failedLabels(context);
         if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
@@ -187,11 +187,29 @@
           const high = (part[4] - part[3]) * this.perRow;
           context.font = fonts[0][bold ? 1 : 0];
           const wide = bold ? context.measureText(text).width + 0.5 * digit : (text.length + 0.6) * digit, fit = (x1 - x0) / wide; // longer names, homes among them, in smaller letters
-          if (fit < SMALLEST || high < size) continue;
+          if (fit < SMALLEST || high < 0.8 * size) continue;
           context.font = fonts[fit < 1 ? 1 : 0][bold ? 1 : 0];
           context.fillStyle = this.paints(i)[part[0]].ink;
           context.fillText(text, (x0 + x1) / 2, (boxes[k + 1] + 0.5 - this.view.y0 + (part[3] + part[4]) / 2) * this.perRow + this.ratio);
         }
+      }
+    }
+
+    /* The backwards of overlapped pairs, in the lower halves of their boxes. */
+    _pairLabels(context) {
+      const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.3));
+      if (!table.micro_batch2 || boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
+      context.font = `${size}px ${theme.font}`;
+      context.textAlign = "center";
+      context.textBaseline = "middle";
+      for (let k = 0; k < boxes.length; k += 2) {
+        const i = boxes[k], row = boxes[k + 1], text = table.backwardLabel(i, this.rows.lane(row));
+        if (!text) continue;
+        const [, lower] = table.kinds[table.kind[i]].parts, x0 = Math.max(0, (table.start[i] - this.view.t0) * this.perTime);
+        const x1 = Math.min(this.width, (table.end[i] - this.view.t0) * this.perTime);
+        if (context.measureText(text).width + 2 > x1 - x0) continue;
+        context.fillStyle = this.paints(i)[lower[0]].ink;
+        context.fillText(text, (x0 + x1) / 2, (row + 0.5 - this.view.y0 + (lower[3] + lower[4]) / 2) * this.perRow + this.ratio);
       }
     }
 

@@ -117,6 +117,13 @@ window.recycle = window.recycle || {};
       return fill(this.has(operation, "REROUTED") ? label_away : label, values);
     }
 
+    /* The same of the backward of an overlapped pair, which is drawn below its forward; "" of anything else. */
+    backwardLabel(operation, lane) {
+      if (!this.micro_batch2 || !this.kinds[this.kind[operation]].pair) return "";
+      const home = this.pipeline2[operation], index = this.micro_batch2[operation], { label, label_away } = this.texts;
+      return fill(home === this.pipelines[lane] ? label : label_away, { letter: "B", micro_batch: index, home: `${home}.${index}` });
+    }
+
     /* Times as people read them, in the unit of the table: [factor, word]. */
     time(value) {
       const [scale, word] = this.unit, text = String(+(value * scale).toPrecision(6));

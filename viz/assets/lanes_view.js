@@ -184,7 +184,9 @@
 
     _theme() {
       const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim(), { word } = recycle;
-      const failure = this.table.failure, words = (paint) => ({ fill: word(paint.fill), hatch: word(paint.hatch), ink: paint.ink });
+      // In the dark a failed lane must not be the brightest thing on the page.
+      const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+      const failure = { ...this.table.failure, ...(isDark ? { fill: "#3B281D", hatch: "#6B4329" } : {}) }, words = (paint) => ({ fill: word(paint.fill), hatch: word(paint.hatch), ink: paint.ink });
       this.theme = {
         ink: colour("--ink"), muted: colour("--muted"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
         words: {

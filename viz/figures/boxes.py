@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
 from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
 from viz.figures.palette import CHUNK_PAINTS, PAINTS, Paint, paint_named, shade_of
-from viz.labels import label
+from viz.labels import backward_label, label
 from viz.lanes import Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM, STRIP_TOP, STRIP_BOTTOM = -0.40, 0.34, 0.36, 0.46
@@ -28,7 +28,7 @@ class Box:
         operation: its place in the LaneTable.
         lane: lane that it lies in; `top` and `bottom` are relative to the lane's middle.
         start, end: time.
-        label: text inside; empty on all boxes of an operation but the first.
+        label: text inside; empty on all boxes of an operation but the first, and the first of a pair's backward.
     """
 
     operation: int
@@ -79,10 +79,11 @@ def boxes(table: LaneTable) -> Iterator[Box]:
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
         text, away = label(table, operation), rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
+        below = backward_label(table, operation)
         for paint, first, last, top, bottom in parts[kind]:
             shaded = shades[min(chunk[operation], table.chunks - 1)][paint]
             yield Box(operation, lane, begin + first * length, begin + last * length, top, bottom, shaded, text, away)
-            text = ""
+            text, below = below, ""
 
 
 def group_edges(table: LaneTable) -> list[int]:

@@ -34,6 +34,8 @@ from viz.lanes import Flag, LaneTable, Panel
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16
 CHARACTER, TEXT = 6.6, 11
+SMALLEST = 0.75
+"""Share of their size down to which labels are made smaller to fit their boxes."""
 """Pixels that a character of a label takes at most, and the labels' font size."""
 
 
@@ -154,11 +156,21 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     tooltip = escape("\n".join(describe(table, box.operation, box.lane)))
     rectangle = _rect(x + inset, top + inset, width - 2 * inset, height - 2 * inset, f'fill="{fill}" {stroke}/>')
     text = ""
-    if box.label and width >= CHARACTER * len(box.label) + 2:
+    share = min(1.0, (width - 2) / label_width(box.label, box.rerouted)) if box.label else 0.0
+    if share >= SMALLEST:
         weight = ' font-weight="600"' if box.rerouted else ""
-        ink = f'text-anchor="middle" fill="{box.paint.ink}"{weight}'
+        size = f' font-size="{_number(TEXT * share)}"' if share < 1 else ""
+        ink = f'text-anchor="middle" fill="{box.paint.ink}"{weight}{size}'
         text = _text(x + width / 2, top + height / 2 + 4, box.label, ink)
     return f'<g class="{mark}"><title>{tooltip}</title>{rectangle}{text}</g>'
+
+
+def label_width(text: str, is_bold: bool) -> float:
+    """Pixels that a label takes at most: sans-serif letters differ, W is the widest."""
+    return sum(_WIDTHS.get(letter, CHARACTER) for letter in text) * (1.08 if is_bold else 1.0)
+
+
+_WIDTHS = {"W": 11.0, "F": 6.8, "B": 7.6, "I": 4.0, "R": 7.6, ".": 3.6}
 
 
 def _legend(panels: Sequence[Panel], left: float, top: float) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from dash import html
 
-from recycle.ir.gaps import GapCause
+from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import TITLES
@@ -25,6 +25,8 @@ from viz.lane_cache import CachedLanes, Explainer
 from viz.pages import linked, parts
 
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
+BUBBLES_LOOKED_AT = 400
+"""The longest ones, of which those that are alike are shown once."""
 NOT_KEPT = "These lanes are no longer kept. Load the page again."
 
 
@@ -61,21 +63,23 @@ def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
 
 
 def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
-    """The longest bubbles, each with its cause and a way to its place."""
-    gaps = explainer.bubbles.gaps.longest(None, BUBBLES_SHOWN)
-    if not gaps:
+    """The longest bubbles, each with its cause and a way to its place; of those that are alike in several pipelines
+    one."""
+    alike: dict[Any, list[Gap]] = {}
+    for gap in explainer.bubbles.gaps.longest(None, BUBBLES_LOOKED_AT):
+        alike.setdefault((gap.worker.rank, gap.cause, f"{gap.start:.9g} {gap.end:.9g}"), []).append(gap)
+    if not alike:
         return parts.card("Bubbles", html.P("No worker waits for anything before its program ends."))
     totals = explainer.bubbles.gaps.seconds.sum(axis=0)
     order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
     unit = time_unit(shown.table)
     spent = "; ".join(f"{TITLES[cause]} {unit.text(float(totals[cause]), 4)}" for cause in order)
     rows: list[list[parts.Cell]] = []
-    for gap in gaps:
+    for gap, *others in list(alike.values())[:BUBBLES_SHOWN]:
         lane = explainer.lane(shown.table, gap.worker)
         show = linked.show_button([linked.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
-        rows.append(
-            [str(gap.worker), html.Div([html.Strong(TITLES[gap.cause]), html.Div(explainer.bubbles.reason(gap))]), show]
-        )
+        named = f"{gap.worker}, and {len(others)} on its rank alike" if others else str(gap.worker)
+        rows.append([named, html.Div([html.Strong(TITLES[gap.cause]), html.Div(explainer.bubbles.reason(gap))]), show])
     return parts.card(
         "Longest bubbles",
         parts.table(("worker", "cause", ""), rows, "findings"),

@@ -87,6 +87,16 @@ def test_the_longest_bubbles_lead_to_their_places(shown: CachedLanes) -> None:
     assert places(card) == [[[gap.worker.rank, gap.start, gap.end]] for gap in gaps]
 
 
+def test_bubbles_that_are_alike_in_all_pipelines_are_listed_once() -> None:
+    page = SchedulePage([schedule_source(Path("three"), one_f_one_b(Shape(3, 4, 8)))])
+    lanes = kept(page.cache, page.timelines()[0])
+    assert lanes.explainer is not None
+    card = panels.longest_bubbles(lanes, lanes.explainer)
+    found = places(card)
+    assert len({(lane % 4, start, end) for ((lane, start, end),) in found}) == len(found) == panels.BUBBLES_SHOWN
+    assert "0.0, and 2 on its rank alike" in words(plain(card))
+
+
 def test_every_worker_has_its_busy_time_peak_and_limit(shown: CachedLanes) -> None:
     texts = words(plain(panels.workers(shown)))
     assert texts[:6] == ["worker", "busy", "bubble", "inner bubble", "peak activations", "limit"]
