@@ -10,6 +10,7 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
@@ -34,15 +35,19 @@ def build_app(
     comparisons: Mapping[str, SystemComparison] | None = None,
     is_example: bool = False,
     allowed_hosts: Collection[str] = (),
+    run_folders: Sequence[Path] = (),
 ) -> Dash:
     """The application that shows `sources`, with plans for any dead workers if there is a `what_if`; pages are tabs.
 
     Args:
         comparisons: of resilience systems, by name.
         is_example: nobody asked for these sources; a first page says so, and what can be shown.
+        run_folders: folders of runs, to be listed.
         allowed_hosts: names beside those of loopback under which the page may be opened, see `viz.protection`.
     """
-    workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example)
+    workspace = Workspace.of(
+        sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example, run_folders=run_folders
+    )
     pages = open_pages(workspace)
     opened = pages[0].preloaded_lanes()
     app = Dash(

@@ -420,13 +420,18 @@ def is_run_directory(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """The run directories of a folder, the newest first; links, such as `latest`, are left out."""
+    runs = [path for path in folder.iterdir() if not path.is_symlink() and is_run_directory(path)]
+    return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
 def _what_it_is(folder: Path) -> str:
     """Says of a folder that it is not a run directory, and which it holds, the newest first."""
-    runs = [path for path in folder.iterdir() if not path.is_symlink() and is_run_directory(path)]
+    runs = runs_in(folder)
     if not runs:
         return "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
-    newest = sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
-    names = ", ".join(str(path) for path in newest[:_NAMED_RUNS])
+    names = ", ".join(str(path) for path in runs[:_NAMED_RUNS])
     more = f" and {len(runs) - _NAMED_RUNS} more" if len(runs) > _NAMED_RUNS else ""
     what = "a run; name it" if len(runs) == 1 else "several runs; name those to see"
     return f"holds {what}: {names}{more}"

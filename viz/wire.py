@@ -47,7 +47,8 @@ def encode(table: LaneTable) -> bytes:
     """The table as `lanes.bin`."""
     columns = {name: _narrow(getattr(table, name)) for name in COLUMNS}
     if table.paired is not None:
-        columns |= {name: _narrow(column) for name, column in zip(PAIRED, table.paired, strict=True)}
+        home, index = table.paired
+        columns |= {PAIRED[0]: _narrow(home), PAIRED[1]: _narrow(index)}
     types = {name: column.dtype.kind + str(column.itemsize) for name, column in columns.items()}
     described = json.dumps({"columns": types, **describe_table(table)}, separators=(",", ":")).encode()
     parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]

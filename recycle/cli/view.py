@@ -23,11 +23,13 @@ from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan
 from viz.comparison import is_comparison, load_comparison
-from viz.run import Run
+from viz.run import Run, is_run_directory, runs_in
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 from viz.what_if import Planner, WhatIf
 
 DEFAULT_PORT = 8050
+RUNS_OPENED = 4
+"""Of a folder of runs, the newest, as pages of their own."""
 MOVING_SECONDS = 4.0
 """For an answer where layers may move."""
 _NEEDED: dict[str, tuple[str, ...]] = {".svg": (), ".png": ("PIL",)}
@@ -39,7 +41,7 @@ def view(
         list[Path] | None,
         typer.Argument(
             metavar="[FILE | RUN_DIR | JOB | LIBRARY]...",
-            help="Schedule files, run directories, a job file (.toml), a plan library; examples if left out.",
+            help="Schedule files, runs or folders of them, a job file (.toml), a plan library; examples if left out.",
         ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 takes any free one.")] = DEFAULT_PORT,
@@ -82,6 +84,8 @@ def view(
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
 
     job, library, others = _sorted(paths or [])
+    folders = [path for path in others if _is_folder_of_runs(path)]
+    others = [one for path in others for one in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
     if sum(option is not None for option in (times, profile, priced_by)) > 1:
         raise JobError("view: give --times or --profile or --job, only one of them")
@@ -122,9 +126,18 @@ def view(
             webbrowser.open(address)
 
     application = build_app(
-        sources, what_if, comparisons=comparisons, is_example=is_example, allowed_hosts=allow_host or ()
+        sources,
+        what_if,
+        comparisons=comparisons,
+        is_example=is_example,
+        allowed_hosts=allow_host or (),
+        run_folders=folders,
     )
     serve(application, port, ready)
+
+
+def _is_folder_of_runs(path: Path) -> bool:
+    return path.is_dir() and not is_run_directory(path) and not (path / MANIFEST).is_file() and bool(runs_in(path))
 
 
 def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from dash import Dash, Input, Output, State, html
@@ -34,6 +35,7 @@ class Workspace:
         what_if: plans for any dead workers; None without a job or library.
         comparisons: of resilience systems, by name.
         is_example: nobody asked for these sources.
+        run_folders: folders of runs, to be listed.
         cache: the lanes that the browser fetches.
         pages: the pages that were opened for all this.
     """
@@ -43,6 +45,7 @@ class Workspace:
     what_if: WhatIf | None = None
     comparisons: Mapping[str, SystemComparison] = field(default_factory=dict)
     is_example: bool = False
+    run_folders: Sequence[Path] = ()
     cache: LaneCache = field(default_factory=LaneCache)
     pages: list[Page] = field(default_factory=list)
 

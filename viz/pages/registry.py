@@ -7,6 +7,7 @@ from viz.pages.page import Page, Workspace
 from viz.pages.plans_page import PlansPage
 from viz.pages.report_page import ReportPage
 from viz.pages.run_page import RunPage
+from viz.pages.runs_page import RunsPage
 from viz.pages.schedule_page import SchedulePage
 from viz.pages.start_page import StartPage
 from viz.pages.systems_page import SystemsPage
@@ -15,6 +16,7 @@ from viz.pages.validate_page import ValidatePage
 PAGES: tuple[type[Page], ...] = (
     StartPage,
     SystemsPage,
+    RunsPage,
     RunPage,
     ReportPage,
     SchedulePage,

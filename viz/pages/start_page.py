@@ -14,6 +14,7 @@ COMMANDS = (
     ("recycle view plan.json", "a schedule: its lanes, figures and findings"),
     ("recycle view fault-free.json adaptive.json", "two schedules on one time axis"),
     ("recycle view runs/latest", "a run, finished or live: losses, failures, planned and executed steps"),
+    ("recycle view runs", "all runs of a folder: when, steps, losses, speed, failures"),
     ("recycle view job.toml", "plans of a job: press workers to fail them, and see who takes over"),
     ("recycle view job.toml plans", "the same with a library of plans, and the library itself"),
     ("recycle view comparison.json", "resilience systems over a failure trace, from recycle compare"),

@@ -1,0 +1,95 @@
+"""The page of folders of runs: a line for each, the newest first, read from what every run writes as it goes.
+
+The newest few are pages of their own, opened by a press; the command for the others stands in their line.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, ctx, html, no_update
+
+from recycle.errors import RecycleError
+from recycle.runs import TRACE, read_lines
+from viz.pages import parts
+from viz.pages.page import TABS, Page, Workspace
+from viz.run import runs_in
+
+HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
+LISTED = 200
+
+
+class RunsPage(Page):
+    """The runs of some folders."""
+
+    prefix, title = "runs", "Runs"
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace.cache)
+        self.workspace = workspace
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace)] if workspace.run_folders else []
+
+    def layout(self) -> html.Div:
+        return html.Div([self.listed(folder) for folder in self.workspace.run_folders])
+
+    def listed(self, folder: Path) -> html.Section:
+        """The runs of a folder."""
+        runs = runs_in(folder)
+        opened = {live.run.path.resolve(): f"run{place}" for place, live in enumerate(self.workspace.runs)}
+        rows = []
+        for path in runs[:LISTED]:
+            page = opened.get(path.resolve())
+            show: parts.Cell = html.Code(f"recycle view {path}")
+            if page is not None:
+                show = parts.button("Open", {"type": self.name("open"), "page": page}, f"Open {path.name}")
+            rows.append([path.name, *summary(path), show])
+        more = f" The newest {LISTED} of {len(runs):,}." if len(runs) > LISTED else ""
+        return parts.card(f"Runs in {folder}", parts.table(HEAD, rows), caption=f"The newest first.{more}")
+
+    def register(self, app: Dash) -> None:
+        @app.callback(
+            Output(TABS, "value", allow_duplicate=True),
+            Input({"type": self.name("open"), "page": ALL}, "n_clicks"),
+            prevent_initial_call=True,
+        )
+        def open_page(clicks: list[int]) -> Any:
+            return ctx.triggered_id["page"] if ctx.triggered_id is not None and any(clicks) else no_update
+
+
+def summary(run: Path) -> list[parts.Cell]:
+    """The cells of a run between its name and its button, as of HEAD; what cannot be read is left out."""
+    metrics, events = _lines(run / "metrics.jsonl"), _lines(run / "events.jsonl")
+    last = metrics[-1] if metrics else {}
+    times = [line["time"] for line in metrics if isinstance(line.get("time"), int | float)]
+    steps = [after - before for before, after in pairwise(times)]
+    speeds = [line["tokens_per_second"] for line in metrics if isinstance(line.get("tokens_per_second"), int | float)]
+    loss, alive = last.get("loss"), last.get("live_workers")
+    failures = sum(event.get("kind") == "fault" for event in events)
+    written = max((file.stat().st_mtime for file in run.iterdir()), default=run.stat().st_mtime)
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(written)) + (
+        "" if (run / TRACE).exists() else ", not finished"
+    )
+    return [
+        moment,
+        len(metrics),
+        f"{loss:.5g}" if isinstance(loss, int | float) else None,
+        f"{statistics.median(steps):.3g}" if steps else None,
+        f"{statistics.median(speeds):,.0f}" if speeds else None,
+        alive if isinstance(alive, int) else None,
+        failures,
+    ]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [line for _, line in read_lines(path)]
+    except RecycleError:
+        return []
