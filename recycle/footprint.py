@@ -62,7 +62,7 @@ class ParameterBytes:
         state: the fp32 parameter, Adam's two moments and, in bf16, the rounded one. With a sharded optimizer a host has
             the live parameters of its whole stage, and the rest of k of D shards.
         gradient: its gradient sum.
-        undo: of the state before a step that may be taken back, on the device.
+        undo: of states kept on the device: that before a step that may be taken back, and two that hosts compare.
     """
 
     state: float
@@ -80,8 +80,8 @@ def parameter_bytes(job: Sections) -> ParameterBytes:
     is_rounded, is_sharded = job.train.precision != "fp32", job.train.sharded_optimizer
     live = working if is_rounded or is_sharded else 0  # else one of the 12
     state = live + (12 if is_rounded or not is_sharded else 8) * shards_held(job)
-    is_undone = job.planner.staggered and job.train.undo == "device"
-    return ParameterBytes(state, gradient, undone_bytes(job) if is_undone else 0)
+    kept = int(job.planner.staggered) + 2 * bool(job.integrity.digests)
+    return ParameterBytes(state, gradient, kept * undone_bytes(job) if job.train.undo == "device" else 0)
 
 
 def undone_bytes(job: Sections) -> float:

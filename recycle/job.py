@@ -202,6 +202,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             with errors_as(JobError, "[eval] data"):
                 self._validate_data(self.data, part=1)
         self._validate_train()
+        self._validate_integrity()
 
     def _validate_named(self) -> None:
         named = {
@@ -363,6 +364,35 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         ):
             if is_there:
                 raise JobError(f"{key} not there yet with [train] sharded_optimizer = true; leave out one of the two")
+
+    def _validate_integrity(self) -> None:
+        every, digests, kept = self.integrity.every, self.integrity.digests, self.train.checkpoint_every
+        if every:
+            raise JobError(
+                f"[integrity] every: {every!r}, but micro-batches are not repeated on peers yet; leave it at 0, and"
+                " write digests = N to compare the states of peers every N iterations"
+            )
+        if not digests:
+            return
+        if self.grid.pipelines < 2:
+            raise JobError(
+                "[integrity] digests: with 1 pipeline no worker has a peer to compare its state with; write 0"
+            )
+        if self.planner.layout == "elastic" or self.planner.move:
+            raise JobError(
+                "[integrity] digests: a worker that comes to host other layers has not kept their states; write"
+                ' [planner] layout = "fixed" and move = false, or digests = 0'
+            )
+        if self.train.sharded_optimizer:
+            raise JobError(
+                "[integrity] digests: not there yet with [train] sharded_optimizer = true, whose hosts hold different"
+                " shards; leave out one of the two"
+            )
+        if kept % digests:
+            raise JobError(
+                f"[integrity] digests: {digests} does not divide [train] checkpoint_every = {kept}, so that checkpoints"
+                " would be kept that nobody compares; change one of the two"
+            )
 
     def _validate_store(self) -> None:
         membership = self.membership

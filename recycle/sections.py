@@ -317,6 +317,20 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     restarts: Count = 3
 
 
+class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[integrity]`: whether hosts that should hold the same are compared, so that nothing wrong goes unnoticed.
+
+    With `digests` = N the hosts of each stage compare their parameters and optimizer state every N iterations, and in
+    the first iteration of each generation; 0 for never. The last state on which all agreed is kept in memory, twice the
+    state beside it, and training goes back to it where they do not (docs/faults.md). N must divide `[train]
+    checkpoint_every`, so that no checkpoint is gone back to that was not compared. `every`, which is to repeat
+    micro-batches on peers, is refused.
+    """
+
+    digests: Count = 0
+    every: Count | Literal["gaps"] = 0
+
+
 class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[dials]`: where the curves of a run are shown beside its run directory; see docs/dials.md.
 
@@ -385,6 +399,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     evaluation: EvalSection = field(name="eval", default=EvalSection())
     membership: MembershipSection = MembershipSection()
     cluster: ClusterSection = ClusterSection()
+    integrity: IntegritySection = IntegritySection()
     dials: DialsSection = DialsSection()
     analytic: AnalyticSection = AnalyticSection()
     pauses: PausesSection = PausesSection()

@@ -30,7 +30,7 @@ JOB = job(
     eval={"every": 4, "batches": 2},
     membership={"heartbeat": 0.1, "dead_after": 1.5, "hung_after": 1.5, "warm_up": 10.0},
 )
-ENDING = [name for name, kind in KINDS.items() if kind.ends and not kind.announced and not kind.targets]
+ENDING = [name for name, kind in KINDS.items() if kind.ends and not kind.announced]
 COLUMNS = ("middle", *PHASES)
 STRUCK, APART = "0.1", 4
 """The worker, and the steps from one strike to the next: struck, away, back with the barrier, staggered again; in the

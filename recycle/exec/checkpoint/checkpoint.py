@@ -296,7 +296,9 @@ def folders(root: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def newest(root: Path, warn: Callable[[str], object], upto: int | None = None) -> Checkpoint | None:
+def newest(
+    root: Path, warn: Callable[[str], object], upto: int | None = None, since: str = "metrics.jsonl is whole"
+) -> Checkpoint | None:
     """The newest complete checkpoint, of step `upto` at most; `warn` is called with each that is passed over.
 
     Raises:
@@ -304,7 +306,7 @@ def newest(root: Path, warn: Callable[[str], object], upto: int | None = None) -
     """
     for step, folder in folders(root):
         if upto is not None and step > upto:
-            warn(f"{folder}: passed over, since metrics.jsonl is whole up to step {upto} only")
+            warn(f"{folder}: passed over, since {since} up to step {upto} only")
             continue
         try:
             return verify(folder)

@@ -68,6 +68,7 @@ class CheckpointManager:
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
         self._keeps_last = False
+        self._upto: int | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
 
     def keep_last(self) -> None:
@@ -88,6 +89,7 @@ class CheckpointManager:
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
         """A commit stands, of workers that host this; it says whether its state is kept."""
+        self._upto = None if record.verified is None else record.verified.step
         if commit.checkpoint:
             of_stages = hosts.hosts_of_stages()
             chosen = {stage: writer_of(stage, list(map(str, of)), record) for stage, of in of_stages.items()}
@@ -164,6 +166,8 @@ class CheckpointManager:
         older = [(at, folder) for at, folder in checkpoint.folders(self._root) if at < step]
         whole = [folder for _, folder in older if (folder / MANIFEST).exists()]
         kept = whole[: self._job.train.checkpoint_keep - 1]
+        if self._upto is not None:  # the newest one that training may go back to
+            kept += [folder for at, folder in older if at <= self._upto and folder in whole][:1]
         for _, folder in older:
             if folder not in kept:
                 checkpoint.remove(folder)
@@ -187,13 +191,25 @@ class CheckpointManager:
         self._announced = [step for step in self._announced if step not in steps]
 
     def newest(self, warn: Callable[[str], object]) -> Checkpoint | None:
-        """The newest complete checkpoint, when no worker lives that could still write one."""
+        """The newest complete checkpoint, when no worker lives that could still write one; where hosts compare their
+        states, of a step behind which they have agreed."""
         for _ in range(2):
             for pending in list(self._pending.values()):
                 if pending.finishing is not None:
                     pending.finishing.result()
             self.tick((), max(self._pending, default=0))
-        return checkpoint.newest(self._root, warn)
+        return checkpoint.newest(self._root, warn, self._upto, "the states of all workers have agreed")
+
+    def rewind(self, step: int) -> None:
+        """Training has gone back to the state after `step`: what is kept of later ones may be wrong."""
+        for at in [at for at in self._pending if at > step]:
+            pending = self._pending.pop(at)
+            if pending.finishing is not None:
+                pending.finishing.result()
+        self._forget([at for at in self._announced if at > step])
+        for at, folder in checkpoint.folders(self._root):
+            if at > step:
+                checkpoint.remove(folder)
 
     def folder_of(self, step: int) -> str | None:
         """Name of the folder of the complete checkpoint of a step; None when there is none."""
@@ -203,6 +219,7 @@ class CheckpointManager:
     def start_over(self) -> None:
         """Training goes back to a checkpoint: forget those that are being written and what was announced."""
         self._pending.clear()
+        self._upto = None
         self._forget(list(self._announced))
 
     def close(self) -> None:

@@ -132,14 +132,16 @@ def check_faults(
     steps: int,
     absent: frozenset[Worker] = frozenset(),
     tensor_parallel: int = 1,
+    are_compared: bool = False,
 ) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
 
     Args:
         absent: workers that the job starts without.
         tensor_parallel: processes of each worker.
+        are_compared: hosts compare their states, so that whoever is struck in memory is fenced some time later.
     """
-    alive = {worker: worker not in absent for worker in shape.workers()}
+    alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
         kind = KINDS[fault.kind]
         shape.require(fault.worker, f"fault {fault}")
@@ -150,33 +152,38 @@ def check_faults(
             )
         if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
-        if kind.struck and not alive[fault.worker]:
+        if kind.struck and alive[fault.worker] is False:
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
-        if not kind.struck and alive[fault.worker]:
+        if not kind.struck and alive[fault.worker] is True:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
         if fault.other is not None:
             fenced = _check_pair(fault, shape, alive)
             alive[fenced] = False
         else:
-            hosts = sum(here for worker, here in alive.items() if worker.rank == fault.worker.rank)
-            ends = kind.ends if fault.target is None else kind.targets[fault.target].ends and hosts >= MAJORITY_HOSTS
-            alive[fault.worker] = not ends
+            hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
+            target = None if fault.target is None else kind.targets[fault.target]
+            if target is not None and target.shows_in_state and are_compared:
+                alive[fault.worker] = None
+            elif target is not None and target.ends:
+                alive[fault.worker] = hosts < MAJORITY_HOSTS
+            else:
+                alive[fault.worker] = not kind.ends
 
 
-def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker:
+def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> Worker:
     """The worker that a cut ends. Raises JobError when one of the two is dead, when they have no connection, or when
     both are the last host of their stage."""
     worker, other = fault.worker, fault.other
     assert other is not None
     shape.require(other, f"fault {fault}")
-    if not alive[other]:
+    if alive[other] is False:
         raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
     if worker.rank != other.rank and (worker.pipeline != other.pipeline or abs(worker.rank - other.rank) != 1):
         raise JobError(
             f"fault {fault}: workers {worker} and {other} send each other nothing;"
             " cut neighbours of a pipeline or two of the same stage"
         )
-    fenced = whom_to_fence((worker, other), [w for w, here in alive.items() if here])
+    fenced = whom_to_fence((worker, other), [w for w, here in alive.items() if here is not False])
     if fenced is None:
         raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and neither may go")
     return fenced

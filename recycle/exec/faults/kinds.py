@@ -42,8 +42,6 @@ REDUCED = "reduced"
 report them."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Where a fault strikes: in the middle of such instructions, or between them."""
-FLIPPED = ("weight", "moment", "activation", "gradient", "input", "kernel")
-"""What a `flip` may strike: see docs/faults.md."""
 _ROOM_BYTES = 64 << 20
 _BIT = 20
 
@@ -89,10 +87,12 @@ class Target:
         point: what `FaultInjector.at_phase` is called with where it strikes; None for a position in the program.
         ends: the worker is dead afterwards if three hosts of its stage or more live, so that most of them can say who
             is wrong.
+        shows_in_state: likewise once the hosts of the stage compare their states.
     """
 
     point: str | None = None
     ends: bool = False
+    shows_in_state: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,17 @@ class FaultKind:
     def point_of(self, target: str | None) -> str | None:
         """What `FaultInjector.at_phase` is called with where it strikes, if that is always between instructions."""
         return None if target is None else self.targets[target].point
+
+
+FLIPPED = {
+    "weight": Target(shows_in_state=True),
+    "moment": Target(shows_in_state=True),
+    "activation": Target(),
+    "gradient": Target(REDUCED, ends=True),
+    "input": Target(),
+    "kernel": Target(),
+}
+"""What a `flip` may strike: see docs/faults.md."""
 
 
 def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:
@@ -200,9 +211,10 @@ KINDS = {
         does="flips a bit, that of the number after the comma (0 to 63; 20), of what the worker computes with",
         example="flip=gradient:1.1@5",
         strike=_flip,
+        ends=False,  # by itself; as its targets say
         phases=(),
         position=middle_forward,
-        targets={target: Target(REDUCED, ends=True) if target == "gradient" else Target() for target in FLIPPED},
+        targets=FLIPPED,
         argument=Argument("the number of a bit", 0, 63),
     ),
     "slow": FaultKind(

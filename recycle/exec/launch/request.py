@@ -177,7 +177,7 @@ def check_request(
         text_digest = batches.digest
     transport_of(job)
     require_packages(job)
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, bool(job.integrity.digests))
     return text_digest
 
 

@@ -108,6 +108,7 @@ class CoordinatorRuntime:
             evaluated=self._evaluated,
             now=time.monotonic,
             keeps=self._checkpoints.due,
+            went_back=self._went_back,
             heartbeats=self._heartbeats.reading(),
             initial=request.hosts,
         )
@@ -162,8 +163,7 @@ class CoordinatorRuntime:
         self._show_dials()
         self._expect_rejoins()
         self._can_go_back, self._is_started = True, bool(record.plan)
-        if not record.plan:
-            self._directory.rewind(record.committed)
+        self._directory.rewind(record.committed)  # it may have gone back, and its coordinator have died then
 
     def _expect_rejoins(self) -> None:
         """Have the coordinator wait for the workers that faults bring back from here on."""
@@ -296,12 +296,36 @@ class CoordinatorRuntime:
             return
         self.digests = digests
         self._pass_on_warning()
+        self._compare_final_states()
         self.ends_early = self.coordinator.next_step < self._request.steps
         if self.ends_early:
             step = self.coordinator.record.committed
             self._event("stopped", step=step, checkpoint=self._checkpoints.folder_of(step))
         self._merge_traces()
         self.over = True
+
+    def _compare_final_states(self) -> None:
+        """Say which hosts end with another state than their peers. Where hosts compare their states, what was computed
+        since they agreed is taken back and the run ends with a RunError."""
+        of_stages: dict[int, dict[str, str]] = {}
+        for worker, digests in self.digests.items():
+            for stage, digest in digests.items():
+                of_stages.setdefault(stage, {})[worker] = digest
+        unlike = {stage: held for stage, held in sorted(of_stages.items()) if len(set(held.values())) > 1}
+        if not unlike:
+            return
+        step = self.coordinator.record.committed
+        what = "; ".join(
+            f"workers {' and '.join(held)} end with different states of stage {s}" for s, held in unlike.items()
+        )
+        self._event("corrupt", step=step, workers=[], what=what, held=unlike)
+        verified = self.coordinator.record.verified
+        if self._job.integrity.digests and verified is not None:
+            self._went_back(verified.step)
+            raise RunError(
+                f"{what}; what came after step {verified.step}, where they agreed, is taken back; go on from a"
+                f" checkpoint with: recycle train JOB --resume --run {self._directory.path}"
+            )
 
     def _merge_traces(self) -> None:
         """Write `trace.json`; a run that has ended well does not fail for it, whatever happens."""
@@ -350,6 +374,11 @@ class CoordinatorRuntime:
         else:
             self._write(line)
         self._pass_on_warning()
+
+    def _went_back(self, step: int) -> None:
+        """Training goes on behind `step`: what was written of later iterations may be wrong."""
+        self._directory.rewind(step)
+        self._checkpoints.rewind(step)
 
     def _evaluated(self, record: GenerationRecord) -> None:
         """The evaluation of the committed state is done: write the step's line."""

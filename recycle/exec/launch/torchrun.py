@@ -135,6 +135,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         ties=schedule.ties,
         buckets=schedule.buckets,
         evaluation=evaluation,
+        compared_every=job.integrity.digests,
     ).run()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import msgspec
 
@@ -25,6 +26,7 @@ from recycle.exec.membership.messages import (
     Report,
 )
 from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -62,8 +64,13 @@ def soonest_end(step: int, mode: Mode, before: Commit | None) -> int:
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 
 
-def report_of(stages: Mapping[int, Stage], compute: Sequence[Computed] = ()) -> Report:
-    """What a worker reports once the gradients of all its stages are summed over their hosts, and its times."""
+def report_of(
+    stages: Mapping[int, Stage],
+    compute: Sequence[Computed] = (),
+    states: Mapping[int, Checksum] = MappingProxyType({}),
+) -> Report:
+    """What a worker reports once the gradients of all its stages are summed over their hosts, its times, and the
+    checksums of the states that it began with."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
@@ -74,7 +81,8 @@ def report_of(stages: Mapping[int, Stage], compute: Sequence[Computed] = ()) -> 
         if common:
             replicated[number] = exact_parts([found[place] for place in sorted(common)])
         checksums[number] = checksum
-    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums)
+    told = {index: (checksum.words, checksum.places) for index, checksum in states.items()}
+    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums, told)
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:

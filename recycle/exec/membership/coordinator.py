@@ -9,7 +9,7 @@ to form its groups though others came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from recycle.errors import RunError
 from recycle.exec.membership import schema
 from recycle.exec.membership.commit import evaluate
 from recycle.exec.membership.departures import Departures
+from recycle.exec.membership.disagreement import Bit
 from recycle.exec.membership.endings import last_line
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
@@ -27,7 +28,15 @@ from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of
-from recycle.exec.membership.messages import GO, VOID, Commit, EvaluationReport, GenerationRecord, Report
+from recycle.exec.membership.messages import (
+    GO,
+    VOID,
+    Commit,
+    EvaluationReport,
+    GenerationRecord,
+    Report,
+    Verified,
+)
 from recycle.exec.membership.moving import log_copies
 from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
@@ -35,7 +44,8 @@ from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.shard_holdings import ShardHoldings
 from recycle.exec.membership.store import Gathering, RunStore
-from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat
+from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind
+from recycle.exec.model.checksum import StateTensor, described
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import StageShards
@@ -74,6 +84,7 @@ class Coordinator:
         evaluated: called with the record for the result of every evaluation.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
+        went_back: called when training has gone back to the state after this step, which the workers had kept.
         heartbeats: gives those of all processes; read from the store when left out.
         initial: what processes host that start with the initial state, or with a checkpoint's; as the job's shape says
             when left out.
@@ -93,6 +104,7 @@ class Coordinator:
     now: Callable[[], float]
     evaluated: Callable[[GenerationRecord], None] = lambda record: None
     keeps: Callable[[int, bool], bool] = lambda step, is_last: False
+    went_back: Callable[[int], None] = lambda step: None
     heartbeats: ReadHeartbeats | None = None
     initial: Hosts | None = None
     phase: GenerationPhase = GenerationPhase.BETWEEN
@@ -128,7 +140,7 @@ class Coordinator:
             self._holdings = ShardHoldings(shards, self._everybody)
         else:
             self._holdings = Holdings(initial)
-        self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings)
+        self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings, self._name_bits)
         self._forming = Forming(self.store, self.job.membership, self.now, self._holdings)
         self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
         self.departures = Departures(
@@ -386,6 +398,7 @@ class Coordinator:
             self._holdings.copies(wanted, self.live, self._holders),
             self._holdings.plan,
             self._holdings.name_of(plan.digest, wanted),
+            self._verified(),
         )
         self._forming.begin(self.record, self._present())
         self._announce()
@@ -398,6 +411,14 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(GenerationPhase.PROPOSED)
+
+    def _verified(self) -> Verified | None:
+        """The state to go back to; of the live workers those that join now do not have it either."""
+        verified = self.record.verified
+        if verified is None:
+            return None
+        without = {*verified.without, *map(str, self._joined)}
+        return msgspec.structs.replace(verified, without=[str(w) for w in sorted(self.live) if str(w) in without])
 
     def _announce(self) -> None:
         """Write the record of a new generation, to the register first."""
@@ -573,7 +594,10 @@ class Coordinator:
         if not isinstance(verdict, Commit):
             self._follow(verdict)
             return False
-        after = msgspec.structs.replace(self.record, committed=n, commit=verdict, mode=verdict.next_mode)
+        verified = Verified(n - 1, _without_orders(self.record.commit)) if reports.has_states else self.record.verified
+        after = msgspec.structs.replace(
+            self.record, committed=n, commit=verdict, mode=verdict.next_mode, verified=verified
+        )
         # All have read the commit before the last: they stepped n - 1 after it.
         self._advance(after, (schema.CommitKey(g, n), verdict), [key, schema.CommitKey(g, n - 2)])
         self._attempts = 0
@@ -592,10 +616,60 @@ class Coordinator:
         leaving = [step + 1] if self.departures.is_prepared else []
         return [*better, *leaving, *(rejoin.step for rejoin in self._rejoins.awaited(self.live))]
 
-    def _follow(self, verdict: Repeat | Fence | GoBack) -> None:
+    def _go_back(self, verdict: Rewind) -> None:
+        """Fence who is wrong, and have all others go on from the last state that they agreed on.
+
+        The register says so at once, with a generation that is over from the start: whoever takes over goes on from
+        there, too. What was written of later iterations is for `went_back` to take back.
+        """
+        if verdict.workers:
+            self._lose(verdict.workers)
+        else:
+            self._end()
+        verified = self.record.verified
+        assert verified is not None, "only an older state than the one at hand is gone back to"
+        self._joined |= {worker for worker in self.live if str(worker) in verified.without}
+        plan, generation = self._holdings.plan, self.record.generation + 1
+        live = [str(worker) for worker in sorted(self.live)]
+        self.record = msgspec.structs.replace(
+            self.record,
+            generation=generation,
+            live=live,
+            roles={name: name for name in live},
+            committed=verified.step,
+            commit=verified.commit,
+            joins=[str(worker) for worker in sorted(self._joined)],
+            mode="barrier",
+            copies=[],
+            held=plan,
+            holds=plan,
+        )
+        self.store.set(schema.StopKey(generation), True)
+        self._announce()
+        self.went_back(verified.step)
+        self._repeated = f"{verdict.cause}; all are back behind step {verified.step}, where they agreed"
+        if units := self._holdings.lost(self._holders):
+            raise StageLost(f"{verdict.cause}, and {self._holdings.described(units[0])} no live host that kept a state")
+
+    def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
+        """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
+        named = []
+        for one in bits:
+            told = self.store.read(schema.StateLayoutKey(one.stage, one.tensor_rank)) or []
+            found = described(one.place, [StateTensor(*tensor) for tensor in told])
+            if found is not None:
+                tensor, index, bit = found
+                whose = members_of([one.worker], self.job.grid.tensor_parallel)[one.tensor_rank]
+                named.append({"worker": whose, "stage": one.stage, "tensor": tensor, "index": index, "bit": bit})
+        return named
+
+    def _follow(self, verdict: Repeat | Fence | Rewind | GoBack) -> None:
         """End the generation as the verdict on an iteration asks for."""
         if isinstance(verdict, Fence):
             self._lose(verdict.workers)
+            return
+        if isinstance(verdict, Rewind):
+            self._go_back(verdict)
             return
         self._end()
         if isinstance(verdict, Repeat):
@@ -603,3 +677,10 @@ class Coordinator:
         else:
             self._lost_since = self.now()
             raise StageLost(verdict.cause)
+
+
+def _without_orders(commit: Commit | None) -> Commit | None:
+    """The commit for whoever goes on from it later: what it announced has been done."""
+    if commit is None:
+        return None
+    return msgspec.structs.replace(commit, last=None, finished=False, checkpoint=False, evaluate=False)

@@ -3,7 +3,7 @@
 The hosts of a stage hold the same sums of gradients once these are reduced, and the tensor ranks of a worker the same
 loss and the same gradients of what they do not cut between them. A worker reports the squared norms, and a checksum in
 which every bit of the sums counts. A difference comes from hardware: memory that changed, or a sum that went wrong on
-one host only.
+one host only. Every so often the hosts of a stage also report checksums of the state that the iteration began with.
 
 Who is odd: a worker whose own tensor ranks disagree, and whoever differs from more than half of the stage's hosts. Of
 two hosts that differ, or of groups of which none is more than half, nobody can say.
@@ -14,14 +14,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Report
+from recycle.exec.model.checksum import Checksum, Place, differing_bit
 
 _Held = tuple[object, ...]
 _NOT_FINITE = (math.nan,)
+
+
+@dataclass(frozen=True)
+class Bit:
+    """The one bit of a process's state that differs from its peers'."""
+
+    worker: str
+    tensor_rank: int
+    stage: int
+    place: Place
 
 
 class Disagreement(RunError):
@@ -31,10 +43,21 @@ class Disagreement(RunError):
         step: the iteration.
         odd: worker -> what it holds that others do not; empty when nobody can say who is wrong.
         held: worker -> what it reported, of all workers that the difference is between.
+        is_of_state: states differ, which no repetition mends.
+        bits: of states, where one bit explains the difference.
     """
 
-    def __init__(self, step: int, differences: Sequence[str], odd: Mapping[str, str], held: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        step: int,
+        differences: Sequence[str],
+        odd: Mapping[str, str],
+        held: Mapping[str, str],
+        is_of_state: bool = False,
+        bits: Sequence[Bit] = (),
+    ) -> None:
         super().__init__(f"step {step}: {'; '.join(differences)}")
+        self.is_of_state, self.bits = is_of_state, list(bits)
         self.step, self.odd, self.held = step, dict(odd), dict(held)
         self.what = "; ".join(differences)
 
@@ -57,6 +80,7 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
     differences: list[str] = []
     odd: dict[str, str] = {}
     held: dict[str, str] = {}
+    is_of_state, bits = False, list[Bit]()
     for worker, ranks in workers.items():
         if what := _unlike_ranks(ranks, named):
             differences.append(f"tensor ranks of worker {worker} hold different {what}")
@@ -68,21 +92,36 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
         for stage in ranks[0].norms:
             of_stages[stage][worker] = _held(ranks, stage)
     for stage, hosts in sorted(of_stages.items()):
-        votes = Counter(hosts.values())
-        if len(votes) == 1:
-            continue
-        for worker in hosts:
-            held.setdefault(worker, "; ".join(_text(report, stage, named) for report in workers[worker]))
-        value, count = votes.most_common(1)[0]
-        if 2 * count > len(hosts):
-            most = _names(worker for worker, its in hosts.items() if its == value)
-            for worker in (worker for worker, its in hosts.items() if its != value):
-                odd.setdefault(worker, f"it holds another gradient of {named(stage)} than {most}")
-                differences.append(f"worker {worker} holds another gradient of {named(stage)} than {most}")
-        else:
-            differences.append(f"{_names(hosts)} hold different gradients of {named(stage)}")
+        states: dict[str, _Held] = {name: tuple(one.states.get(stage) for one in workers[name]) for name in hosts}
+        for what, of_hosts in (("state", states), ("gradient", hosts)):
+            votes = Counter(of_hosts.values())
+            if len(votes) == 1:
+                continue
+            for worker in of_hosts:
+                held.setdefault(worker, "; ".join(_text(report, stage, named) for report in workers[worker]))
+            value, count = votes.most_common(1)[0]
+            if 2 * count > len(of_hosts):
+                most = _names(worker for worker, its in of_hosts.items() if its == value)
+                for worker in (worker for worker, its in of_hosts.items() if its != value):
+                    odd.setdefault(worker, f"it holds another {what} of {named(stage)} than {most}")
+                    differences.append(f"worker {worker} holds another {what} of {named(stage)} than {most}")
+            else:
+                differences.append(f"{_names(of_hosts)} hold different {what}s of {named(stage)}")
+            if what == "state":
+                is_of_state = True
+                peer = next(worker for worker, its in of_hosts.items() if its == value)
+                bits += (bit for worker in of_hosts for bit in _bits(worker, workers[worker], workers[peer], stage))
     if differences:
-        raise Disagreement(step, differences, odd, held)
+        raise Disagreement(step, differences, odd, held, is_of_state, bits)
+
+
+def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage: int) -> Iterator[Bit]:
+    """The bits of a worker's states that differ from a peer's, as far as there is one in each."""
+    for rank, (own, other) in enumerate(zip(ranks, of_peer, strict=True)):
+        if stage in own.states and stage in other.states and own.states[stage] != other.states[stage]:
+            place = differing_bit(Checksum(*own.states[stage]), Checksum(*other.states[stage]))
+            if place is not None:
+                yield Bit(worker, rank, stage, place)
 
 
 def _unlike_ranks(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
@@ -115,7 +154,9 @@ def _parts(parts: Sequence[float]) -> tuple[float, ...]:
 
 def _text(report: Report, stage: int, named: Callable[[int], str]) -> str:
     squared = math.fsum([*report.norms[stage], *report.replicated.get(stage, [])])
-    return f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}"
+    state = report.states.get(stage)
+    told = "" if state is None else f", state {state[0]:016x}{state[1]:016x}"
+    return f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}{told}"
 
 
 def _names(workers: Iterable[str]) -> str:

@@ -75,6 +75,20 @@ class Copy(Struct, frozen=True, array_like=True):
     last: int
 
 
+class Verified(Struct, frozen=True):
+    """The last state that the digests of all hosts agreed on, which they keep.
+
+    Attributes:
+        step: the iteration that it is from; -1 for the initial one.
+        commit: of it, without what it announced; None for the initial one.
+        without: workers that do not have it, as they joined later.
+    """
+
+    step: int
+    commit: Commit | None
+    without: list[str] = []
+
+
 class GenerationRecord(Struct, frozen=True):
     """The register. `roles` maps processes (by the position they started in) to positions of the plan.
 
@@ -84,6 +98,7 @@ class GenerationRecord(Struct, frozen=True):
             worker takes part in its own in this order.
         held: hash of the plan that the others hold the units of; empty for what processes start with.
         holds: likewise, of what all hold once the generation runs.
+        verified: the state to go back to where hosts disagree; None before the first comparison of digests.
         committed: last committed iteration, -1 before the first.
         commit: of the last committed iteration; None before the first.
         mode: of the iteration behind it.
@@ -104,6 +119,7 @@ class GenerationRecord(Struct, frozen=True):
     copies: list[Copy] = []
     held: str = ""
     holds: str = ""
+    verified: Verified | None = None
 
     @property
     def is_evaluation_due(self) -> bool:
@@ -139,6 +155,7 @@ class Report(Struct, frozen=True):
         compute: the F, I, W and B of each of its stages.
         replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
         checksums: of all bits of the sums of each hosted stage, as `Stage.gradient_checksum` makes it.
+        states: likewise the checksums of the states that the iteration began with, where these are compared.
     """
 
     norms: dict[int, list[float]]
@@ -146,6 +163,7 @@ class Report(Struct, frozen=True):
     compute: list[Computed] = []
     replicated: dict[int, list[float]] = {}
     checksums: dict[int, int] = {}
+    states: dict[int, tuple[int, int]] = {}
 
 
 class EvaluationReport(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from recycle.exec.membership.messages import Commit, Copy, Evaluated, GenerationRecord, Mode
+from recycle.exec.membership.messages import Commit, Copy, Evaluated, GenerationRecord, Mode, Verified
 from recycle.shape import Worker
 
 
@@ -49,6 +49,7 @@ class PackedRecord(Struct, frozen=True, omit_defaults=True):
     copies: list[Copy] = []
     held: str = ""
     holds: str = ""
+    verified: Verified | None = None
 
 
 def pack_record(record: GenerationRecord) -> PackedRecord:
@@ -69,6 +70,7 @@ def pack_record(record: GenerationRecord) -> PackedRecord:
         record.copies,
         record.held,
         record.holds,
+        record.verified,
     )
 
 
@@ -99,4 +101,5 @@ def unpack_record(packed: PackedRecord) -> GenerationRecord:
         packed.copies,
         packed.held,
         packed.holds,
+        packed.verified,
     )

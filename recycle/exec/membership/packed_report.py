@@ -20,8 +20,8 @@ from recycle.exec.membership.messages import Computed, Report
 
 HEAD_CHARACTERS = 12
 """Of a text, that say its layout."""
-_HEAD = struct.Struct("<HHBBBBx")
-HAS_CHECKSUM, HAS_REPLICATED = 1, 2
+_HEAD = struct.Struct("<HHBBBBB")
+HAS_CHECKSUM, HAS_REPLICATED, HAS_STATE = 1, 2, 4
 """Flags of a hosted stage."""
 
 
@@ -34,6 +34,7 @@ class Layout(NamedTuple):
         parts, replicated: numbers of the longest squared norm, and of the longest of what all tensor ranks hold.
         has_loss: whether there is a loss.
         letters: of the longest kind's name.
+        has_states: whether the checksums of states are told.
     """
 
     stages: int
@@ -42,6 +43,7 @@ class Layout(NamedTuple):
     replicated: int
     has_loss: int
     letters: int
+    has_states: int
 
 
 @lru_cache(maxsize=256)
@@ -53,6 +55,7 @@ def row_of(layout: Layout) -> np.dtype[Any]:
         ("norms", "<f8", (layout.parts,)),
         ("replicated", "<f8", (layout.replicated,)),
         ("checksum", "<u8"),
+        ("state", "<u8", (2 * layout.has_states,)),
     ]
     computed = [("stage", "<u4"), ("token", f"S{max(1, layout.letters)}"), ("count", "<u4"), ("seconds", "<f8")]
     fields = [("loss", "<f8"), ("stages", stage, (layout.stages,)), ("computed", computed, (layout.computed,))]
@@ -69,6 +72,7 @@ def pack_report(report: Report) -> str:
         max(map(len, report.replicated.values()), default=0),
         int(report.loss is not None),
         max((len(one.token) for one in report.compute), default=0),
+        int(bool(report.states)),
     )
     row = np.zeros((), row_of(layout))
     row["loss"] = 0.0 if report.loss is None else report.loss
@@ -81,6 +85,9 @@ def pack_report(report: Report) -> str:
         if stage in report.checksums:
             at["flags"] |= HAS_CHECKSUM
             at["checksum"] = report.checksums[stage]
+        if stage in report.states:
+            at["flags"] |= HAS_STATE
+            at["state"] = report.states[stage]
     for place, one in enumerate(report.compute):
         row["computed"][place] = (one.stage, one.token.encode(), one.count, one.seconds)
     row["head"] = np.void(_HEAD.pack(*layout))
@@ -109,6 +116,7 @@ def unpack_report(text: str) -> Report:
     """What `pack_report` was given. Raises ValueError when it is not that."""
     (row,) = unpack_rows([text])
     norms, replicated, checksums = dict[int, list[float]](), dict[int, list[float]](), dict[int, int]()
+    states = dict[int, tuple[int, int]]()
     for at in row["stages"]:
         stage, flags = int(at["stage"]), int(at["flags"])
         norms[stage] = without_zeros(at["norms"])
@@ -116,11 +124,14 @@ def unpack_report(text: str) -> Report:
             replicated[stage] = without_zeros(at["replicated"])
         if flags & HAS_CHECKSUM:
             checksums[stage] = int(at["checksum"])
+        if flags & HAS_STATE:
+            words, places = map(int, at["state"])
+            states[stage] = words, places
     compute = [
         Computed(int(one["stage"]), one["token"].decode(), int(one["count"]), float(one["seconds"]))
         for one in row["computed"]
     ]
-    return Report(norms, float(row["loss"]) if has_loss(row) else None, compute, replicated, checksums)
+    return Report(norms, float(row["loss"]) if has_loss(row) else None, compute, replicated, checksums, states)
 
 
 def without_zeros(parts: npt.NDArray[np.float64]) -> list[float]:

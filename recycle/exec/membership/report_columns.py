@@ -20,6 +20,7 @@ from recycle.exec.membership.messages import Report
 from recycle.exec.membership.packed_report import (
     HAS_CHECKSUM,
     HAS_REPLICATED,
+    HAS_STATE,
     HEAD_CHARACTERS,
     has_loss,
     pack_report,
@@ -37,8 +38,8 @@ class ReportColumns:
     Attributes:
         members: names of the processes.
         losses: of each process, and whether it has one.
-        host, stage, flags, norms, replicated, checksum: of each hosted stage, ordered by process: the place of the
-            process in `members`, and what its report says of the stage. Norms are filled up with zeros.
+        host, stage, flags, norms, replicated, checksum, state: of each hosted stage, ordered by process: the place of
+            the process in `members`, and what its report says of the stage. Norms are filled up with zeros.
         ran, of_stage, token, count, seconds: of each kind of instruction, likewise.
     """
 
@@ -52,6 +53,7 @@ class ReportColumns:
     norms: Column
     replicated: Column
     checksum: Column
+    state: Column
     ran: Column
     of_stage: Column
     token: Column
@@ -80,7 +82,7 @@ class ReportColumns:
             written,
             losses,
             said,
-            *(one[name] for name in ("process", "stage", "flags", "norms", "replicated", "checksum")),
+            *(one[name] for name in ("process", "stage", "flags", "norms", "replicated", "checksum", "state")),
             *(other[name] for name in ("process", "stage", "token", "count", "seconds")),
         )
 
@@ -111,6 +113,8 @@ class ReportColumns:
             np.where(common[:, None], self.replicated, np.nan).view(np.uint64),
             np.where(finite, self.checksum, 0)[:, None],
             np.where(finite, self.flags & HAS_CHECKSUM, 0).astype(np.uint64)[:, None],
+            self.state,
+            (self.flags & HAS_STATE).astype(np.uint64)[:, None],
         ]
         ranks = self._of.tensor_ranks
         if not _equal_within((ranks[self.host], self.stage), np.concatenate(said, axis=1)):
@@ -121,6 +125,11 @@ class ReportColumns:
         held = np.concatenate([said[1], (self.flags & HAS_REPLICATED).astype(np.uint64)[:, None]], axis=1)
         losses = np.stack([self.losses.view(np.uint64), self.has_loss.astype(np.uint64)], axis=1)
         return _equal_within((workers[self.host], self.stage), held) and _equal_within((workers,), losses)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether every host of every stage says what state it began with."""
+        return len(self.flags) > 0 and bool((self.flags & HAS_STATE).all())
 
     def squared_norms(self) -> list[float]:
         """Numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.

@@ -316,6 +316,13 @@ class SavedKey(Note[Saved], writer=Writer.WORKER):
     tensor_rank: int = 0
 
 
+class StateLayoutKey(Note[list[tuple[str, int, int, int]]], writer=Writer.WORKER):
+    """Where the tensors of a stage's state lie, as `checksum.StateTensor`s, for events that name one."""
+
+    stage: int
+    tensor_rank: int = 0
+
+
 class FinalKey(Note[dict[int, str]], writer=Writer.WORKER):
     """sha256 of the final state of each stage of the process."""
 

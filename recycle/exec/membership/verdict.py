@@ -2,22 +2,24 @@
 
 An iteration whose gradient is not finite, or that stepped ahead of a norm which has to be clipped, is repeated. Where
 hosts disagree, whoever is odd is fenced if a peer is left. Else the iteration is repeated once, and then training goes
-back to a checkpoint, once for each iteration.
+back to a checkpoint, once for each iteration. Where states disagree, what was computed since they last agreed may be
+wrong, so training goes back to then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership.commit import decide, is_right, soonest_end
-from recycle.exec.membership.disagreement import Disagreement
+from recycle.exec.membership.disagreement import Bit, Disagreement
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.job import PricedJob
 from recycle.shape import Worker
@@ -44,7 +46,15 @@ class GoBack:
     cause: str
 
 
-Verdict = Commit | Repeat | Fence | GoBack
+@dataclass(frozen=True)
+class Rewind:
+    """All go back to the last state that they agreed on; why, and who is fenced before, each for its reason."""
+
+    cause: str
+    workers: dict[Worker, str]
+
+
+Verdict = Commit | Repeat | Fence | Rewind | GoBack
 
 
 class Judge:
@@ -56,12 +66,19 @@ class Judge:
         log: takes events.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
         holdings: who holds what.
+        name_bits: what the event says of the bits in which states differ.
     """
 
     def __init__(
-        self, job: PricedJob, steps: int, log: Log, keeps: Callable[[int, bool], bool], holdings: Holdings
+        self,
+        job: PricedJob,
+        steps: int,
+        log: Log,
+        keeps: Callable[[int, bool], bool],
+        holdings: Holdings,
+        name_bits: Callable[[Sequence[Bit]], list[dict[str, Any]]] = lambda bits: [],
     ) -> None:
-        self._holdings = holdings
+        self._holdings, self._name_bits = holdings, name_bits
         self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
         self._last, self._ends_early = steps - 1, False
         self._retried = self._disagreed = self._gone_back = -1
@@ -98,7 +115,7 @@ class Judge:
         try:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as found:
-            return self._settle(found, holders)
+            return self._settle(found, holders, record.verified)
         finite = commit.clip_factor is not None
         if not finite and self._retried != step:
             self._retried = step
@@ -118,16 +135,25 @@ class Judge:
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
         )
 
-    def _settle(self, found: Disagreement, holders: Collection[Worker]) -> Fence | Repeat | GoBack:
+    def _settle(
+        self, found: Disagreement, holders: Collection[Worker], verified: Verified | None
+    ) -> Fence | Repeat | Rewind | GoBack:
         """Fence who holds other numbers than its peers, if somebody can say who does and a peer is left."""
         step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
         left = set(holders) - odd.keys()
-        self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held)
-        if odd and not self._holdings.lost(left):
-            return Fence(odd)
-        if self._disagreed != step:
+        where = {"bits": self._name_bits(found.bits)} if found.bits else {}
+        self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held, **where)
+        is_right = bool(odd) and not self._holdings.lost(left)
+        if found.is_of_state:
+            is_newer = verified is not None and verified.step < step - 1
+            if is_newer and (is_right or self._disagreed != step):
+                self._disagreed = step
+                return Rewind(found.what, odd if is_right else {})
+        elif not is_right and self._disagreed != step:
             self._disagreed = step
             return Repeat(found.what)
+        if is_right:
+            return Fence(odd)
         again = f"{found}, also when repeated"
         if self._gone_back == step:
             raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")

@@ -22,6 +22,7 @@ from recycle.exec.faults.kinds import REDUCED
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Report
 from recycle.exec.membership.progress import Progress
+from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.evaluation import Evaluation
@@ -75,6 +76,7 @@ class Iterations:
         device: that the stages compute on.
         buckets: in how many the gradients of each stage are reduced.
         evaluation: between iterations; None for a job without.
+        compared_every: iterations from one whose state hosts compare to the next; the first is always one. 0: never.
     """
 
     record: GenerationRecord
@@ -94,6 +96,7 @@ class Iterations:
     device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
     buckets: int = 1
     evaluation: Evaluation | None = None
+    compared_every: int = 0
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
@@ -152,8 +155,10 @@ class Iterations:
         self.progress.begins("begin")
         self.injector.begin(self.program, self._iteration)
         self._interpreter.begin(self.program, self._iteration)
-        if self._iteration > self.record.committed + 1:  # the first of a generation waits for its own commit
-            self.updates.begin(self._iteration)
+        is_first = self._iteration == self.record.committed + 1
+        self._is_compared = self.compared_every > 0 and (is_first or self._iteration % self.compared_every == 0)
+        if not is_first:  # the first of a generation waits for its own commit
+            self.updates.begin(self._iteration, self._is_compared)
         self._late: list[StageWide] = []
         self._is_reported = False
         self.progress.ended()
@@ -209,8 +214,17 @@ class Iterations:
         self.updates.reduced(self._iteration)
         self.device.clock.set()
         self.injector.at_phase(REDUCED, self._iteration)
-        self.commits.report(self._iteration, report_of(self.stages, self._interpreter.compute))
+        states = self._keep_state() if self._is_compared else {}
+        self.commits.report(self._iteration, report_of(self.stages, self._interpreter.compute, states))
         self.injector.at_phase("commit", self._iteration)
+
+    def _keep_state(self) -> Mapping[int, Checksum]:
+        """The checksums of the state that the iteration began with, which is kept; that of the one before is committed
+        by then, so that an older one is not needed any more."""
+        if self._iteration > self.record.committed + 1:
+            self._committed(self._iteration - 1)
+        self.updates.keep_state(self._iteration - 1)
+        return self.updates.kept_checksums()
 
     def _mode(self) -> Mode:
         """How this iteration steps; waits for the commit of the one before, which every step needs."""
@@ -225,6 +239,8 @@ class Iterations:
 
     def _step(self, stage: int) -> None:
         self.injector.at_phase("step", self._iteration)
+        if self._is_compared:
+            self.updates.keep_state(self._iteration - 1)
         if self._commit is not None and self._commit.step == self._iteration:
             self.updates.step(stage, self._commit)
         else:

@@ -17,9 +17,11 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import GenerationOver, Member
+from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, Copied, GenerationRecord
 from recycle.exec.membership.plan_files import read_plan
-from recycle.exec.membership.schema import generation_folder
+from recycle.exec.membership.schema import StateLayoutKey, generation_folder
+from recycle.exec.model.checksum import layout_of
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
@@ -100,6 +102,7 @@ class WorkerLoop:
         if ahead:
             self.injector.at_phase("undo", record.committed + 1)
         self._updates.settle(record.committed, record.commit)
+        self.saver.went_back(record.committed)
         if ahead:
             self._undone = record.committed + 1
 
@@ -130,6 +133,8 @@ class WorkerLoop:
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
+            if self.job.integrity.digests:
+                self._tell_layouts()
             if self.shards is None:
                 self.saver.follow(schedule, record)
             else:
@@ -154,6 +159,7 @@ class WorkerLoop:
                 streams=self._streams,
                 device=self.transport.progress,
                 evaluation=self._evaluation(record, schedule, role, transport),
+                compared_every=self.job.integrity.digests,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
@@ -263,6 +269,16 @@ class WorkerLoop:
             return {}
         owners = StageShards.of_schedule(self.job, schedule).owners([Worker.parse(name) for name in record.live])
         return {stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of) for stage, of in owners.items()}
+
+    def _tell_layouts(self) -> None:
+        """Say once where the tensors of the stages' states lie, for events that name one."""
+        _, rank = split_member(self.member.name)
+        for index, stage in self.hosted.stages.items():
+            key = StateLayoutKey(index, rank)
+            if not self.member.store.has_all([key]):
+                state = stage.state_tensors()
+                layout = layout_of(state, stage.named_state(state))
+                self.member.store.set(key, [(one.name, one.first, one.elements, one.size) for one in layout])
 
     def _waits(self, whether: bool) -> None:
         self.member.progress.set_waiting(whether)

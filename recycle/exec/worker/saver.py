@@ -95,6 +95,13 @@ class Saver:
         copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in mine]
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
+    def went_back(self, committed: int) -> None:
+        """Training goes on behind this iteration; later states will be kept again, and what is written of them now is
+        waited for, so that it does not come on top of that."""
+        if committed < self._kept:
+            self.close()
+            self._kept = -1
+
     def close(self) -> None:
         """Wait until all is written; the coordinator has the deadline."""
         if self._writing is not None:

@@ -6,7 +6,8 @@ one iteration away from the committed one, behind it (its reduced gradient is st
 
 Keeping the state from before takes as long as the step itself, and need not wait for it: once a step is committed, the
 state stays as it is until the next. So a thread copies it while the worker waits for others, in the bubbles of the
-schedule, piece by piece; what is left when the step comes is copied piece by piece with it.
+schedule, piece by piece; what is left when the step comes is copied piece by piece with it. States that hosts compare
+are kept in the same way (kept_states.py), and are what a worker goes back to when they differ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.membership.messages import Commit
+from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.worker.kept_states import KeptStates
 
 LOOK_SECONDS = 0.002
 """Seconds between two looks of the thread, while the worker waits, at whether the last step is committed."""
@@ -49,16 +52,21 @@ class Updates:
         self._reduced = -1
         self._before: dict[int, list[torch.Tensor]] = {}
         self._kept: dict[int, int] = {}
-        self._last, self._is_due = -1, False
+        self._last, self._is_due, self._is_compared = -1, False, False
+        self.kept_states = KeptStates(stages, self._empty_like)
         self._waits = threading.Event()
         self._lock = threading.Lock()
         if decided is not None:
             threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
 
-    def begin(self, iteration: int) -> None:
-        """`iteration` begins, and will end with a step; the steps of the one before are done."""
+    def begin(self, iteration: int, is_compared: bool = False) -> None:
+        """`iteration` begins, and will end with a step; the steps of the one before are done.
+
+        Args:
+            is_compared: whether hosts compare the state that it begins with, which is kept then.
+        """
         with self._lock:
-            self._last, self._kept = iteration - 1, dict.fromkeys(self._stages, 0)
+            self._last, self._kept, self._is_compared = iteration - 1, dict.fromkeys(self._stages, 0), is_compared
             self._is_due = self._decided is not None
 
     def waits(self, whether: bool) -> None:
@@ -72,8 +80,20 @@ class Updates:
         """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
         self._reduced = iteration
 
+    def keep_state(self, step: int) -> None:
+        """The committed state after `step` is to be kept and compared, in waits or when `kept_checksums` is called."""
+        with self._lock:
+            self.kept_states.begin(step)
+
+    def kept_checksums(self) -> Mapping[int, Checksum]:
+        """The checksums of the state that was to be kept last, complete now."""
+        with self._lock:
+            return dict(self.kept_states.finish_all())
+
     def step(self, index: int, commit: Commit) -> None:
         """Step a stage as a commit says, which may be not at all."""
+        with self._lock:
+            self.kept_states.finish(index)
         if commit.clip_factor is not None:
             self._stages[index].step(commit.step, commit.clip_factor)
         self._at[index] = commit.step
@@ -81,12 +101,14 @@ class Updates:
     def step_ahead(self, index: int, iteration: int) -> None:
         """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
         with self._lock:
+            self.kept_states.finish(index)
             kept = self._kept.pop(index, 0)
         self._stages[index].step(iteration, 1.0, self._buffers(index), kept)
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
         """The states were copied from a peer, at the committed iteration."""
+        self.kept_states.clear()
         self._at = dict.fromkeys(self._stages, committed)
 
     def rehost(self, at: int) -> None:
@@ -94,14 +116,15 @@ class Updates:
         with self._lock:
             self._at, self._kept = dict.fromkeys(self._stages, at), {}
             self._before.clear()
+            self.kept_states.clear()
 
     def stand_at(self, iteration: int) -> bool:
         """Whether every stage's last step was that of `iteration`."""
         return all(at == iteration for at in self._at.values())
 
     def ahead(self, committed: int) -> list[int]:
-        """The stages whose last step is not committed."""
-        return [index for index, at in self._at.items() if at == committed + 1]
+        """The stages whose last step is not committed, or is not any more."""
+        return [index for index, at in self._at.items() if at > committed]
 
     def way_to(self, committed: int) -> str:
         """What `settle` will do, as the heartbeat's name of the operation: each takes another time."""
@@ -121,6 +144,11 @@ class Updates:
         with self._lock:
             self._kept, self._is_due = {}, False
             self._waits.clear()
+            if self.ahead(committed) and self.kept_states.go_back(committed):
+                self._at = dict.fromkeys(self._at, committed)
+            self.kept_states.cancel()
+        if any(at > committed + 1 for at in self._at.values()):
+            raise RunError(f"the state after step {committed} is to be gone back to, and is not kept here")
         for index in self.ahead(committed):
             copy_state(self._stages[index].state_tensors(), self._buffers(index))
             self._at[index] = committed
@@ -156,9 +184,16 @@ class Updates:
                     with self._lock:
                         if self._last != last:
                             break
-                        if commit.next_mode == "barrier" or not self._copy_piece():
+                        if (commit.next_mode == "barrier" or not self._copy_piece()) and not self._keep_piece(last):
                             self._is_due = False
                             self._waits.clear()
+
+    def _keep_piece(self, step: int) -> bool:
+        """Do a piece of the state that is to be kept, if there is one after `step`, which is committed; whether there
+        was one."""
+        if self._is_compared:
+            self.kept_states.begin(step)
+        return self.kept_states.piece()
 
     def _copy_piece(self) -> bool:
         """Copy one piece of one stage; whether there was one."""

@@ -110,6 +110,15 @@ def test_a_worker_may_die_come_back_and_die_again() -> None:
     check_faults(faults, SHAPE, steps=10)
 
 
+def test_whoever_is_struck_in_memory_may_be_dead_or_alive_where_states_are_compared() -> None:
+    """It depends on when that is; of a flip elsewhere it is known."""
+    for text in ("flip=weight:1.1@2", "flip=moment:1.1@2"):
+        for then in ("rejoin:1.1@6", "kill:1.1@6"):
+            check_faults([parse_fault(text), parse_fault(then)], SHAPE, steps=10, are_compared=True)
+    with pytest.raises(JobError, match=r"worker 1\.1 is alive at step 6"):
+        check_faults([parse_fault(t) for t in ("flip=kernel:1.1@2", "rejoin:1.1@6")], SHAPE, 10, are_compared=True)
+
+
 def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
     with pytest.raises(JobError, match="already dead"):
         check_faults([parse_fault("kill:1.1@2")], SHAPE, steps=10, absent=frozenset({Worker(1, 1)}))

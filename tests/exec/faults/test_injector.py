@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on
     claimed: list[int] = []
     slept: list[float] = []
     go, killed = threading.Event(), threading.Event()
-    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda seconds: (slept.append(seconds), go.wait()))
+    clock = SimpleNamespace(sleep=lambda seconds: (slept.append(seconds), go.wait()))
+    monkeypatch.setattr("recycle.exec.faults.injector.time", clock)  # threads of other tests may sleep, too
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: killed.set())
     faults = [(7, parse_fault("kill=0.5:1.0@3"))]
     injector = FaultInjector(faults, lambda _: False, no_poison, claim_in_thread=claimed_by(claimed))
@@ -123,7 +125,7 @@ def test_a_slow_worker_sleeps_in_proportion_through_its_range_and_in_repeated_it
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     slept: list[float] = []
-    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", slept.append)
+    monkeypatch.setattr("recycle.exec.faults.injector.time", SimpleNamespace(sleep=slept.append))
     first = [True, False, False]
     faults = [(0, parse_fault("slow=3:1.0@2-3")), (1, parse_fault("slow=2:1.0@5"))]
     injector = FaultInjector(faults, lambda _: bool(first) and first.pop(0), no_poison)

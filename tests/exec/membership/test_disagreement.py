@@ -7,10 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from recycle import RunError
-from recycle.exec.membership.disagreement import Disagreement, compare
+from recycle.exec.membership.disagreement import Bit, Disagreement, compare
 from recycle.exec.membership.messages import Report
+from recycle.exec.model.checksum import Place
 from tests.exec.runs import Run, job, kinds
 
 STEPS = 7
@@ -86,6 +88,29 @@ def test_what_is_not_finite_on_one_tensor_rank_of_all_hosts_is_no_disagreement()
     compare(4, {name: spoilt if name.endswith("t1") else report(1.0) for name in ("0.0", "0.0t1", "1.0", "1.0t1")})
     whole = report(1.0, loss=2.0, common=4.0)
     compare(4, {name: spoilt if name.endswith("t1") else whole for name in ("0.0", "0.0t1", "1.0", "1.0t1")})
+
+
+def with_states(**states: tuple[int, int]) -> dict[str, Report]:
+    return {name: replace(report(1.0), states={0: state}) for name, state in states.items()}
+
+
+def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None:
+    """The 20th bit of word 1000 is set in one of them."""
+    found = disagreement(**with_states(w0_0=(7, 9), w1_0=(7 + (1 << 20), 9 + 1000 * (1 << 20)), w2_0=(7, 9)))
+    assert found.odd == {"1.0": "it holds another state of stage 0 than workers 0.0 and 2.0"}
+    assert (found.is_of_state, found.bits) == (True, [Bit("1.0", 0, 0, Place(1000, 20))])
+    assert found.held["1.0"].endswith("state 000000000010000700000000" + f"{9 + 1000 * (1 << 20):08x}")
+    both = disagreement(**with_states(w0_0=(7, 9), w1_0=(8, 9)))
+    assert (both.odd, both.what) == ({}, "workers 0.0 and 1.0 hold different states of stage 0")
+    assert both.bits == [Bit("1.0", 0, 0, Place(0, 0))]
+    unexplained = disagreement(**with_states(w0_0=(7, 9), w1_0=(7, 10), w2_0=(7, 9)))
+    assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
+
+
+def test_a_state_is_odd_also_where_the_gradients_of_all_are_not_finite() -> None:
+    told = with_states(w0_0=(7, 9), w1_0=(8, 9), w2_0=(7, 9))
+    found = disagreement(**{name: replace(one, norms={0: [math.nan]}) for name, one in told.items()})
+    assert list(found.odd) == ["1.0"]
 
 
 def events(directory: Path) -> list[dict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.exec.membership.messages import Commit, Copy, GenerationRecord
+from recycle.exec.membership.messages import Commit, Copy, GenerationRecord, Verified
 from recycle.exec.membership.schema import ProposalKey, RegisterKey
 from recycle.shape import Worker
 
@@ -19,6 +19,7 @@ def records(draw: st.DrawFn) -> GenerationRecord:
     roles = dict(zip(live, draw(st.permutations(live)), strict=True))
     joins, copies = live[-1:], [Copy(name, "0.0", 0, 3) for name in live[-1:]]
     more = {"joins": joins, "copies": copies, "held": "before", "holds": "after"}
+    more["verified"] = draw(st.sampled_from([None, Verified(-1, None), Verified(5, COMMIT, live[:1])]))
     number = draw(st.integers(0, 99))
     return GenerationRecord(number, live, roles, "plan", 7, COMMIT, mode="staggered", periods={"barrier": 9}, **more)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from recycle.exec.membership.commit import decide
 from recycle.exec.membership.disagreement import Disagreement, compare
@@ -57,7 +58,8 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
     }
     common = {stage: draw(st.lists(NUMBERS, max_size=2)) for stage in range(2)}
     odd = draw(st.sampled_from(["nobody", "0.0", "1.1", "2.0t1"]))
-    what = draw(st.sampled_from(["norm", "replicated", "checksum", "loss", "no checksum"]))
+    what = draw(st.sampled_from(["norm", "replicated", "checksum", "loss", "state", "no state", "no checksum"]))
+    compares = draw(st.booleans())
     found: dict[str, Report] = {}
     for name in members_of(SHAPE.workers(), tensor_parallel):
         worker, rank = split_member(name)
@@ -65,6 +67,7 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
         norms = {stage: list(usual[stage, rank][0]) for stage in stages}
         replicated = {stage: list(common[stage]) for stage in stages} if tensor_parallel > 1 else {}
         checksums = {stage: usual[stage, rank][1] for stage in stages}
+        states = {stage: (usual[stage, rank][1], 2**64 - 1 - stage) for stage in stages} if compares else {}
         loss = draw(st.sampled_from([0.1, 0.7, 1e16])) if worker.endswith("1") and rank == 0 else None
         if name == odd:
             last = stages[-1]
@@ -76,10 +79,14 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
                 checksums[last] ^= 1 << 63
             elif what == "loss":
                 loss = 5.0
+            elif what == "state" and compares:
+                states[last] = states[last][0], 5
+            elif what == "no state":
+                states.pop(last, None)
             else:
                 checksums.pop(last)
         compute = [Computed(stage, token, 3, 0.1 * stage) for stage in stages for token in ("F", "B")]
-        found[name] = Report(norms, loss, compute if worker != "2.1" else [], replicated, checksums)
+        found[name] = Report(norms, loss, compute if worker != "2.1" else [], replicated, checksums, states)
     return found
 
 
@@ -111,12 +118,24 @@ def test_reports_that_agree_are_found_to_without_a_look_at_each() -> None:
     assert ReportColumns.of(usual | spoilt | {"2.0": spoilt["0.0"]}).agree()
 
 
+def test_states_are_compared_where_all_say_theirs_also_of_gradients_that_are_not_finite() -> None:
+    usual = {f"{k}.0": Report({0: [math.nan]}, None, checksums={0: k}, states={0: (5, 6)}) for k in range(3)}
+    columns = ReportColumns.of(usual)
+    assert (columns.agree(), columns.has_states) == (True, True)
+    odd = ReportColumns.of(usual | {"1.0": replace(usual["1.0"], states={0: (5, 7)})})
+    assert (odd.agree(), odd.has_states) == (False, True)
+    silent = ReportColumns.of(usual | {"1.0": replace(usual["1.0"], states={})})
+    assert (silent.agree(), silent.has_states) == (False, False)
+    assert not ReportColumns.of({name: replace(one, states={}) for name, one in usual.items()}).has_states
+
+
 @pytest.mark.parametrize(
     "report",
     [
         Report({}, None),
         Report({0: []}, math.nan),
         Report({3: [1.0, 2.0**-60]}, 0.0, [Computed(3, "GATHER_PARAMS", 2, 1e-9)], {3: [4.0]}, {3: 2**64 - 1}),
+        Report({2: [1.0], 5: [3.0]}, None, [], {}, {2: 1, 5: 0}, {2: (2**64 - 1, 0), 5: (0, 7)}),
         Report({70_000: [math.inf], 1: [1.0, 2.0, 3.0, 4.0]}, None, [], {1: []}, {}),
     ],
 )

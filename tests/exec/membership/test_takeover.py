@@ -14,7 +14,7 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, Copy, Evaluated, GenerationRecord, RunInfo
+from recycle.exec.membership.messages import GO, VOID, Commit, Copy, Evaluated, GenerationRecord, RunInfo, Verified
 from recycle.exec.membership.schema import (
     CommitKey,
     EvaluatedKey,
@@ -153,6 +153,27 @@ def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> N
     coordinator.tick()
     assert store.read(RegisterKey()).joins == ["1.0"]
     assert store.read(RegisterKey()).copies == [Copy("1.0", "0.0", 0, 4)]
+
+
+def test_whoever_finds_that_all_go_back_goes_on_from_there_and_who_has_not_kept_that_state_copies_it(
+    store: Store,
+) -> None:
+    """The generation of such a record is over from the start."""
+    back = msgspec.structs.replace(record(joins=["1.0"]), verified=Verified(4, FACTS, ["1.0"]))
+    store.set(StopKey(3), True)
+    coordinator, _ = follow(store, back)
+    coordinator.tick()
+    after = store.read(RegisterKey())
+    assert (after.generation, after.committed, after.commit, after.joins) == (4, 4, FACTS, ["1.0"])
+    assert after.verified == Verified(4, FACTS, ["1.0"])
+    assert after.copies == [Copy("1.0", "0.0", 0, 4)]
+
+
+def test_who_joins_now_has_not_kept_the_state_that_all_may_go_back_to(store: Store) -> None:
+    store.compare_set(PermissionKey(3, "form"), None, GO)
+    coordinator, _ = follow(store, msgspec.structs.replace(record(joins=["1.0"]), verified=Verified(2, None)))
+    coordinator.tick()
+    assert store.read(RegisterKey()).verified == Verified(2, None, ["1.0"])
 
 
 def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:

@@ -1,0 +1,168 @@
+"""What comparing states costs, and whether every flipped bit of a state is found: real runs, real flips.
+
+    python -m benchmarks.digests cost [--every N] [--repeats R] [--layers L] [--hidden H]
+    python -m benchmarks.digests flips [--flips N] [--kind gpt|llama|emulated] [--hosts D] [--every N]
+
+cost: one stage of a GPT in this process. Iterations whose state is kept and compared take turns with others; nothing of
+the work is done in waits, as there are none, so what is printed is the most that it can cost: the seconds of such an
+iteration over those of another, and that over N iterations of which one is compared.
+
+flips: one run with N flips, each of a random bit of a random worker's weights or moments, drawn by the seed. The worker
+that was fenced for one re-joins before the next. Ends with exit code 1 unless each is found within `every` iterations,
+the worker that was struck is the one that is fenced, and losses and final states are those of the calm run. A flip that
+is no event `corrupt` is counted as missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+
+from recycle import Job, MicroBatch
+from recycle.cli.planner import plan_for_training
+from recycle.exec.faults.faults import Fault
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.model.build import build_stages
+from recycle.exec.worker.updates import Updates
+from recycle.job import price
+from recycle.shape import Worker
+
+COST = """
+[shape]
+pipelines = 1
+ranks = 1
+micro_batches = {micro_batches}
+[model]
+layers = {layers}
+hidden = {hidden}
+heads = 8
+sequence = 128
+vocabulary = 512
+"""
+FLIPS = """
+[shape]
+pipelines = {hosts}
+ranks = 2
+micro_batches = 2
+[planner]
+seconds = 1.0
+[model]
+kind = "{kind}"
+layers = 4
+hidden = 32
+heads = 2
+sequence = 16
+[train]
+clip = 1e9
+checkpoint_every = 0
+trace = "off"
+[membership]
+drift = 0.0
+[integrity]
+digests = {every}
+"""
+SETTLED = 3
+"""Iterations from the last that may find a flip to the re-join, and from that to the next flip."""
+
+
+def cost(every: int, repeats: int, layers: int, hidden: int, micro_batches: int) -> None:
+    torch.set_num_threads(1)
+    (stage,) = build_stages(Job.from_toml(COST.format(**locals())), [0], torch.device("cpu")).values()
+    updates = Updates({0: stage})
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for iteration in range(2 * repeats + 2):
+        is_compared = iteration % 2 == 1
+        began = time.perf_counter()
+        stage.begin_iteration(iteration)
+        for index in range(micro_batches):
+            stage.forward(MicroBatch(0, index), None)
+            stage.backward(MicroBatch(0, index), None)
+        if is_compared:
+            updates.keep_state(iteration - 1)
+            updates.kept_checksums()
+        stage.gradient_norms_squared()
+        stage.step(iteration, 1.0)
+        if iteration >= 2:
+            seconds[is_compared].append(time.perf_counter() - began)
+    usual, compared = (statistics.median(seconds[whether]) for whether in (False, True))
+    weight = sum(tensor.nbytes for tensor in stage.state_tensors()) / 2**20
+    print(
+        f"{layers} layers of {hidden}, {micro_batches} micro-batches, a state of {weight:.0f} MiB: an iteration takes"
+        f" {1000 * usual:.1f} ms, one that is compared {1000 * compared:.1f} ms, {compared / usual:.3f} times as long;"
+        f" every {every} iterations: {100 * (compared / usual - 1) / every:.3f} % on average (medians of {repeats})"
+    )
+
+
+def flips_of(count: int, hosts: int, every: int, seed: int) -> tuple[list[Fault], int]:
+    """The faults, in order, and the iterations that they need."""
+    draw, faults, step = random.Random(seed), list[Fault](), every
+    for _ in range(count):
+        worker = Worker(draw.randrange(hosts), draw.randrange(2))
+        target, bit = draw.choice(("weight", "moment")), draw.randrange(32)
+        faults.append(Fault("flip", worker, step, argument=float(bit), target=target))
+        back = step + every + SETTLED
+        faults.append(Fault("rejoin", worker, back))
+        step = back + SETTLED
+    return faults, step + every
+
+
+def flips(count: int, kind: str, hosts: int, every: int, seed: int) -> bool:
+    job = price(Job.from_toml(FLIPS.format(kind=kind, hosts=hosts, every=every)))
+    faults, steps = flips_of(count, hosts, every, seed)
+
+    def run(struck: list[Fault]) -> RunResult:
+        with tempfile.TemporaryDirectory() as directory:
+            return train(job, directory, steps=steps, faults=struck, planner=plan_for_training)
+
+    struck, calm = run(faults), run([])
+    found = [event for event in struck.events if event["kind"] == "corrupt"]
+    pending = {fault.step: fault for fault in faults if fault.kind == "flip"}
+    right = 0
+    for event in found:
+        caused = [step for step in pending if step <= event["step"] <= step + every]
+        if caused and event["workers"] == [str(pending[caused[0]].worker)]:
+            right += 1
+            del pending[caused[0]]
+    wrong = [
+        line["step"] for line, other in zip(struck.metrics, calm.metrics, strict=True) if line["loss"] != other["loss"]
+    ]
+    states = [worker for worker in struck.digests if struck.digests[worker] != calm.digests[worker]]
+    named = sum("bits" in event for event in found)
+    print(
+        f"{kind}, {hosts} hosts, compared every {every}: {right} of {count} flips found within {every} iterations and"
+        f" the right worker fenced ({named} with tensor, index and bit); {len(found) - right} other events;"
+        f" {len(wrong)} of {steps} losses and {len(states)} of {len(struck.digests)} final states differ from the"
+        " calm run's"
+    )
+    for fault in pending.values():
+        print(f"  missed: {fault}")
+    return right == count == len(found) and not wrong and not states
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "flips"))
+    parser.add_argument("--every", type=int)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--flips", type=int, default=20)
+    parser.add_argument("--kind", default="gpt", choices=("gpt", "llama", "emulated"))
+    parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.what == "cost":
+        cost(given.every or 100, given.repeats, given.layers, given.hidden, given.micro_batches)
+    elif not flips(given.flips, given.kind, given.hosts, given.every or 3, given.seed):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What becomes of an iteration whose workers began with different states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from recycle import RunError
+from recycle.exec.membership.holdings import Holdings
+from recycle.exec.membership.messages import Commit, GenerationRecord, Report, Verified
+from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.membership.verdict import Fence, GoBack, Judge, Rewind, Verdict
+from recycle.plans.hosting import Hosts
+from tests.exec.runs import job
+
+LAST = 7
+"""The committed iteration."""
+COMMIT = Commit(LAST, 2.0, 0.5, 1.0)
+Judged = Callable[..., Verdict]
+
+
+def judge_of(pipelines: int) -> tuple[Judged, list[dict[str, Any]]]:
+    """(judged, events): judged(verified, *states of stage 1's hosts) is the verdict on the iteration behind LAST."""
+    of = job(pipelines, 2, 2)
+    workers, events = list(of.shape.workers()), list[dict[str, Any]]()
+    judge = Judge(
+        of,
+        100,
+        lambda kind, **details: events.append({"kind": kind, **details}),
+        lambda step, is_last: False,
+        Holdings(Hosts.at_start(of, None)),
+        lambda bits: [{"worker": bit.worker, "word": bit.place.word} for bit in bits],
+    )
+    names = [str(worker) for worker in workers]
+
+    def judged(verified: Verified | None, *states: int) -> Verdict:
+        record = GenerationRecord(3, names, {n: n for n in names}, "plan", LAST, COMMIT, verified=verified)
+        reports = {
+            str(w): Report(
+                {w.rank: [1.0]},
+                1.0 if w.rank else None,
+                checksums={w.rank: 1},
+                states={w.rank: (states[w.pipeline] if w.rank else 0, 0)},
+            )
+            for w in workers
+        }
+        return judge.judge(record, ReportColumns.of(reports), workers, lambda step: [])
+
+    return judged, events
+
+
+def test_of_three_the_odd_one_is_fenced_and_the_others_go_back_to_where_all_agreed() -> None:
+    judged, events = judge_of(3)
+    verdict = judged(Verified(4, COMMIT), 5, 6, 5)
+    assert isinstance(verdict, Rewind)
+    assert {str(worker): why for worker, why in verdict.workers.items()} == {
+        "1.1": "it holds another state of stage 1 than workers 0.1 and 2.1"
+    }
+    (corrupt,) = events
+    assert (corrupt["kind"], corrupt["step"], corrupt["workers"]) == ("corrupt", LAST + 1, ["1.1"])
+
+
+def test_where_that_is_the_state_at_hand_nobody_else_goes_back() -> None:
+    for verified in (Verified(LAST, COMMIT), None):
+        judged, _ = judge_of(3)
+        verdict = judged(verified, 5, 6, 5)
+        assert isinstance(verdict, Fence)
+        assert list(map(str, verdict.workers)) == ["1.1"]
+
+
+def test_two_go_back_together_then_to_a_checkpoint_and_then_the_run_ends() -> None:
+    judged, events = judge_of(2)
+    first = judged(Verified(4, COMMIT), 5, 6)
+    assert first == Rewind("workers 0.1 and 1.1 hold different states of stage 1", {})
+    second = judged(Verified(4, COMMIT), 5, 6)
+    assert isinstance(second, GoBack)
+    assert "also when repeated" in second.cause
+    with pytest.raises(RunError, match="also when repeated and from a checkpoint"):
+        judged(Verified(4, COMMIT), 5, 6)
+    assert [event["workers"] for event in events] == [[]] * 3
+
+
+def test_two_that_differ_where_they_had_agreed_need_a_checkpoint_at_once() -> None:
+    judged, _ = judge_of(2)
+    assert isinstance(judged(Verified(LAST, COMMIT), 5, 6), GoBack)
+
+
+def test_three_that_all_differ_go_back_together() -> None:
+    judged, _ = judge_of(3)
+    verdict = judged(Verified(-1, None), 5, 6, 7)
+    assert isinstance(verdict, Rewind)
+    assert verdict.workers == {}
+    assert isinstance(judged(Verified(-1, None), 5, 5, 5), Commit)

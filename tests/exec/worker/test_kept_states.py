@@ -1,0 +1,114 @@
+"""States that hosts compare: copied piece by piece, and gone back to bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from recycle import RunError
+from recycle.exec.membership.messages import Commit
+from recycle.exec.model import checksum
+from recycle.exec.model.checksum import checksum_of
+from recycle.exec.model.stage import Stage
+from recycle.exec.worker.updates import Updates
+from tests.exec.worker.test_updates import commit, digests, pipeline, train
+
+TWO_STAGES = (0, 1)
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpt", marks=pytest.mark.slow)])
+def stages(request: pytest.FixtureRequest) -> list[Stage]:
+    return pipeline(request.param)
+
+
+def take(stages: Sequence[Stage], updates: Updates, step: int, ahead: bool = False) -> None:
+    """One iteration and its steps."""
+    train(stages, updates, step)
+    for index in TWO_STAGES:
+        if ahead:
+            updates.step_ahead(index, step)
+        else:
+            updates.step(index, commit(step))
+
+
+def test_the_last_two_are_kept_and_each_can_be_gone_back_to(stages: list[Stage]) -> None:
+    updates, after = Updates(dict(enumerate(stages))), {-1: digests(stages)}
+    for step in range(6):
+        if step % 2 == 0:
+            updates.keep_state(step - 1)
+            sums = updates.kept_checksums()
+            assert sums == {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+        take(stages, updates, step)
+        after[step] = digests(stages)
+    assert len(set(map(str, after.values()))) == 7
+    updates.settle(3, commit(3))
+    assert digests(stages) == after[3]
+    updates.settle(1, commit(1))
+    assert digests(stages) == after[1]
+    for step in (2, 3):
+        take(stages, updates, step)
+        assert digests(stages) == after[step]
+    with pytest.raises(RunError, match=r"the state after step -1 is to be gone back to, and is not kept here"):
+        updates.settle(-1, None)
+
+
+def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages: list[Stage]) -> None:
+    updates = Updates(dict(enumerate(stages)))
+    before = {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+    train(stages, updates, 0)
+    updates.keep_state(-1)
+    updates.step_ahead(0, 0)
+    assert updates.kept_checksums() == before
+    updates.step_ahead(1, 0)
+    assert updates.kept_checksums() == before
+
+
+def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_undone_as_ever(
+    stages: list[Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksum, "PIECE", 4)
+    updates, before = Updates(dict(enumerate(stages))), digests(stages)
+    updates.keep_state(-1)
+    train(stages, updates, 0)
+    updates.step_ahead(0, 0)
+    updates.settle(-1, None)
+    assert digests(stages) == before
+    assert updates.stand_at(-1)
+    updates.keep_state(-1)
+    assert updates.kept_checksums() == {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+
+
+def test_states_that_come_from_a_peer_leave_nothing_to_go_back_to(stages: list[Stage]) -> None:
+    updates = Updates(dict(enumerate(stages)))
+    updates.keep_state(-1)
+    updates.kept_checksums()
+    for step in (0, 1):
+        take(stages, updates, step)
+    updates.joined(1)
+    with pytest.raises(RunError, match="not kept here"):
+        updates.settle(-1, None)
+
+
+def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_step_before_is_committed(
+    stages: list[Stage],
+) -> None:
+    known: dict[int, Commit] = {}
+    updates = Updates(dict(enumerate(stages)), decided=known.get)
+    take(stages, updates, 0)
+    expected = {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+    updates.begin(1, is_compared=True)
+    updates.waits(True)
+    assert not updates.kept_states.checksums
+    known[0] = replace(commit(0), next_mode="barrier")
+    done = threading.Event()
+    for _ in range(60_000):
+        if not updates._is_due:
+            break
+        done.wait(0.001)
+    updates.waits(False)
+    assert not updates._is_due
+    assert not updates.kept_states.piece()
+    assert updates.kept_checksums() == expected
