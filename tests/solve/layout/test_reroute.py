@@ -39,6 +39,7 @@ def without_1_1(of: PricedJob) -> Plan:
     return made
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("shape", [(3, 2, 4, 8), (4, 2, 3, 8), (2, 4, 6, 8)])
 @pytest.mark.parametrize("staggered", [True, False])
 def test_whoever_is_left_hosts_what_it_hosted(shape: tuple[int, int, int, int], *, staggered: bool) -> None:
