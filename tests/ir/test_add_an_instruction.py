@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import sys
 from base64 import b64decode
@@ -76,6 +77,7 @@ def test_it_is_written_read_and_numbered_behind_the_others(replay: ModuleType, s
         "numbered": True,
         "homed": True,
         "transfer": False,
+        "pair": False,
         "paints": ["redundant"],
         "words": ["check"],
     }
@@ -128,7 +130,7 @@ def test_the_viewer_draws_it_in_both_forms(schedule: Schedule) -> None:
     assert "forward of a peer, run again to check it" in drawn
     assert ">C1.1<" in drawn
     (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', Path("checked.html").read_text())
-    lanes = decode(b64decode(held))
+    lanes = decode(gzip.decompress(b64decode(held)))
     number = next(i for i, kind in enumerate(lanes["description"]["kinds"]) if kind["token"] == "REPLAY")
     (at,) = np.flatnonzero(lanes["kind"] == number).tolist()
     assert (lanes["stage"][at], lanes["pipeline"][at], lanes["micro_batch"][at]) == (0, 1, 1)
