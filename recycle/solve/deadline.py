@@ -45,9 +45,15 @@ class Pace:
         self.deadline = deadline
         self.begun: float | None = None
 
-    def is_over(self) -> bool:
-        """Whether another step would not fit. To be asked once before each step; the first one needs any time left."""
+    def is_over(self, longer: float = 1.0) -> bool:
+        """Whether another step would not fit. To be asked once before each step; the first one needs any time left.
+
+        Args:
+            longer: factor by which the next step may take longer than the latest.
+        """
         now = time.monotonic()
         latest = 0.0 if self.begun is None else now - self.begun
+        if self.deadline.left <= longer * latest:
+            return True
         self.begun = now
-        return self.deadline.left <= latest
+        return False

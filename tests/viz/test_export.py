@@ -34,6 +34,7 @@ def test_a_run_is_one_page_with_all_its_figures(run_dir: Path, tmp_path: Path) -
         for title, step in (("Before the failure", 2), ("During the failure", 4), ("After the return", 7))
         for what in ("planned", "executed")
     ]
+    assert page.count('<div class="lanes-minimap">') == len(headings)  # none is hidden
     assert '"showSendToCloud": false' in page
     assert '"showSendToCloud": true' not in page
     assert "without 1.1" in page

@@ -89,7 +89,7 @@ def lanes_view(
     view = parts.div(
         "lanes-view",
         parts.div("lanes-head", *([html.H3(title, title=title)] if title else []), parts.div("lanes-tools")),
-        parts.div("lanes-minimap", hidden=bool(linked and place)),
+        parts.div("lanes-minimap", hidden=True if linked and place else None),
         parts.div("lanes-stage", *stage),
         parts.div("lanes-memory", hidden=True),
         parts.div("lanes-foot", html.P(className="lanes-status", **live), legend or parts.legend([table])),

@@ -43,11 +43,12 @@ def decays(parameter: torch.Tensor) -> bool:
 
 
 def flattened(parameters: Sequence[torch.nn.Parameter], layout: Layout) -> torch.Tensor:
-    """The parameters as one flat tensor, fp32 [layout.size]."""
+    """The parameters as one flat tensor, fp32 [layout.size], whose parts they become in place of their own memory."""
     device = parameters[0].device if parameters else torch.device("cpu")
     flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
     for parameter, view in zip(parameters, layout.views(flat), strict=True):
         view.copy_(parameter.data)
+        parameter.data = view
     return flat
 
 

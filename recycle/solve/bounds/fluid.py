@@ -44,6 +44,8 @@ from recycle.solve.problem import TOLERANCE, Floats, Problem
 
 FINE_COLUMNS, LEAST_POINTS = 3_000, 80
 """Columns of a program on an aligned grid, which say how many points it has; with too few points there is none."""
+LARGER_TAKES = 10.0
+"""By how much longer the first of larger programs may take than the latest of smaller ones."""
 NEAR_ENOUGH = 1.5e-3
 """Share of the bound up to which the longest window that is too short is looked for."""
 MOST_RAISES = 8
@@ -65,16 +67,21 @@ def raise_bound(
     """
     pace = Pace(deadline or Deadline(None))
     chains = [stages for stages in chains if problem.staggered or stages[0] == 0]
+    columns = {stages: problem.kinds * len(_grouped(problem, stages)[1]) for stages in chains}  # per point
+    latest = inf
     for stages in chains:
-        bound = _climb(problem, bound, stages, None, pace)
+        bound = _climb(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
+        latest = columns[stages]
     for stages in chains if not grids.is_exact(problem, bound) else ():
-        points = FINE_COLUMNS // (problem.kinds * len(_grouped(problem, stages)[1]))
+        points = FINE_COLUMNS // columns[stages]
         if points >= LEAST_POINTS:
-            bound = _climb(problem, bound, stages, points, pace)
+            bound = _climb(problem, bound, stages, points, pace, LARGER_TAKES)
     return bound
 
 
-def _climb(problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace) -> float:
+def _climb(
+    problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
+) -> float:
     """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, then bisection.
 
     Among whole times the smallest E - S of one stage is whole, since starts rounded down are a schedule still: above
@@ -85,8 +92,8 @@ def _climb(problem: Problem, bound: float, stages: tuple[int, ...], points: int 
     short = lowest = -1 if whole else 0
     enough: int | None = None
     k = short + 1
-    for _ in range(MOST_RAISES):
-        if pace.is_over():
+    for turn in range(MOST_RAISES):
+        if pace.is_over(1.0 if turn else longer):
             break
         window = bound + k * step
         left = n - through(problem, window, stages, points)
