@@ -261,8 +261,8 @@ def test_whoever_dies_whenever(
     of = elastic(*shape, kind, 24)
     struck = launch(of, 24, f"kill:{victim}@2.{instant}", f"rejoin:{victim}@20", observer=AwaitsLayout())
     assert_same(struck, calm(of))
-    there, back = moved(struck)
-    assert there < back == 20
+    assert 2 <= moved(struck)[0] < 20
+    assert [event["step"] for event in struck.events if event["kind"] == "rejoined"] == [20]
 
 
 @pytest.mark.soak
