@@ -90,6 +90,8 @@ def main() -> None:
     parser.add_argument("--only", choices=[*CASES, "exact"], help="one case alone")
     parser.add_argument("--family", choices=MODELS, default="gpt", help="of the comparison of exact with fast")
     arguments = parser.parse_args()
+    if arguments.steps < WARM_UP + 2:
+        parser.error(f"--steps: {arguments.steps}, but {WARM_UP} warm up and do not count; give {WARM_UP + 2} or more")
     server = ForkServer("gpt")
     try:
         for name, (size, variants) in CASES.items():

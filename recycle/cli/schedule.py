@@ -82,6 +82,8 @@ def schedule(
     if forward_only:
         if buckets > 1:
             raise ScheduleError(f"--buckets: {buckets}, but with --forward-only no gradient is summed; leave out one")
+        if gather:
+            raise ScheduleError("--gather: with --forward-only no parameter is stepped; leave out one")
         built = forwards_of(built)
     if lower:
         built = lowered(built)

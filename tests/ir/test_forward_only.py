@@ -131,3 +131,5 @@ def test_the_command_builds_checks_and_times_one(capsys: pytest.CaptureFixture[s
     assert (timed.json["makespan"], timed.json["period"]) == (11.0, 8.0)
     refused = command("schedule", "1f1b", "-P", 2, "-m", 2, "--forward-only", "--buckets", 2)
     assert refused.refused("--buckets: 2, but with --forward-only no gradient is summed")
+    refused = command("schedule", "1f1b", "-P", 2, "-m", 2, "--forward-only", "--gather")
+    assert refused.refused("--gather: with --forward-only no parameter is stepped")
