@@ -20,7 +20,7 @@ from recycle.systems.setting import Setting
 
 MOVING = ("recycle_elastic", "elaswave")
 SYSTEMS = ("recycle", *MOVING, "oobleck")
-SETS, DAYS = 2, 30.0
+SETS, DAYS = 5, 30.0
 GOAL = 0.99
 """Of the fault-scaled ideal, in every row."""
 

@@ -17,6 +17,7 @@ from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.rules.rule import Severity
 from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import EventGraph
 from recycle.profile import Profile
 from recycle.shape import Worker
 
@@ -48,6 +49,7 @@ def check(
     limits: Sequence[float] | None = None,
     byte_limit: float | None = None,
     about_to_run: bool = False,
+    graph: EventGraph | None = None,
 ) -> Findings:
     """The findings, errors first, by worker and position; an empty list means that the schedule is valid.
 
@@ -59,6 +61,7 @@ def check(
         limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
         byte_limit: bytes that any worker may hold, static bytes of its stages included.
         about_to_run: workers execute the schedule as it is, so that nothing is implied.
+        graph: what `recycle.ir.simulate.lowered_graph` gives for this schedule, if that is known already.
 
     Raises:
         JobError: `limits` has not one number per rank, a limit is negative or no number, or a list of `profile` has not
@@ -69,7 +72,7 @@ def check(
         require_limits(limits, shape.ranks)
     if byte_limit is not None and not (isinstance(byte_limit, int | float | np.number) and byte_limit >= 0):
         raise JobError(f"byte_limit: {byte_limit!r} is not a number of bytes")
-    inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
+    inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run, graph)
     findings: list[Finding] = []
     more: dict[str, int] = {}
     for rule in all_rules():

@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Rows
+from recycle.ir.columns import Rows, offsets_of
 from recycle.ir.instruction import (
     CARRIERS,
     Compute,
@@ -36,7 +36,7 @@ from recycle.ir.instruction import (
     Transfer,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, is_kind, kinds_where
+from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.unmet import Unmet, Why
@@ -129,6 +129,9 @@ class _Builder:
         self.carried: list[tuple[Rows, Rows]] = []
         self.missing: list[list[Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
+        valid = np.flatnonzero(self.work.valid)
+        kind = self.work.kind[valid]
+        self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
         self.producer = {kind: self._producers(kind) for kind in ValueKind}
 
     def build(self) -> Dependencies:
@@ -172,7 +175,10 @@ class _Builder:
 
     def _rows(self, *classes: type[Instruction]) -> Rows:
         """Pieces of work (not rows) of these classes that lie inside the shape."""
-        return np.flatnonzero(is_kind(self.work.kind, classes) & self.work.valid)
+        kinds = [cls.kind for cls in KIND_CLASSES if issubclass(cls, classes)]
+        found = [self._by_kind[self._kind_offsets[kind] : self._kind_offsets[kind + 1]] for kind in kinds]
+        found = [pieces for pieces in found if len(pieces)]
+        return np.sort(np.concatenate(found)) if len(found) > 1 else found[0] if found else self._by_kind[:0]
 
     def _producers(self, value: ValueKind) -> Rows:
         """Piece that makes `value` of (stage, micro-batch), flat; -1 where none does; the first where several do."""

@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 
 from recycle.ir.columns import Floats, Rows, offsets_of
-from recycle.ir.compiled import load, run
+from recycle.ir.compiled import COMPILE_FROM, load, run
 
 
 def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
-    """CSR grouping: (offsets, values sorted by key)."""
-    return offsets_of(keys, nodes), values[np.argsort(keys, kind="stable")]
+    """CSR grouping: (offsets, values sorted by key, those of one key in the order given)."""
+    offsets = offsets_of(keys, nodes)
+    if len(values) < COMPILE_FROM:
+        return offsets, values[np.argsort(keys, kind="stable")]
+    *_, grouped = run(_place, len(values), values, keys, offsets[:-1].copy(), np.empty(len(values), dtype=np.int64))
+    return offsets, np.asarray(grouped, dtype=np.int64)
+
+
+def _place(values: Any, keys: Any, free: Any, grouped: Any) -> None:
+    """Counting sort; `free` is where the next value of each key goes."""
+    for i in range(len(values)):
+        key = keys[i]
+        grouped[free[key]] = values[i]
+        free[key] += 1
 
 
 def topological_order(source: Rows, target: Rows, nodes: int) -> Rows:

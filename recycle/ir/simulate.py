@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -54,7 +54,7 @@ from recycle.ir.instruction import (
     StageWide,
     is_kind,
 )
-from recycle.ir.lower import lower
+from recycle.ir.lower import lower_with_origin
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.pieces import incomplete_count
@@ -77,6 +77,7 @@ class EventGraph:
         offsets, sources: CSR of predecessors of each node.
         order: topological order; shorter than the number of nodes when there is a cycle.
         serialised: each worker carries one transfer at a time.
+        origin: for each row the row it had before lowering, -1 where lowering added it; None where that is not known.
     """
 
     schedule: Schedule
@@ -85,6 +86,7 @@ class EventGraph:
     sources: Rows
     order: Rows
     serialised: bool
+    origin: Rows | None = None
 
     @property
     def is_acyclic(self) -> bool:
@@ -144,6 +146,17 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
     offsets, sources = group_edges(source, target, graph.nodes)
     order = topological_order(source, target, graph.nodes)
     return EventGraph(schedule, graph, offsets, sources, order, serialised)
+
+
+def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
+    """The event graph of a schedule as `lower` writes it out, for who simulates and checks the same schedule.
+
+    Args:
+        schedule: lowered or compute-only.
+        serialised: as in `event_edges`.
+    """
+    lowered, origin = lower_with_origin(schedule)
+    return replace(event_graph(lowered, serialised), origin=origin)
 
 
 def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:
@@ -376,7 +389,7 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
         JobError: the times add up to what no number holds, or do not fit the schedule (see `durations`).
         ScheduleError: the order has a cycle and could never finish (`check` shows where).
     """
-    return time_graph(event_graph(lower(schedule), serialised), profile or Profile.uniform())
+    return time_graph(lowered_graph(schedule, serialised), profile or Profile.uniform())
 
 
 def time_graph(graph: EventGraph, profile: Profile) -> Timeline:

@@ -13,7 +13,7 @@ import numpy as np
 from recycle.errors import RecycleError
 from recycle.ir.check import check
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
+from recycle.ir.simulate import EventGraph, lowered_graph, time_graph
 from recycle.job import PricedJob
 from recycle.plans.plan import VERSION, Plan
 
@@ -74,14 +74,20 @@ def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan
 
 def is_true(plan: Plan, job: PricedJob) -> bool:
     """Whether a plan of the job passes `check` under its limits, and takes as long as it says."""
-    if errors(plan.schedule, job):
+    graph = lowered_graph(plan.schedule)
+    if errors(plan.schedule, job, graph):
         return False
-    timeline = simulate(plan.schedule, job.prices)
+    timeline = time_graph(graph, job.prices)
     stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
     return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
 
 
-def errors(schedule: Schedule, job: PricedJob | None) -> list[str]:
-    """What `check` has against running the schedule, under the job's limits if there is one; empty when nothing."""
-    found = check(schedule) if job is None else check(schedule, profile=job.prices, limits=job.limits)
+def errors(schedule: Schedule, job: PricedJob | None, graph: EventGraph | None = None) -> list[str]:
+    """What `check` has against running the schedule, under the job's limits if there is one; empty when nothing.
+
+    Args:
+        graph: as of `check`.
+    """
+    profile, limits = (None, None) if job is None else (job.prices, job.limits)
+    found = check(schedule, profile=profile, limits=limits, graph=graph)
     return [finding.message for finding in found if finding.severity == "error"]

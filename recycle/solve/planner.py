@@ -19,7 +19,7 @@ import msgspec
 
 from recycle.errors import PlanError
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
+from recycle.ir.simulate import lowered_graph, time_graph
 from recycle.job import Job, PricedJob, price
 from recycle.plans import (
     Move,
@@ -49,6 +49,7 @@ from recycle.solve.search.race import begin_all, race
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS = 0.5
+"""What the orders of a first plan may take, and `BOUND_SHARE` of it what its bound may."""
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
 ORDERS = 10_000
@@ -171,7 +172,8 @@ def _plan(
             _require_time(whole, seconds)
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
-    bound = lower_bound(whole, deadline.part(BOUND_SHARE))  # pipelines may exchange micro-batches over more lanes
+    for_bound = Deadline(QUICK_SECONDS, stop) if quick else deadline
+    bound = lower_bound(whole, for_bound.part(BOUND_SHARE))  # pipelines may exchange micro-batches over more lanes
     if steps is None and not quick:
         load_if_worth_it(problem, ORDERS, deadline, is_search=False)
     if progress:
@@ -186,7 +188,8 @@ def _plan(
 
     schedule = written(start.order)
     simulated = time.perf_counter()
-    timeline = simulate(schedule, profile)
+    graph = lowered_graph(schedule)
+    timeline = time_graph(graph, profile)
     simulated = time.perf_counter() - simulated
     deadline = limit.earlier(FINISHING * simulated)
     if progress:
@@ -211,13 +214,16 @@ def _plan(
             bound = max(bound, solved.bound)
     if found.order != start.order:
         searched = written(found.order)
-        searched_timeline = simulate(searched, profile)
+        searched_graph = lowered_graph(searched)
+        searched_timeline = time_graph(searched_graph, profile)
         if problem.is_exact or searched_timeline.period < timeline.period:
-            schedule, timeline = searched, searched_timeline
+            schedule, timeline, graph = searched, searched_timeline, searched_graph
     if section.decoupled and not quick:
-        schedule, timeline = fuse_backward(schedule, profile, limit.earlier(CHECKING * simulated), timeline)
+        fused, timeline = fuse_backward(schedule, profile, limit.earlier(CHECKING * simulated), timeline)
+        if fused is not schedule:
+            schedule, graph = fused, lowered_graph(fused)
     schedule = schedule.with_metadata(planner="recycle")
-    wrong = errors(schedule, job)
+    wrong = errors(schedule, job, graph)
     if wrong:
         raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
     limits = job.limits

@@ -23,6 +23,7 @@ from recycle.ir.columns import Columns
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES
 from recycle.ir.rules import all_rules
+from recycle.ir.simulate import lowered_graph
 from tests.ir.random_schedules import break_one_place, random_schedule
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -473,3 +474,12 @@ def test_nothing_of_a_checked_schedule_stays_behind() -> None:
     del schedule
     gc.collect()
     assert gone() is None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.randoms(use_true_random=False))
+def test_a_graph_that_is_known_already_changes_no_finding(rng: random.Random) -> None:
+    schedule = random_schedule(rng)
+    broken = break_one_place(rng, schedule)
+    for one in (schedule, *([broken.schedule] if broken else [])):
+        assert check(one, graph=lowered_graph(one)) == check(one)

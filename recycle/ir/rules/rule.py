@@ -166,6 +166,7 @@ class Inspection:
         limits: activations that the workers of each rank may hold, or None.
         byte_limit: bytes that any worker may hold, or None.
         about_to_run: nothing is implied, because the workers execute the program as it is.
+        lowered_graph: the schedule's, where it is known already.
     """
 
     schedule: Schedule
@@ -173,6 +174,7 @@ class Inspection:
     limits: Sequence[float] | None
     byte_limit: float | None
     about_to_run: bool
+    lowered_graph: EventGraph | None = None
 
     @cached_property
     def shared(self) -> dict[Any, Any]:
@@ -181,6 +183,9 @@ class Inspection:
 
     @cached_property
     def _lowered(self) -> tuple[Schedule, Rows]:
+        known = self.lowered_graph
+        if known is not None and known.origin is not None:
+            return known.schedule, known.origin
         return lower_with_origin(self.schedule)
 
     @property
@@ -195,7 +200,7 @@ class Inspection:
     @cached_property
     def events(self) -> EventGraph:
         """The event graph of the lowered schedule."""
-        return event_graph(self.lowered)
+        return self.lowered_graph or event_graph(self.lowered)
 
     @property
     def graph(self) -> Dependencies:
