@@ -11,6 +11,8 @@ in some slots. With several chunks per worker, those of one micro-batch may go t
 only as many of its own as it is done with by then. Where peers are alike, no host of a stage has two more than another;
 that is less for the workers of a stage with few dead than they have by slots, which follow the poorest stage. Where
 peers are not alike, it is tried as if they were, too.
+
+Where links are unlike, each deal is tried with hosts exchanged so that little goes over slow ones, too.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from itertools import product
 
 import numpy as np
 
-from recycle.solve.problem import Operations, Problem
+from recycle.solve.problem import TOLERANCE, Operations, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,8 @@ def deals(problem: Problem) -> list[Deal]:
         one = by_load(replace(problem, speed=speed))
         if not any(np.array_equal(one.host, other.host) for other in found):
             found.append(one)
-    return found if problem.peers_are_alike else [*found[1:], slots]
+    found = found if problem.peers_are_alike else [*found[1:], slots]
+    return [*(around_slow_links(problem, one) for one in found), *found] if problem.hops else found
 
 
 def at_home(problem: Problem) -> Operations:
@@ -103,10 +106,14 @@ def by_slots(problem: Problem, running: int | None = None) -> Deal:
 def spread_over_lanes(problem: Problem, deal: Deal) -> list[Deal]:
     """Deals by slots like this one whose micro-batches take turns on the lanes between peers, where lanes are slow.
 
+    Where the links of peers are unlike, the first deal goes around the slow ones, and the second is as given.
+
     On every other rank the hosts of a slot are exchanged in turn, further in each slot and chunk, so that what a worker
     sends one after the other goes to different peers. How many micro-batches each has stays as it is. Which chunks meet
     on a lane depends on the order, so that there is a deal for each of some ways to tell them apart.
     """
+    if problem.hops:
+        return [around_slow_links(problem, deal), deal]
     if not problem.may_spread:
         return [deal]
     half = max(1, problem.shape.pipelines // 2)
@@ -127,6 +134,41 @@ def _spread(problem: Problem, deal: Deal, by_slot: int, by_chunk: int) -> Deal:
                 turn = place * by_slot + s // shape.ranks * by_chunk
                 line = here[np.argsort(host[s, here], kind="stable")]
                 host[s, line] = np.roll(host[s, line], turn % len(line))
+    return replace(deal, host=host.ravel())
+
+
+def around_slow_links(problem: Problem, deal: Deal) -> Deal:
+    """The deal with hosts of a stage exchanged inside each slot, where their micro-batches then take less on links.
+
+    How many micro-batches each host has at each stage stays as it is, and so does what runs in a slot: where a host
+    has a fast link to some host of each neighbouring stage, nothing has to go over a slow one. Of a deal without slots
+    those with the same index are exchanged.
+    """
+    if not problem.reroute:
+        return deal
+    shape = problem.shape
+    host = deal.host.reshape(shape.stages, -1).copy()
+    slot = np.arange(problem.micro_batches) % shape.micro_batches if deal.slot is None else deal.slot
+
+    def cost(stage: int, micro_batch: int, worker: int) -> float:
+        near = [int(host[s, micro_batch]) for s in (stage - 1, stage + 1) if 0 <= s < shape.stages]
+        return sum(problem.hop_between(worker, w) + problem.hop_between(w, worker) for w in near)
+
+    for place in range(int(slot.max()) + 1):
+        here = np.flatnonzero(slot == place).tolist()
+        for s in range(1, shape.stages):
+            for g in here:
+                mine = int(host[s, g])
+                most, other = TOLERANCE, g
+                now = cost(s, g, mine)
+                if now <= 4 * problem.hop + TOLERANCE:
+                    continue
+                for h in here:
+                    theirs = int(host[s, h])
+                    gain = now + cost(s, h, theirs) - cost(s, g, theirs) - cost(s, h, mine)
+                    if theirs != mine and gain > most + TOLERANCE:
+                        most, other = gain, h
+                host[s, g], host[s, other] = host[s, other], mine
     return replace(deal, host=host.ravel())
 
 

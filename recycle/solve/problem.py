@@ -2,8 +2,9 @@
 
 An operation is one F, I or W (with the backward pass whole: one F or B) of one stage and one micro-batch, numbered
 `(kind * stages + stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; it is all
-that the searches handle, and it becomes a `Schedule` at the end. Limits: where links differ every transfer takes as
-long as the slowest (bounds: as the fastest); `simulate` has the last word on every figure.
+that the searches handle, and it becomes a `Schedule` at the end. Limits: every transfer takes as long as the slowest
+over any stage boundary (bounds: as the fastest), of its own lane where the links of peers are unlike; `simulate` has
+the last word on every figure.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class ProblemArrays(NamedTuple):
         split, staggered: as in `Problem`.
         times: [3 * S], F, I (or B) and W of every stage at speed 1.
         update_seconds: [P], reduce and step of all stages of a rank.
-        link: time of a transfer.
+        link: time of the slowest transfer.
+        hops: time of a transfer over each lane, numbered by `lanes_between`; empty where all take `link`.
         speed: [W], factor on compute times.
         cap: [W], activations that a worker may hold.
         stash: share of an activation held between I and W.
@@ -74,6 +76,7 @@ class ProblemArrays(NamedTuple):
     times: Floats
     update_seconds: Floats
     link: float
+    hops: Floats
     speed: Floats
     cap: Floats
     stash: float
@@ -103,6 +106,8 @@ class Problem:
             find lanes enough.
         buckets: in how many each stage is reduced. `update_seconds` then has the reduce of the last bucket only, the
             least that no W can hide.
+        hops: time of a transfer over each directed pair of workers, numbered by `lanes_between`; empty where the links
+            of peers are alike.
     """
 
     shape: Shape
@@ -121,6 +126,7 @@ class Problem:
     reduce: tuple[float, ...] = ()
     buckets: int = 1
     queues: bool = True
+    hops: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
@@ -177,6 +183,7 @@ class Problem:
             reroute=planner.reroute,
             reduce=tuple(reduce),
             buckets=buckets,
+            hops=_hops(shape, dead, profile),
         )
 
     @cached_property
@@ -235,6 +242,14 @@ class Problem:
     def lanes(self) -> int:
         """Numbers for the directed pairs of workers whose transfers may have to queue; 0 where none ever does."""
         return 2 * self.shape.worker_count * self.shape.pipelines if self.may_queue else 0
+
+    def hop_between(self, sender: int, receiver: int) -> float:
+        """Time of a transfer between two workers, by index; 0 inside one."""
+        if sender == receiver:
+            return 0.0
+        return (
+            self.hops[int(lanes_between(self.shape, np.int64(sender), np.int64(receiver)))] if self.hops else self.link
+        )
 
     @cached_property
     def may_queue(self) -> bool:
@@ -316,8 +331,8 @@ class Problem:
 
     @cached_property
     def peers_are_alike(self) -> bool:
-        """Whether all live workers of a stage have the same speed and memory."""
-        return all(len(kinds) == 1 for kinds in self.kinds_of_host)
+        """Whether all live workers of a stage have the same speed, memory and links."""
+        return not self.hops and all(len(kinds) == 1 for kinds in self.kinds_of_host)
 
     @cached_property
     def times(self) -> npt.NDArray[np.float64]:
@@ -341,6 +356,7 @@ class Problem:
             times=self.times,
             update_seconds=np.array(self.rank_update_seconds, dtype=np.float64),
             link=float(self.link),
+            hops=np.array(self.hops, dtype=np.float64),
             speed=np.array(self.speed, dtype=np.float64),
             cap=np.array(self.cap, dtype=np.float64),
             stash=float(self.stash),
@@ -386,6 +402,7 @@ class Problem:
             update_seconds=counted(self.update_seconds),
             reduce=counted(self.reduce),
             links=counted(self.links),
+            hops=counted(self.hops),
         )
 
     @property
@@ -478,3 +495,37 @@ def _link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tupl
         for sender, receiver in ((here, there), (there, here)):
             times.update(np.unique(profile.transfer_seconds(shape, sender, receiver, boundary)).tolist())
     return tuple(sorted(times)) or (0.0,)
+
+
+def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
+    """Numbers of the directed pairs of workers, given by index, that transfers between neighbouring stages go over.
+
+    From three ranks on activations and gradients go to different ranks, and those of gradients are numbered behind.
+    """
+    here, there = sender % shape.ranks, receiver % shape.ranks
+    goes_back = (shape.ranks > 2) & ((here - there) % shape.ranks == 1)
+    lane: Operations = (sender + shape.worker_count * goes_back) * shape.pipelines + receiver // shape.ranks
+    return lane
+
+
+def _hops(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
+    """`Problem.hops`; where the workers of a rank have alike links to each neighbouring rank, none."""
+    if not profile.links or shape.ranks == 1:
+        return ()
+    every = np.arange(shape.worker_count)
+    live = [
+        np.array([w for w in every[r :: shape.ranks] if shape.worker_at(int(w)) not in dead])
+        for r in range(shape.ranks)
+    ]
+    hops, unlike = np.zeros(2 * shape.worker_count * shape.pipelines), False
+    for boundary in range(shape.stages - 1):
+        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
+        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
+        for sender, receiver in ((here, there), (there, here)):
+            seconds, lanes = (
+                profile.transfer_seconds(shape, sender, receiver, boundary),
+                lanes_between(shape, sender, receiver),
+            )
+            hops[lanes] = np.maximum(hops[lanes], seconds)
+            unlike = unlike or bool(np.ptp(seconds))
+    return tuple(hops.tolist()) if unlike else ()

@@ -19,6 +19,8 @@ Where peers are not alike, a template whose workers are as slow as the slowest h
 have the mean pace of their rank says when things can happen if each worker gets what it can do in the period; its copy
 is an order too, and `search.unfold` makes better ones, in which micro-batches are dealt by load.
 
+Where links are unlike, a template's transfers take as long as the fastest: those that do not are to be avoided.
+
 Limit: on a single rank with several chunks, a micro-batch whose chunks go to different peers has a transfer on its way
 that the template has not.
 """
@@ -56,6 +58,8 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1, is_mean
     return replace(
         problem,
         queues=problem.queues and not problem.may_spread,
+        links=problem.links if not problem.hops else (problem.links[0],),
+        hops=(),
         shape=Shape(1, shape.ranks, micro_batches, shape.chunks),
         dead=frozenset(),
         speed=tuple(pace_of([problem.speed[w] for w in live]) * max(1.0, running / len(live)) for live in hosts),

@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
-from recycle.profile import Profile
+from recycle.profile import Link, Profile
 from recycle.shape import Worker
-from recycle.solve.assignment import at_home, by_load, by_slots, deals, spread_over_lanes
+from recycle.solve.assignment import around_slow_links, at_home, by_load, by_slots, deals, spread_over_lanes
 from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -116,6 +117,21 @@ def test_a_slow_worker_keeps_what_it_is_done_with_as_early_as_its_peers():
     assert hosts[0].tolist() == [0] * 4 + [2] * 4 + [4] * 4
     assert pipelines_at(Problem.of(made, (), profile), 1, 0) == [0] * 4
     assert pipelines_at(Problem.of(made, (), profile), 1, 2) == [2] * 4
+
+
+@pytest.mark.parametrize("dead", [[], [DEAD]])
+def test_around_a_slow_link_hosts_are_exchanged_inside_slots_until_nothing_goes_over_it(dead):
+    profile = Profile(latency=0.5, links={"0.1>0.2": Link(2.0), "0.2>0.1": Link(2.0)})
+    problem = Problem.of(worked_example(8), dead, profile)
+    for deal in (by_slots(problem), by_load(problem)):
+        host, around = deal.host.reshape(4, -1), around_slow_links(problem, deal).host.reshape(4, -1)
+        assert ((host[1] == 1) & (host[2] == 2)).any()
+        assert not ((around[1] == 1) & (around[2] == 2)).any()
+        assert [np.bincount(row, minlength=12).tolist() for row in around] == [
+            np.bincount(row, minlength=12).tolist() for row in host
+        ]
+    fixed = Problem.of(job(3, 4, 6, reroute=False), (), profile)
+    assert np.array_equal(around_slow_links(fixed, by_slots(fixed)).host, by_slots(fixed).host)
 
 
 def test_a_slightly_slow_worker_keeps_all_and_so_does_any_where_nothing_may_be_re_routed():

@@ -1,7 +1,9 @@
 import json
 import pickle
 import time
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.plans import Plan, likely_vectors
+from recycle.profile import Link
 from recycle.shape import Worker
 from recycle.solve.planner import plan, plan_for_training, plan_vector
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
@@ -188,3 +191,14 @@ def test_a_plan_for_training_moves_nobody():
 def test_work_without_a_duration_is_refused_by_stage(key):
     with pytest.raises(PlanError, match=rf"\[times\] {key}: stage 1 takes 0; a plan needs a time above 0"):
         plan(job(2, 2, 2, **{key: [1.0, 0.0]}))
+
+
+@pytest.mark.parametrize("link", [0.5, 2.0])
+@pytest.mark.parametrize("dead", [(), (Worker(3, 2),)])
+def test_a_plan_goes_around_a_link_that_is_four_times_slower_and_takes_hardly_longer(link, dead):
+    made = job(4, 4, 6, 8, link=link, steps=20)
+    slow = replace(made.prices, links={"1.0>1.1": Link(4 * link), "1.1>1.0": Link(4 * link)})
+    calm, around = plan(made, dead), plan(msgspec.structs.replace(made, prices=slow), dead)
+    unaware = simulate(calm.schedule, slow).period
+    assert around.lower_bound <= around.period == simulate(around.schedule, slow).period
+    assert around.period <= 1.05 * calm.period < 1.15 * calm.period < unaware

@@ -3,7 +3,8 @@
 Moves: one operation to another place of its program (the worker's memory depends on that program alone, so it is tested
 first); two micro-batches of a stage exchange places, on one worker or, if both are mobile, between hosts; a mobile one
 goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
-where its home is dead, or slower than some other host; in a wide round all others of such a stage are too. With the
+where its home is dead, or slower than some other host, or has a slower link than one; in a wide round all others of
+such a stage are too. With the
 barrier every due time is the target, and none shifts. What a state costs is said in `order_kernels`.
 """
 
@@ -94,5 +95,15 @@ def _is_mobile(problem: Problem, wide: bool) -> Flags:
     fastest = np.array(problem.fastest[:ranks])
     is_left: Flags = (live == 0) | (speed > fastest + TOLERANCE)
     home, rank = np.arange(problem.micro_batches) // problem.shape.micro_batches, np.arange(stages) % ranks
-    left = is_left[home][:, rank].T & problem.reroute
+    left = (is_left | _has_slow_link(problem))[home][:, rank].T & problem.reroute
     return np.repeat(left.any(axis=1), problem.micro_batches) if wide else left.ravel()
+
+
+def _has_slow_link(problem: Problem) -> Flags:
+    """[pipelines, ranks], whether a link of each worker is slower than the fastest of all."""
+    shape = problem.shape
+    slow: Flags = np.zeros((shape.pipelines, shape.ranks), dtype=np.bool_)
+    if problem.hops:
+        hops = np.array(problem.hops).reshape(2, shape.pipelines, shape.ranks, shape.pipelines)
+        slow[:] = (hops > problem.links[0] + TOLERANCE).any(axis=(0, 3))
+    return slow

@@ -6,10 +6,11 @@ The loop keeps the clock, what has arrived at each worker, and how many activati
     by priority   the ready operation of the lowest priority; a worker may wait idle for a more urgent one that is
                   known to arrive soon (a parallel schedule generation scheme by latest start times)
 
-Assumptions: a transfer takes `link` seconds, and a lane, which is a directed pair of workers, carries one at a time, in
-the order of the sender's program; a worker's W run in the order of their backward passes. When memory is tested for a
-forward, one slot is set aside for each deeper chunk of the worker, without which a forward could wait for ever; what
-is held for micro-batches that have been through the last stage counts as free there, as nothing keeps them from ending.
+Assumptions: a transfer takes as long as `hops` says of its lane, else `link` seconds, and a lane, which is a directed
+pair of workers, carries one at a time, in the order of the sender's program; a worker's W run in the order of their
+backward passes. When memory is tested for a forward, one slot is set aside for each deeper chunk of the worker, without
+which a forward could wait for ever; what is held for micro-batches that have been through the last stage counts as free
+there, as nothing keeps them from ending.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     """
     # fields are bound to names here and not read in the loop, where each reading would count references
     n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link
+    hops = problem.hops
     times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
     priority, hold, weights, by_priority = rule.priority, rule.hold, rule.weights, rule.by_priority
     forward_first, weight_first, noise, random = rule.forward_first, rule.weight_first, rule.noise, rule.random
@@ -308,13 +310,14 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             after = wakes[x]
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
+                # from three ranks on, activations and gradients go to different ranks
+                lane = (w + (workers if kind == 1 and ranks > 2 else 0)) * (workers // ranks) + v // ranks
+                hop = hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
-                    until += link
+                    until += hop
                     arrives[w] = until
                 elif link > 0.0:
-                    # from three ranks on, activations and gradients go to different ranks
-                    lane = (w + (workers if kind == 1 and ranks > 2 else 0)) * (workers // ranks) + v // ranks
-                    until = max(until, lane_free[lane]) + link
+                    until = max(until, lane_free[lane]) + hop
                     lane_free[lane] = until
                     arrives[w] = until
                 if by_priority:

@@ -239,7 +239,7 @@ def _state(problem: Problem, manner: Manner) -> Insertion:
 
 def insert(problem: ProblemArrays, state: Insertion) -> None:
     """The kernel: fills `start` and `host`."""
-    stages, n, ranks, link = problem.stages, problem.micro_batches, problem.ranks, problem.link
+    stages, n, ranks = problem.stages, problem.micro_batches, problem.ranks
     times, speed, plane = problem.times, problem.speed, problem.stages * problem.micro_batches
     host, home, quota, start, delay = state.host, state.home, state.quota, state.start, state.delay
     workers = len(speed)
@@ -250,14 +250,14 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
             x = s * n + g
             w = host[x]
             if w >= 0:
-                ready = now + delay[s] + (link if before >= 0 and before != w else 0.0)
+                ready = now + delay[s] + _hop(problem, before, w, False)
                 at = _forward_gap(problem, state, w, ready, times[s] * speed[w])
             else:
                 at = NEVER
                 least = NEVER
                 for v in range(s % ranks, workers, ranks):
                     if quota[s * workers + v] > 0:
-                        ready = now + delay[s] + (link if before >= 0 and before != v else 0.0)
+                        ready = now + delay[s] + _hop(problem, before, v, False)
                         time = times[s] * speed[v]
                         favour = state.preference * (quota[s * workers + v] + (1 if v == home[x] else 0))
                         if ready + time - favour >= least:
@@ -282,7 +282,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
         for s in range(stages - 1, -1, -1):
             x = s * n + g
             w = host[x]
-            ready = now + delay[stages + s] + (link if before != w else 0.0)
+            ready = now + delay[stages + s] + _hop(problem, before, w, True)
             time = times[stages + s] * speed[w]
             at = _gap(problem, state, w, ready, time)
             start[plane + x] = at
@@ -303,6 +303,19 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
     for w in range(workers):
         while state.first[w] < state.last[w]:
             _weight(problem, state, w)
+
+
+@called_by_kernels
+def _hop(problem: ProblemArrays, before: int, w: int, goes_back: bool) -> float:
+    """Seconds until what worker `before` has made is at worker w; -1 for what nobody makes."""
+    if before < 0 or before == w:
+        return 0.0
+    if len(problem.hops) == 0:
+        return problem.link
+    workers, ranks = len(problem.speed), problem.ranks
+    behind = workers if goes_back and ranks > 2 else 0
+    hop: float = problem.hops[(before + behind) * (workers // ranks) + w // ranks]
+    return hop
 
 
 @called_by_kernels

@@ -149,6 +149,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None, *, noise:
     arrays = problem.arrays._replace(
         times=problem.times + policy.evenness * (problem.unit - problem.times),
         link=problem.link * (1 - policy.evenness),
+        hops=problem.arrays.hops * (1 - policy.evenness),
     )
     rule = Rule(
         priority=_priority(problem, policy, rank, stage),

@@ -3,8 +3,9 @@
 The forward pass starts every operation as early as its worker, the order and its dependency allow; operations are
 visited worker by worker, and a worker that has to wait is taken up again when what it waits for has ended. After a
 change of the order only what began at or after the earliest changed operation is timed again, beside the times that
-stand. A lane, which is a directed pair of workers, carries one transfer at a time for `link` seconds each, in the order
-of the sender's program: so a transfer begins when its operation and the lane's transfer before it have ended.
+stand. A lane, which is a directed pair of workers, carries one transfer at a time, for what `hops` says of it or `link`
+seconds each, in the order of the sender's program: so a transfer begins when its operation and the lane's transfer
+before it have ended.
 
 Annealing asks whether an order has a period T. The state is one sequence of operations per worker and a due time D_r
 for each rank r. A worker of rank r may begin at D_r - T and should be done, reduce and step included, by D_r; the cost
@@ -158,7 +159,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
     timed_in, visited, stack, place_of_next = order.timed_in, order.visited, order.stack, order.next
     first, free, release = order.first, order.free, order.release
     needs, feeds, n, link = problem.needs, problem.feeds, problem.micro_batches, problem.link
-    times, speed = problem.times, problem.speed
+    times, speed, hops, ranks, plane = problem.times, problem.speed, problem.hops, problem.ranks, problem.stages * n
     workers = len(offsets) - 1
     queues = len(order.lane_first) > 0
     waiting = 0
@@ -224,8 +225,12 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
                         break
                     i -= 1
                 if v != w:
-                    new_arrival[x] = sent + link
-                    last = max(last, sent + link)
+                    if len(hops) > 0:
+                        sent += hops[_lane(x >= plane and ranks > 2, w, v, workers, ranks)]
+                    else:
+                        sent += link
+                    new_arrival[x] = sent
+                    last = max(last, sent)
                 new_arrived[x] = last
             k += 1
             if v != w and place_of_next[v] == place[after]:
@@ -282,6 +287,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
     offsets, sequence, host, link = order.offsets, order.sequence, order.host, problem.link
     place, visited, lane_first = order.place, order.visited, order.lane_first
     feeds, times, speed, update_seconds = problem.feeds, problem.times, problem.speed, problem.update_seconds
+    hops = problem.hops
     plane, n, ranks = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks
     workers = len(speed)
     queues = len(lane_first) > 0
@@ -298,12 +304,14 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
         if after >= 0:
             sent = latest[after]
             v = host[after]
-            if queues and v != w:
+            if v != w:
                 lane = _lane(x >= plane and ranks > 2, w, v, workers, ranks)
-                sent = min(sent, lane_first[lane]) - link
-                lane_first[lane] = sent
-            elif v != w:
-                sent -= link
+                hop = hops[lane] if len(hops) > 0 else link
+                if queues:
+                    sent = min(sent, lane_first[lane]) - hop
+                    lane_first[lane] = sent
+                else:
+                    sent -= hop
             if sent < until:
                 until = sent
         latest[x] = until - times[x // n] * speed[w]
@@ -321,6 +329,7 @@ def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> 
     """The time that a lane takes, if its first transfer begins at the latest and all others as early as they can."""
     sequence, host, feeds, link = order.sequence, order.host, problem.feeds, problem.link
     lane_first, lane_free, times, speed = order.lane_first, order.lane_free, problem.times, problem.speed
+    hops = problem.hops
     plane, n, ranks, workers = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks, len(speed)
     for lane in range(len(lane_first)):
         lane_free[lane] = lane_first[lane]
@@ -330,7 +339,8 @@ def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> 
         after = feeds[x]
         if after >= 0 and host[after] != w:
             lane = _lane(x >= plane and ranks > 2, w, host[after], workers, ranks)
-            lane_free[lane] = max(lane_free[lane], latest[x] + times[x // n] * speed[w]) + link
+            hop = hops[lane] if len(hops) > 0 else link
+            lane_free[lane] = max(lane_free[lane], latest[x] + times[x // n] * speed[w]) + hop
     longest = 0.0
     for lane in range(len(lane_first)):
         longest = max(longest, lane_free[lane] - lane_first[lane])

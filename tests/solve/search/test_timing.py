@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 from recycle.ir.families import zb_h1
 from recycle.ir.simulate import simulate
+from recycle.profile import Link
 from recycle.shape import Worker
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy, schedule_by_priority
@@ -45,6 +48,27 @@ def test_right_shift_gives_the_simulators_period_also_where_transfers_queue(rank
         problem = Problem.of(made, [Worker(seed % 3, seed % ranks)])
         order = any_order(problem, seed)
         timing, exact = time_order(problem, order), simulate(problem.schedule(order), made.profile())
+        assert timing.makespan == exact.makespan
+        assert timing.period >= exact.period - 1e-9
+        equal += timing.period <= exact.period + 1e-9
+    assert equal >= 11
+
+
+@pytest.mark.parametrize("staggered", [True, False])
+@pytest.mark.parametrize(("ranks", "chunks", "base"), [(2, 1, 0.25), (2, 2, 1.0), (3, 2, 0.5), (4, 1, 1.5)])
+def test_unlike_links_are_timed_one_by_one_whether_transfers_queue_or_not(ranks, chunks, base, staggered):
+    equal = 0
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        made = job(3, ranks, 4, chunks * ranks, chunks=chunks, link=base, step=0.5, staggered=staggered)
+        slow = {
+            f"{k}.{r}>{h}.{(r + 1) % ranks}": Link(base * draw.integers(1, 6))
+            for k, r, h in draw.integers(0, 2, (4, 3))
+        }
+        profile = replace(made.profile(), links={pair: link for pair, link in slow.items() if pair[:3] != pair[4:]})
+        problem = Problem.of(made, [Worker(2, seed % ranks)], profile)
+        order = any_order(problem, seed)
+        timing, exact = time_order(problem, order), simulate(problem.schedule(order), profile)
         assert timing.makespan == exact.makespan
         assert timing.period >= exact.period - 1e-9
         equal += timing.period <= exact.period + 1e-9
