@@ -83,7 +83,7 @@ class PipelineGrids:
 
     def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
         schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
-        return simulate(schedule, self.setting.profile(self.setting.cut(ranks), pipelines))
+        return simulate(self.setting.gathering(schedule), self.setting.profile(self.setting.cut(ranks), pipelines))
 
     def _best(self, slots: int) -> PipelineGrid | None:
         """The fastest grid that fits on so many slots; None where none does."""
@@ -98,10 +98,13 @@ class PipelineGrids:
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:
-        """A lower bound of a grid's period: all work of a stage, and one micro-batch through the stages before it."""
+        """A lower bound of a grid's period: all work of a stage, and one micro-batch through the stages before it, there
+        and back; where the backward pass is split the way back may have work beside it."""
         stages = self.setting.seconds_per_stage(ranks)
+        there = [sum(layer.forward for layer in stage) for stage in self.setting.stages(self.setting.cut(ranks))]
         most = ceil(self.setting.micro_batches / (slots // ranks))
-        return max(before + most * own for before, own in zip(accumulate(stages, initial=0.0), stages, strict=False))
+        ways = accumulate(stages if self.family == "1f1b" else there, initial=0.0)
+        return max(before + most * own for before, own in zip(ways, stages, strict=False))
 
     def leanest(self, slots: int) -> PipelineGrid:
         """The grid that needs least memory beyond what there is; for the words of a misfit. `slots` hold one."""
@@ -117,4 +120,7 @@ class PipelineGrids:
         """One pipeline of each load that occurs."""
         profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
         loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
-        return [(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier"), profile) for load in loads]
+        return [
+            (self.setting.gathering(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier")), profile)
+            for load in loads
+        ]

@@ -54,3 +54,12 @@ def test_its_schedules_pass_the_check_and_hold_the_whole_batch() -> None:
 def test_zero_bubble_is_another_family() -> None:
     plain, split = PipelineGrids(setting()).grid(4, 8), PipelineGrids(setting(), "zb-h1").grid(4, 8)
     assert split.period < plain.period
+
+
+@pytest.mark.parametrize("family", ["1f1b", "zb-h1", "zb-h2"])
+def test_no_depth_is_given_up_that_splitting_the_backward_pass_makes_best(family: str) -> None:
+    layers = tuple(Layer(1.0, 1.0, 1.0, static=1.0, gradients=1.0) for _ in range(16))
+    grids = PipelineGrids(replace(setting(16), layers=layers, bandwidth=1.0), family)
+    best = grids.best(32)
+    assert best is not None
+    assert best.period == min(grids.grid(32 // ranks, ranks).period for ranks in range(1, 17))
