@@ -247,10 +247,7 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     gpu = GPUS[job.analytic.gpu]
     changes: dict[str, Any] = {"static": static, "capacity": USABLE * gpu.memory}
     if job.train.sharded_optimizer:
-        parameters = [each / (weigh.state + weigh.gradient) for each in held]
-        workspace = plain.per_stage("workspace", len(cut))
-        workspace = [max(most, reducing_bytes(job, each)) for most, each in zip(workspace, parameters, strict=True)]
-        plain = replace(plain, **_sharded_sums(job, parameters, bandwidth), workspace=workspace)
+        plain = with_shards(job, plain, held)
     if job.planner.staggered and job.train.undo == "host":
         # As if nothing of the copy were hidden behind waits.
         each_kept = undone_bytes(job) / weigh.state
@@ -270,19 +267,30 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     return replace(plain, **changes, activation=entries, workspace=workspace)
 
 
-def _sharded_sums(job: Sections, parameters: Sequence[float], bandwidth: float) -> dict[str, Any]:
-    """Seconds of the sums and gathers of a sharded optimizer, by what leaves a host (docs/zero1.md).
+def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile:
+    """The profile of stages with the sums and gathers of a sharded optimizer: their seconds by what leaves a host, and
+    the bytes that a host has beside its sums while it reduces (docs/zero1.md).
 
     Args:
-        parameters: of each stage, on one GPU.
+        job: whose number of pipelines is that of the hosts of each stage.
+        plain: of the stages, as if nothing were sharded.
+        held: bytes of state and gradients of each stage.
     """
-    hosts, copies = job.shape.pipelines, job.train.optimizer_copies
+    hosts, copies, weigh = job.shape.pipelines, job.train.optimizer_copies, parameter_bytes(job)
     summed, gathered = GRADIENT_BYTES[job.train.accumulation], PRECISION_BYTES[job.train.precision]
     reduce, gather = summed * (hosts + copies - 2) / hosts, gathered * (hosts - copies) / hosts
-    return {
-        "reduce": [each * reduce / bandwidth for each in parameters],
-        "gather": [each * gather / bandwidth for each in parameters],
-    }
+    parameters = [each / (weigh.state + weigh.gradient) for each in held]
+    workspace = plain.per_stage("workspace", len(held))
+
+    def seconds(amount: float) -> float:
+        return 0.0 if plain.bandwidth is None else amount / plain.bandwidth
+
+    return replace(
+        plain,
+        reduce=[seconds(each * reduce) for each in parameters],
+        gather=[seconds(each * gather) for each in parameters],
+        workspace=[max(most, reducing_bytes(job, each)) for most, each in zip(workspace, parameters, strict=True)],
+    )
 
 
 def assumptions(job: Sections) -> list[str]:

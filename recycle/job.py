@@ -356,7 +356,6 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                 f" {self.grid.pipelines} host(s), each of which holds a shard once; use fewer"
             )
         for key, is_there in (
-            ("[shape] tensor_parallel: more than 1 is", self.grid.tensor_parallel > 1),
             ("[model] tied: is", self.model.tied),
             ("[train] reduce_buckets: more than 1 are", train.reduce_buckets > 1),
             ('[planner] layout: "elastic" is', self.planner.layout == "elastic"),

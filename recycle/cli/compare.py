@@ -186,6 +186,9 @@ def _print(one: Compared) -> None:
     for outcome in one.outcomes:
         if outcome.misfit is not None:
             print(f"{outcome.system} does not fit: {outcome.misfit.reason}")
+    for copies in sorted({outcome.copies for outcome in one.outcomes} if any(o.copies for o in one.outcomes) else ()):
+        held = f"{copies} host(s) each" if copies else "every host of a stage"
+        print(f"optimizer state on {held}: {', '.join(o.system for o in one.outcomes if o.copies == copies)}")
 
 
 def _print_dead(dead: list[DeadShare], nodes: int, names: list[str]) -> None:

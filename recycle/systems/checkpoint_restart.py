@@ -3,7 +3,9 @@
 The representative is Varuna (Athlur et al., EuroSys '22), which morphs depth and number of pipelines; plain `torchrun`
 with elastic restarts is the same without the morphing. The interval of checkpoints follows Young's rule for the true
 failure rate of the whole job. Nodes that come back are let in by a restart as well, from a checkpoint that is written
-for it, so without loss: as soon as what they add until the next failure is due is more than the pause.
+for it, so without loss: as soon as what they add until the next failure is due is more than the pause. Of a sharded
+optimizer's state each host has its part alone (ZeRO-1, as in Megatron's distributed optimizer): everybody reads a
+checkpoint anyway.
 
 Limits: every failure costs the work since the last checkpoint and a restart of all processes; at depths at which layers
 do not divide the slowest stage is in charge.
@@ -42,9 +44,11 @@ class CheckpointRestart:
     name = "checkpoint_restart"
     fatal_share = 1.0
     """Of failures that need a checkpoint."""
+    copies: int | None = 1
+    """Of each part of the optimizer's state, where the job shards it; None for as many as the job says."""
 
     def __init__(self, setting: Setting, *, morph: bool = True) -> None:
-        self.setting = setting
+        self.setting = setting = setting if self.copies is None else setting.with_copies(self.copies)
         self.grids = PipelineGrids(setting)
         self.morph = morph
 

@@ -79,6 +79,7 @@ class Outcome:
         gpus: of the job, dead or alive: all are paid for.
         transitions: by time.
         misfit: why the job does not fit into memory; all figures are 0 then.
+        copies: of each part of the optimizer's state; 0 where every host of a stage has all of it.
     """
 
     system: str
@@ -92,6 +93,7 @@ class Outcome:
     gpus: int
     transitions: tuple[Transition, ...] = ()
     misfit: DoesNotFit | None = None
+    copies: int = 0
 
     @property
     def goodput(self) -> float:

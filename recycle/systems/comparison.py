@@ -1,7 +1,8 @@
 """The comparison: every system over the same trace, on one setting, beside what no failure at all would give.
 
 Two references stand beside every figure, because splitting the backward pass shortens the healthy iteration too:
-fault-free 1F1B and a fault-free zero-bubble schedule, each on the best grid of all nodes that fits. The fault-scaled
+fault-free 1F1B and a fault-free zero-bubble schedule, each on the best grid of all nodes that fits, with plain ZeRO-1
+where the job shards its optimizer's state. The fault-scaled
 ideal is either of them times the mean share of nodes that are alive: what a system would give that spreads the work of
 the dead evenly and at no cost.
 """
@@ -19,7 +20,7 @@ from recycle.systems.cluster import CAUSES, Outcome, run
 from recycle.systems.failures import FailureTrace
 from recycle.systems.grids import PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import Running, State
+from recycle.systems.system import Running, State, System
 
 KNOWN = SYSTEMS | VARIANTS
 ZERO_BUBBLE = ("zb-h1", "zb-h2")
@@ -63,7 +64,7 @@ class Compared:
 
 def references(setting: Setting) -> tuple[Reference, ...]:
     """Fault-free 1F1B and zero-bubble, each on its best grid."""
-    found = []
+    found, setting = [], setting.with_copies(1)
     for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
         grids = [grid for family in families if (grid := PipelineGrids(setting, family).best(len(setting.node_of)))]
         best: PipelineGrid | None = min(grids, key=lambda grid: grid.period, default=None)
@@ -104,12 +105,19 @@ def compare(
         outcomes = []
         for name in systems:
             report = None if progress is None else (lambda share, name=name: progress(name, share))
-            outcomes.append(replace(run(KNOWN[name](known), known, fitted, progress=report), system=name))
+            system = KNOWN[name](known)
+            outcomes.append(replace(run(system, known, fitted, progress=report), system=name, copies=copies_of(system)))
             if progress is not None:
                 progress(name, 1.0)
         live = fitted.node_seconds() / (fitted.nodes * fitted.end) if fitted.end else 1.0
         found.append(Compared(fitted, beside, live, tuple(outcomes)))
     return found
+
+
+def copies_of(system: System) -> int:
+    """Copies of each part of the optimizer's state that a system holds; 0 where every host has all of it."""
+    setting = getattr(system, "setting", None)
+    return setting.copies if isinstance(setting, Setting) else 0
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ def outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
         "trace": compared.trace.name,
         "fits": misfit is None,
         "misfit": None if misfit is None else asdict(misfit),
+        "optimizer_copies": outcome.copies,
         "layout": layout(outcome),
         "goodput": outcome.goodput,
         "fault_free": outcome.fault_free,
@@ -203,4 +212,9 @@ def state_after(outcome: Outcome, failures: int) -> State | None:
 def layout(outcome: Outcome) -> str:
     """What the system ran first."""
     states = (transition.state for transition in outcome.transitions)
-    return next((state.layout for state in states if isinstance(state, Running)), "")
+    return next((layout_of(state) for state in states if isinstance(state, Running)), "")
+
+
+def layout_of(state: object) -> str:
+    """What a state runs."""
+    return state.layout if isinstance(state, Running) else ""

@@ -8,13 +8,14 @@ Source: ElasWave, arXiv 2510.00606. What is modelled, and what is assumed where 
                     proportional to them
     schedule        1F1B, all stages stepping together
     state           snapshots of each step lie on a peer's host, so that any one dead worker costs the iteration in
-                    progress; where all hosts of a layer die, everybody goes back to a checkpoint
+                    progress; where all hosts of a layer die, everybody goes back to a checkpoint. Where the job
+                    shards its optimizer's state each part is on one device (ZeRO), as snapshots make up for that
     pause           detection, planning and one second for communicators that are edited in place, as claimed (the
                     common figure where that is less); copies do not block: training goes on while they last
     a pipeline whose live workers cannot hold the model stands idle
 
-It runs the fastest 1F1B grid of all nodes. Not modelled: the clock frequency that is raised for stragglers, and ZeRO
-shards, which the common memory model does not have either.
+It runs the fastest 1F1B grid of all nodes. Not modelled: the clock frequency that is raised for stragglers, and who has
+which shard once pipelines are cut differently.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ElasWave:
     name = "elaswave"
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+        self.setting = setting = setting.with_copies(1)
         self.grids = PipelineGrids(setting)
         self._alone = cache(self._makespan)
 
@@ -125,15 +126,15 @@ class ElasWave:
 
     def _makespan(self, depth: int, micro_batches: int) -> float:
         """Seconds of a pipeline's compute, with micro-batches of the fault-free size."""
-        profile = dataclasses.replace(self._profile(depth, 1.0), reduce=0.0, step=0.0)
+        profile = dataclasses.replace(self._profile(depth, 1.0), reduce=0.0, step=0.0, gather=0.0)
         return simulate(one_f_one_b(Shape(1, depth, micro_batches)), profile).makespan
 
     def _period(self, depth: int, grid: PipelineGrid, size: float) -> float:
         schedule = one_f_one_b(Shape(1, depth, grid.micro_batches), optimizer="barrier")
-        return simulate(schedule, self._profile(depth, size)).period
+        return simulate(self.setting.gathering(schedule), self._profile(depth, size)).period
 
     def _profile(self, depth: int, size: float) -> Profile:
-        profile = self.setting.profile(self.setting.cut(depth), max(1, len(self.setting.node_of) // depth))
+        profile = self.setting.profile(self.setting.cut(depth), self._hosts(depth))
 
         def scaled(name: str) -> list[float]:
             return [each * size for each in profile.per_stage(name, depth)]
@@ -147,6 +148,10 @@ class ElasWave:
             message=scaled("message"),
         )
 
+    def _hosts(self, depth: int) -> int:
+        """Of a stage of pipelines of this depth."""
+        return max(1, len(self.setting.node_of) // depth)
+
     def _fits(self, depth: int, grid: PipelineGrid) -> bool:
         """Whether live workers of a pipeline hold the model and the activations of 1F1B."""
         if not depth or depth > len(self.setting.layers):
@@ -157,13 +162,16 @@ class ElasWave:
         return all(
             stage_bytes(stage, min(depth - rank, grid.micro_batches) * size)
             <= self.setting.cap(rank, depth) * (1 + 1e-9)
-            for rank, stage in enumerate(self.setting.stages(self.setting.cut(depth)))
+            for rank, stage in enumerate(self.setting.stages(self.setting.cut(depth), self._hosts(depth)))
         )
 
     def _schedules(self, kinds: tuple[tuple[int, float], ...], grid: PipelineGrid) -> list[Timed]:
         """One pipeline of each depth and size."""
         return [
-            (one_f_one_b(Shape(1, depth, grid.micro_batches), optimizer="barrier"), self._profile(depth, size))
+            (
+                self.setting.gathering(one_f_one_b(Shape(1, depth, grid.micro_batches), optimizer="barrier")),
+                self._profile(depth, size),
+            )
             for depth, size in kinds
         ]
 

@@ -6,6 +6,9 @@ common pause, and the iteration in progress is repeated. With no spare left ever
 fewer workers, as in `checkpoint_restart`, and again when nodes have come back and that pays. Nodes that come back
 otherwise become spares, which interrupts nobody. The practice is common: 8 of the 72 GPUs of a rack are spares in
 NVIDIA's NVL72 systems (claimed).
+
+Of a sharded optimizer's state there are as many copies as the job says, as if these systems held them as recycle does.
+Where the last owner of a shard dies everybody restarts from a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ class HotSpare(CheckpointRestart):
 
     name = "hot_spare"
     loss = Loss.ITERATION
-    fatal_share = FATAL_SHARE
+    copies = None
 
     def __init__(self, setting: Setting, *, spares: int | None = None) -> None:
         super().__init__(setting)
+        self.fatal_share = 1.0 if setting.copies == 1 else FATAL_SHARE
         self.spares = max(1, ceil(0.05 * setting.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
@@ -58,10 +62,10 @@ class HotSpare(CheckpointRestart):
         replaced = dict(zip(sorted(lost), spare, strict=False))
         used = tuple(replaced.get(slot, slot) for slot in state.used)
         after = self._running(live, state.grid, used)
-        state_bytes = setting.state_per_stage(setting.cut(ranks))
+        state_bytes = setting.state_per_stage(setting.cut(ranks), state.grid.pipelines)
         copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)
-        if not all(stages):
+        if not all(stages) or any(setting.loses_shard(state.used[rank::ranks], lost) for rank in range(ranks)):
             return Change(state=after, pause=setting.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
         busiest = max(ceil(copies.count(rank) / len(stages[rank])) * state_bytes[rank] for rank in copies)
         return Change(state=after, pause=setting.pause(busiest), loss=self.loss, bytes=copied, event="replace")

@@ -8,23 +8,26 @@ change stage to come to it, as few as that takes, if it pays before the next fai
 copied. A node that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of
 which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill. The
 iteration in progress is repeated; plans are there when a failure strikes, so that planning takes what `[pauses]` says.
+Where the optimizer's state is sharded (docs/zero1.md) the pause also has the copies of what the dead owned, and a stage
+that loses the last owner of a shard sends everybody back to a checkpoint.
 
 Its shape and the way it steps are those with the shortest fault-free period that fit: staggered, with the state from
 before a step on the device or on the host (the copy over the host's link then counts as part of the step, as if no wait
 hid any of it), or all stages together, with nothing kept.
 
 Limits: it needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share. Weight
-gradients that wait keep activations alive. A sharded optimizer (docs/zero1.md) is not modelled.
+gradients that wait keep activations alive. What a host of a sharded stage owns more once peers are dead (a share of
+1 / (D - 1) of its shards for each) is not held against its memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import inf
+from math import ceil, inf
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -158,7 +161,8 @@ class ReCycle:
         if isinstance(state, RecycleRunning):
             gone = frozenset(setting.slots(failed))
             slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
-            if len({position.rank for position in slots}) == setting.shape.ranks:
+            has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
+            if has_hosts and not self._loses_shard(state.slots, gone):
                 free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
                 return self._adapted(live, state, slots, free, failed)
         after = self._placed(live)
@@ -175,6 +179,7 @@ class ReCycle:
     ) -> Change:
         """Every stage has a host: nobody goes back."""
         touched = len(slots) < len(before.slots)
+        restored, busiest = self._restored(before.slots, slots)
         slots, received = self._filled(slots, free)
         slots, moved, seconds = self._normalized(slots)
         after = self._running(live, slots)
@@ -184,12 +189,33 @@ class ReCycle:
             state=after,
             pause=dataclasses.replace(
                 self.setting.pause(detected=touched),
-                copy=seconds + self.setting.copy_seconds(max(received, default=0.0)),
+                copy=seconds + self.setting.copy_seconds(max([*received, *busiest], default=0.0)),
             ),
             loss=Loss.ITERATION if touched else Loss.NOTHING,
-            bytes=moved + sum(received),
+            bytes=moved + sum(received) + sum(restored),
             event="re-route" if touched else "join",
         )
+
+    def _loses_shard(self, slots: dict[Worker, int], gone: Collection[int]) -> bool:
+        """Whether a part of the optimizer's state had no other owner than those that are gone."""
+        shape = self.setting.shape
+        return any(
+            self.setting.loses_shard([slots.get(Worker(k, rank)) for k in range(shape.pipelines)], gone)
+            for rank in range(shape.ranks)
+        )
+
+    def _restored(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
+        """(bytes of the shards that dead hosts owned, bytes that the busiest host receives of them) by rank."""
+        shape, restored, busiest = self.setting.shape, list[float](), list[float]()
+        for rank, owned in enumerate(self._owned):
+            died = sum(position.rank == rank for position in before.keys() - after.keys())
+            left = sum(position.rank == rank for position in after)
+            if died and owned and left >= self.setting.copies:
+                shard = owned / self.setting.copies
+                shards = died * self.setting.copies * shape.pipelines // (died + left)
+                restored.append(shards * shard)
+                busiest.append(ceil(shards / left) * shard)
+        return restored, busiest
 
     def _schedules(self, vector: Vector) -> list[Timed]:
         """The plan of a vector, in role names."""
@@ -252,7 +278,7 @@ class ReCycle:
             self.period(here if self.move else self._ahead(here))
             vector = self.serving(here)
         assert vector is not None
-        fatal = FATAL_SHARE if setting.shape.pipelines > 1 else 1.0
+        fatal = FATAL_SHARE if setting.shape.pipelines > 1 and setting.copies != 1 else 1.0
         return RecycleRunning(
             live=live,
             period=self.period(vector),
@@ -332,6 +358,13 @@ class ReCycle:
         """Bytes that a new host of each rank copies."""
         shape = self.setting.shape
         per_stage = self.setting.state_per_stage()
+        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+
+    @cached_property
+    def _owned(self) -> list[float]:
+        """Bytes of the shards that a host of each rank owns in a healthy run."""
+        shape = self.setting.shape
+        per_stage = self.setting.owned_per_stage()
         return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
 
     @cached_property

@@ -6,8 +6,9 @@ copying; groups form anew, and copies over disjoint pairs run side by side.
 
 Assumptions: workers are alike, so that the period of a layout depends on how many are alive, and is that of the first
 set of so many that was met; a better order in the given stages, which the planner searches for meanwhile, runs from the
-first; what is copied is counted from the fault-free layout each time, whatever was moved before;
-a dead worker of a moved layout costs what it costs in the given stages, until the next boundary.
+first; what is copied is counted from the fault-free layout each time, whatever was moved before; a dead worker of a
+moved layout costs what it costs in the given stages, until the next boundary. All of the optimizer's state is on every
+host, since layers whose state is sharded do not move yet.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ElasticReCycle(ReCycle):
     name = "recycle_elastic"
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+        super().__init__(setting.with_copies(0))
         self._key = plan_key(self.job, (0,) * self.job.shape.ranks)
 
     def _is_searched(self, vector: Vector) -> bool:

@@ -8,6 +8,8 @@ copies a peer's state. With all groups lost everybody goes back to a checkpoint.
 
 Source: meta-pytorch/torchft @ 7eb7087 (BSD-3), Lighthouse's quorum and the vote `should_commit`.
 
+A job's sharded optimizer changes nothing: torchft shards inside a group, whose pipeline has one host of each stage.
+
 Limits: a shrinking batch changes the training; one dead worker takes a whole pipeline with it.
 """
 
@@ -35,7 +37,7 @@ class SampleDropping:
     name = "sample_dropping"
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+        self.setting = setting = setting.with_copies(0)
         self.grids = PipelineGrids(setting)
 
     def begin(self, live: Nodes) -> State | DoesNotFit:

@@ -4,12 +4,16 @@ Nodes and workers, the costs of each layer in seconds and bytes, links, memory, 
 comes from a job. A job of `[shape]`, `[times]` and `[memory]` alone gives a setting in which a stage is one layer, a
 sample a micro-batch, and memory counts activations: a layer's activation weighs 1 byte. Pipelines are cut between
 layers (`balanced`) and priced by `profile`, one `Profile` per cut.
+
+Where the job shards its optimizer's state, what a layer weighs depends on how many hosts it has (`layers_over`), and
+each system has the setting in the mode that it is known with (`with_copies`): redundant shards, plain ZeRO-1, or all
+of the state on every host.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -20,13 +24,16 @@ from msgspec.structs import replace
 from recycle import analytic
 from recycle.cut import units_of
 from recycle.errors import JobError
+from recycle.footprint import parameter_bytes, undone_bytes
+from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.layers import Layer, stage_bytes, stage_profile
 from recycle.nodes import place_workers
+from recycle.plans.shards import owners_of
 from recycle.pricing import byte_limit
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, ModelSection, PausesSection
-from recycle.shape import Shape
+from recycle.shape import Shape, Worker
 from recycle.systems.system import Checkpoints, Nodes, Pause
 
 _PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")
@@ -42,7 +49,7 @@ class Setting:
 
     Attributes:
         job: that it is made of; its shape is the preferred one.
-        layers: first to last.
+        layers: first to last, as the hosts have them in the job's shape.
         node_of: the node of each slot; a slot is a place for one worker, and slot i is worker i of the job's shape.
         micro_batch: samples of one micro-batch.
         latency: seconds per transfer between two workers.
@@ -110,6 +117,73 @@ class Setting:
         memory = None if self.memory is None else (min(self.memory),) * ranks
         return dataclasses.replace(self, job=self.job.with_sections(grid=grid, model=model), memory=memory)
 
+    # ---- a sharded optimizer
+
+    @property
+    def copies(self) -> int:
+        """Hosts that have each part of a layer's optimizer state; 0 where all of them have all of it."""
+        return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
+
+    def with_copies(self, copies: int) -> Setting:
+        """The same with so many hosts for each part of a layer's optimizer state, where the job shards it at all.
+
+        Args:
+            copies: at most as many as the job has pipelines count; 0 for all of the state on every host.
+        """
+        train = self.job.train
+        if not train.sharded_optimizer:
+            return self
+        copies = min(copies, self.shape.pipelines)
+        if copies == train.optimizer_copies:
+            return self
+        default = type(train)().optimizer_copies
+        job = self.job.with_sections(
+            train=replace(train, sharded_optimizer=copies > 0, optimizer_copies=copies or default)
+        )
+        return dataclasses.replace(self, job=job, layers=analytic.layers(job))
+
+    def layers_over(self, hosts: int) -> tuple[Layer, ...]:
+        """The layers where each has so many hosts, which share its optimizer's state as the job says."""
+        if not self.copies:
+            return self.layers
+        if hosts not in self._layers_over:
+            self._layers_over[hosts] = analytic.layers(self._job_over(hosts))
+        return self._layers_over[hosts]
+
+    @cached_property
+    def _layers_over(self) -> dict[int, tuple[Layer, ...]]:
+        return {}
+
+    def _job_over(self, hosts: int) -> Job:
+        grid, train = self.job.grid, self.job.train
+        train = replace(train, optimizer_copies=min(train.optimizer_copies, hosts))
+        return replace(self.job, grid=replace(grid, pipelines=hosts), train=train)
+
+    def gathering(self, schedule: Schedule) -> Schedule:
+        """The schedule, whose hosts gather what others have stepped where the optimizer's state is sharded."""
+        return dataclasses.replace(schedule, gathers=True) if self.copies else schedule
+
+    def loses_shard(self, hosts: Sequence[int | None], gone: Collection[int]) -> bool:
+        """Whether the optimizer state of a stage has a part that only dead hosts had.
+
+        Args:
+            hosts: slot of each host of the stage, None of one that was dead before; as many as it has shards.
+            gone: slots that die at once.
+        """
+        places = [Worker(place, 0) for place in range(len(hosts))]
+        live = [place for place, slot in zip(places, hosts, strict=True) if slot is not None]
+        left = {place for place in live if hosts[place.pipeline] not in gone}
+        if not self.copies or len(left) == len(live):
+            return False
+        own = len(self.node_of)  # of hosts whose node no longer counts
+        nodes = {p: own + p.pipeline if (s := hosts[p.pipeline]) is None else self.node_of[s] for p in places}
+        return any(left.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
+
+    def owned_per_stage(self) -> list[float]:
+        """Bytes of the shards that a host of each of the job's own stages owns: what has to be copied when it dies."""
+        share = undone_bytes(self.job) / parameter_bytes(self.job).state if self.copies else 0.0
+        return [share * state for state in self.state_per_stage()]
+
     # ---- cutting the model
 
     @property
@@ -160,15 +234,20 @@ class Setting:
         """F + I + W of each stage of `cut`."""
         return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
 
-    def stages(self, split: Split) -> list[tuple[Layer, ...]]:
-        """The layers of each stage."""
+    def stages(self, split: Split, hosts: int | None = None) -> list[tuple[Layer, ...]]:
+        """The layers of each stage, of so many hosts each; as many as the job has pipelines where left out."""
         if sum(split) != len(self.layers):
             raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
-        return [self.layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
+        layers = self.layers if hosts is None else self.layers_over(hosts)
+        return [layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
 
-    def state_per_stage(self, split: Split | None = None) -> list[float]:
-        """Bytes that a new host of each stage copies; of the job's own P * V stages where no split is given."""
-        return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job))]
+    def state_per_stage(self, split: Split | None = None, hosts: int | None = None) -> list[float]:
+        """Bytes that a new host of each stage copies; of the job's own P * V stages where no split is given.
+
+        Args:
+            hosts: of each stage; as many as the job has pipelines where left out.
+        """
+        return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job), hosts)]
 
     @cached_property
     def least_ranks(self) -> int:
@@ -180,7 +259,7 @@ class Setting:
         if not any(layer.static for layer in self.layers):
             return self.shape.ranks
         for ranks in range(1, len(self.layers) + 1):
-            stages = enumerate(self.stages(self.cut(ranks)))
+            stages = enumerate(self.stages(self.cut(ranks), max(1, len(self.node_of) // ranks)))
             if all(stage_bytes(stage, 1) <= self.cap(r, ranks) for r, stage in stages):
                 return ranks
         return len(self.layers) + 1
@@ -191,15 +270,23 @@ class Setting:
         """Seconds and bytes of each stage of `split`.
 
         Args:
-            hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
+            hosts: workers that a stage's gradients are reduced over; one number, or one per stage where nothing is
+                sharded.
         """
-        return stage_profile(
-            self.stages(split),
+        over = hosts if isinstance(hosts, int) else None
+        stages = self.stages(split, over)
+        plain = stage_profile(
+            stages,
             hosts,
             latency=self.latency,
             bandwidth=self.bandwidth,
             weight_stash=self.weight_stash,
         )
+        if not self.copies:
+            return plain
+        assert over is not None, "systems whose stages have unlike numbers of hosts shard nothing"
+        held = [sum(layer.static for layer in stage) for stage in stages]
+        return analytic.with_shards(self._job_over(over), plain, held)
 
     def copy_seconds(self, amount: float) -> float:
         """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
@@ -239,15 +326,17 @@ class Setting:
         """Seconds in which all workers write a checkpoint, or read one."""
         return self.state_per_worker / self.pauses.storage_bandwidth
 
-    @property
+    @cached_property
     def state(self) -> float:
         """Bytes of the model's parameters and optimizer state: a checkpoint."""
-        return sum(layer.state for layer in self.layers)
+        return sum(layer.state for layer in self.with_copies(0).layers)
 
-    @property
+    @cached_property
     def state_per_worker(self) -> float:
-        """Bytes of a checkpoint that a worker of the preferred shape writes and reads."""
-        return self.state / self.shape.ranks
+        """Bytes of a checkpoint that a worker of the preferred shape writes and reads: its stages' state, or the shards
+        that it has of it, as if each copy were written."""
+        shared = self.copies / self.shape.pipelines if self.copies else 1.0
+        return self.state * shared / self.shape.ranks
 
     def checkpoints(self, nodes: int, fatal_share: float = FATAL_SHARE) -> Checkpoints | None:
         """How a system writes checkpoints when a share of the failures of so many nodes needs one; None for never.
@@ -268,10 +357,13 @@ class Setting:
 
         Raises:
             JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's
-                state is sharded.
+                state is sharded and no model says what that weighs over other numbers of hosts.
         """
-        if job.train.sharded_optimizer:
-            raise JobError("[train] sharded_optimizer: the comparison of systems does not know it yet; set it to false")
+        if job.train.sharded_optimizer and job.times.profile != ANALYTIC:
+            raise JobError(
+                "[train] sharded_optimizer: systems run other shapes, and only the analytic model knows what shards"
+                ' weigh there; write [times] profile = "analytic", or set it to false'
+            )
         job = price(job)
         shape, profile = job.shape, job.prices
         profile.require(shape)

@@ -85,7 +85,7 @@ def test_bad_input_is_one_line(command: Command, job: Path, trace: Path, tmp_pat
     assert command("compare", tmp_path / "none.toml").refused("none.toml")
     parts = tmp_path / "sharded.toml"
     parts.write_text(JOB + "[train]\nsharded_optimizer = true\n")
-    assert command("compare", parts).refused("[train] sharded_optimizer: the comparison of systems does not know it")
+    assert command("compare", parts).refused("[train] sharded_optimizer: systems run other shapes", '"analytic"')
     bad = tmp_path / "bad.csv"
     bad.write_text("0,add,n1\n5,add,n1\n")
     assert command("compare", job, "--trace", bad).refused("bad.csv, line 2", "is there already")

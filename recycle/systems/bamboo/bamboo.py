@@ -16,6 +16,8 @@ micro-batch, so that there are M of them for each stage whatever the order (GPip
 them for stage s. What redundant forwards leave is parked on the host; a worker that has taken over runs both stages on
 the device.
 
+Where the job shards its optimizer's state Bamboo does not: who takes over needs all of a stage's at once.
+
 Limits: nobody is arranged in the middle of an iteration; whoever is fatal restarts all pipelines, although others hold
 the stage; the last stage's copy of the first stage has no redundant forwards; up to depth - 1 workers wait; redundant
 forwards cost up to F / c of the iteration, failures or not.
@@ -79,7 +81,7 @@ class Bamboo:
         buffer_per_micro_batch: bool = True,
         pcie: float = PCIE,
     ) -> None:
-        self.setting, self.over, self.eager = setting, over, eager
+        self.setting, self.over, self.eager = setting.with_copies(0), over, eager
         self.buffer_per_micro_batch, self.pcie = buffer_per_micro_batch, pcie
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._period = lru_cache(maxsize=None)(self._synchronised)

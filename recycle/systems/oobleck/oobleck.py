@@ -15,7 +15,8 @@ pipelines. T of the template only chooses. A stage holds its static bytes and th
 Limits: smaller pipelines run slower stages and fewer micro-batches; every layer is synchronised over pipelines that cut
 the model differently. A stage is on one worker (one GPU, or one tensor-parallel group), where Oobleck can also spread
 it over those of a node; nodes with another number of workers than most have are not used; a frozen node is not seen,
-and the master is a single point.
+and the master is a single point. Pipelines that cut the model differently share no optimizer's state: where the job
+shards it, Oobleck has all of it on every host.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Oobleck:
     """f, to be tolerated at once."""
 
     def __init__(self, setting: Setting, *, sosp: bool = False) -> None:
-        self.setting, self.sosp = setting, sosp
+        self.setting, self.sosp = setting.with_copies(0), sosp
         self.rule: Rule = "variance" if sosp else "longest"
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._ends = lru_cache(maxsize=None)(self._of_any)
