@@ -98,8 +98,8 @@ class PipelineGrids:
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:
-        """A lower bound of a grid's period: all work of a stage, and one micro-batch through the stages before it, there
-        and back; where the backward pass is split the way back may have work beside it."""
+        """A lower bound of a grid's period: all work of a stage, and one micro-batch's way through the stages before it
+        and back; where the backward pass is split there may be work beside its way back."""
         stages = self.setting.seconds_per_stage(ranks)
         there = [sum(layer.forward for layer in stage) for stage in self.setting.stages(self.setting.cut(ranks))]
         most = ceil(self.setting.micro_batches / (slots // ranks))
