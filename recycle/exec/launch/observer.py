@@ -44,7 +44,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
     ),
     "layout": lambda e: (
-        f"without workers {' '.join(e['failed'])} "
+        (f"with worker {' '.join(e['returned'])} back " if e.get("returned") else "")
+        + (f"without workers {' '.join(e['failed'])} " if e["failed"] else "")
         + (
             f"layers move: period {e['period_before']:g} -> {e['period']:g}"
             if e["moves"]

@@ -112,10 +112,11 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm
     there, back = moved(struck)
     assert 3 < there < back == STEPS - 4
     found = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
-    told = "generation fault detected generation recovered layout generation generation rejoined"
+    told = "generation fault detected generation recovered layout generation layout generation rejoined"
     assert found == told.split()
-    (layout,) = (event for event in struck.events if event["kind"] == "layout")
+    layout, returns = (event for event in struck.events if event["kind"] == "layout")
     assert layout["moves"]
+    assert (returns["moves"], returns["returned"], returns["step"]) == (True, ["1.1"], back)
     assert layout["period"] < layout["period_before"]
     periods = {line["step"]: line["period"] for line in struck.metrics}
     assert layout["period"] <= periods[back - 1] < layout["period_before"]  # with the barrier it is a little longer

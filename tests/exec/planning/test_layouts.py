@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from recycle.cli.planner import plan_for_training
@@ -17,6 +19,7 @@ from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.waker import Waker
 from recycle.job import PricedJob
+from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 from tests.exec.runs import job
 
@@ -93,25 +96,54 @@ def test_a_better_order_in_the_given_stages_is_taken_up_once_and_kept(asked: Ask
     assert len(asked.events) == 1
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [job(3, 2, 4, model={"layers": 8}, memory={"limit": 16, "state_limit": 1.5}, planner=ELASTIC)],
-    indirect=True,
-)
-def test_a_death_in_a_layout_is_re_routed_in_it_and_a_return_brings_the_given_stages(asked: Asked) -> None:
-    one, two = Worker(1, 1), Worker(0, 0)
+LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
+ALWAYS = job(3, 2, 4, **LAYERS, planner=ELASTIC)
+SLOW_COPIES = msgspec.structs.replace(ALWAYS, prices=replace(ALWAYS.prices, static=40.0, bandwidth=1e-3))
+
+
+def moved_without(asked: Asked, one: Worker) -> Hosts:
+    """Who hosts what once layers have moved after a death."""
     asked.ready(one)
     assert asked.commit(one)
-    layout = asked.ready(one)
-    assert layout.hosts is not None
-    assert layout.hosts.cut
+    layout = asked.ready(one).hosts
+    assert layout is not None
+    assert layout.cut
     assert not asked.commit(one)
+    return layout
+
+
+@pytest.mark.parametrize("asked", [ALWAYS], indirect=True)
+def test_a_death_in_a_layout_is_re_routed_in_it_and_the_last_return_brings_the_given_stages(asked: Asked) -> None:
+    one, two = Worker(1, 1), Worker(0, 0)
+    layout = moved_without(asked, one)
     at_once = asked.ready(one, two)
     assert at_once.hosts is not None
-    assert at_once.hosts.cut == layout.hosts.cut
-    assert at_once.hosts.units == {w: units for w, units in layout.hosts.units.items() if w != two}
-    asked.commit(one, two)
-    assert [event["failed"] for event in asked.events] == [["1.1"], ["0.0", "1.1"]]
-    given = asked.ready(two)
+    assert at_once.hosts.cut == layout.cut
+    assert at_once.hosts.units == {w: units for w, units in layout.units.items() if w != two}
+    assert asked.ready(one).hosts == layout  # the second did not die after all
+    assert [event["failed"] for event in asked.events] == [["1.1"]]
+    given = asked.ready()
     assert given.hosts is not None
     assert not given.hosts.cut
+    event = asked.events[-1]
+    assert (event["failed"], event["returned"], event["moves"]) == ([], ["1.1"], True)
+    assert event["period"] == given.periods["staggered"] < event["period_before"]
+
+
+@pytest.mark.parametrize("asked", [SLOW_COPIES], indirect=True)
+def test_who_comes_back_hosts_its_stage_in_the_layout_where_moving_back_does_not_pay(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Worker(1, 1)
+    layout = moved_without(asked, one)
+    reserved = msgspec.structs.replace(ALWAYS.planner, move_when="worth", iterations_between_changes=5)
+    monkeypatch.setattr(asked.layouts, "_job", msgspec.structs.replace(SLOW_COPIES, planner=reserved))
+    stays = asked.ready()
+    assert stays.hosts is not None
+    assert stays.hosts.units == {**layout.units, one: Hosts.at_start(ALWAYS, None).units[one]}
+    event = asked.events[-1]
+    assert (event["failed"], event["returned"], event["moves"]) == ([], ["1.1"], False)
+    assert event["pause"] > event["until_change"]
+    assert not asked.commit()
+    assert asked.ready() == stays
+    assert [event["moves"] for event in asked.events] == [True, False, False]  # it was thought over once more
