@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from recycle.ir.families import one_f_one_b
+from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import EventGraph, Timeline, event_graph, time_graph
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.figures.time_axis import time_unit
@@ -90,7 +92,13 @@ def usual_period(timeline: Timeline) -> float | None:
     per_rank: dict[str, Any] = {name: [sum(of[s] for s in stages) for stages in hosted] for name, of in times.items()}
     message = max(profile.per_stage("message", shape.stages))
     usual = Profile(**per_rank, latency=profile.latency, bandwidth=profile.bandwidth, message=message)
-    return simulate(one_f_one_b(Shape(1, shape.ranks, shape.micro_batches)), usual).period
+    return time_graph(_usual(shape.ranks, shape.micro_batches), usual).period
+
+
+@lru_cache(8)
+def _usual(ranks: int, micro_batches: int) -> EventGraph:
+    """One pipeline of 1F1B, ready to be timed."""
+    return event_graph(lower(one_f_one_b(Shape(1, ranks, micro_batches))))
 
 
 def _stages_per_rank(schedule: Schedule) -> list[tuple[int, ...]] | None:

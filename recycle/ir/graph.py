@@ -1,13 +1,16 @@
 """Longest paths over a schedule's event graph: topological order, and end times as early as possible.
 
-Large graphs run the two loops here compiled, small ones in plain Python (`compiled`).
+Large graphs run the loops here compiled, small ones in plain Python (`compiled`). Who goes through one graph several
+times numbers its nodes in topological order first (`ranked`): a pass then reads memory from front to back, and takes a
+tenth of the time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.ir.columns import Floats, Rows, offsets_of
 from recycle.ir.compiled import COMPILE_FROM, load, run
@@ -55,6 +58,38 @@ def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release
     return np.asarray(start, dtype=np.float64), np.asarray(last, dtype=np.int64)
 
 
+class Ranked(NamedTuple):
+    """A graph with its nodes numbered by their place in a topological order.
+
+    Attributes:
+        order: node at each place.
+        place: place of each node.
+        offsets, sources: CSR of predecessors, all by place, int32.
+    """
+
+    order: Rows
+    place: Rows
+    offsets: npt.NDArray[np.int32]
+    sources: npt.NDArray[np.int32]
+
+
+def ranked(order: Rows, offsets: Rows, sources: Rows) -> Ranked:
+    """The graph with its nodes numbered by `order`; arguments as of `earliest`, `order` of all nodes."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    count = np.diff(offsets)[order]
+    begin = np.concatenate([[0], np.cumsum(count)])
+    edges = np.arange(begin[-1]) + np.repeat(offsets[order] - begin[:-1], count)
+    return Ranked(order, place, begin.astype(np.int32), place[sources[edges]].astype(np.int32))
+
+
+def earliest_ranked(graph: Ranked, seconds: Floats, release: Floats) -> tuple[Floats, Rows]:
+    """What `earliest` gives, everything by place."""
+    start, last = release.copy(), np.full(len(release), -1, dtype=np.int64)
+    *_, start, last = run(_earliest_ranked, len(release), graph.offsets, graph.sources, seconds, start, last)
+    return np.asarray(start, dtype=np.float64), np.asarray(last, dtype=np.int64)
+
+
 def _topological_order(offsets: Any, targets: Any, waiting: Any, order: Any) -> int:
     done = 0
     for node in range(len(waiting)):
@@ -86,6 +121,18 @@ def _earliest(order: Any, offsets: Any, sources: Any, seconds: Any, start: Any, 
         start[node] = begin
 
 
+def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last: Any) -> None:
+    for place in range(len(start)):
+        begin = start[place]
+        for edge in range(offsets[place], offsets[place + 1]):
+            source = sources[edge]
+            ready = start[source] + seconds[source]
+            if ready > begin:
+                begin = ready
+                last[place] = source
+        start[place] = begin
+
+
 def load_compiled() -> None:
     """Load the compiled loops, for a caller who is about to time hundreds of small graphs."""
-    load(_topological_order, _earliest)
+    load(_topological_order, _earliest, _earliest_ranked)

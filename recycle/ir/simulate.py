@@ -5,15 +5,11 @@ rows occupy their worker in program order, sends occupy the lane of their direct
 stage's gradients are reduced in N buckets, each takes an N-th of the reduce and each part of a W an N-th of the W; the
 sums of a worker follow each other, beside its computing but for REDUCE_GRAD.
 
-The period is the distance of two iterations in steady state when the schedule is repeated for ever: the largest mean
-of a cycle through the edges that lead from one iteration into the next (carried dependencies, each worker's program
-starting over, each lane's next transfer). It is found by repeating the iteration and reading longer and longer cycles
-off the critical path, and proven by a fixed point: with that period no start time has to move.
+The period is the distance of two iterations in steady state when the schedule is repeated for ever (`period`).
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +22,6 @@ import numpy.typing as npt
 from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.chains import (
-    chain_ends,
     compute_before,
     compute_chains,
     compute_order,
@@ -38,7 +33,7 @@ from recycle.ir.chains import (
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.graph import earliest, group_edges, topological_order
+from recycle.ir.graph import Ranked, earliest_ranked, group_edges, ranked, topological_order
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
@@ -57,6 +52,7 @@ from recycle.ir.instruction import (
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
+from recycle.ir.period import Repeats, period_of, repeats
 from recycle.ir.pieces import incomplete_count
 from recycle.ir.schedule import Schedule
 from recycle.ir.text_grid import text_grid
@@ -96,6 +92,21 @@ class EventGraph:
     def edges(self) -> tuple[Rows, Rows]:
         """(source, target) of all edges, by target."""
         return self.sources, np.repeat(np.arange(self.dependencies.nodes), np.diff(self.offsets))
+
+    @cached_property
+    def ranked(self) -> Ranked:
+        """The graph by the place of its nodes in `order`; of an acyclic one."""
+        return ranked(self.order, self.offsets, self.sources)
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        """What leads from one iteration into the next, by place as in `ranked`."""
+        columns, within, place = self.schedule.columns, self.dependencies, self.ranked.place
+        chains = [compute_chains(columns), lane_chains(columns)]
+        if self.serialised:
+            chains.append(serial_chains(columns, within.sends))
+        placed = [(chain, place[rows]) for chain, rows in chains]
+        return repeats(place[within.carried_source], place[within.carried_target], placed)
 
 
 def event_edges(
@@ -243,20 +254,20 @@ class Timeline:
     @cached_property
     def _occupied(self) -> list[tuple[float, float, float]]:
         """(busy, first start, last end) of each worker's compute rows."""
-        c = self.schedule.columns
-        computes = ~is_kind(c.kind, Beside)
-        result = []
-        for w in range(self.schedule.shape.worker_count):
-            rows = np.arange(c.offsets[w], c.offsets[w + 1])
-            rows = rows[computes[rows]]
-            if not len(rows):
-                result.append((0.0, 0.0, 0.0))
-                continue
-            busy = float((self.end[rows] - self.start[rows]).sum())
-            work = rows[~is_kind(c.kind[rows], StageWide)]
-            span = work if len(work) else rows
-            result.append((busy, float(self.start[span].min()), float(self.end[span].max())))
-        return result
+        c, workers = self.schedule.columns, self.schedule.shape.worker_count
+        rows = np.flatnonzero(~is_kind(c.kind, Beside))
+        worker, seconds = c.worker[rows], self.end[rows] - self.start[rows]
+        is_work = ~is_kind(c.kind[rows], StageWide)
+        # What a worker does for the whole stage counts only where it does nothing else.
+        spans = is_work | (np.bincount(worker[is_work], minlength=workers) == 0)[worker]
+        first, last = np.full(workers, np.inf), np.zeros(workers)
+        np.minimum.at(first, worker[spans], self.start[rows[spans]])
+        np.maximum.at(last, worker[spans], self.end[rows[spans]])
+        first[np.isinf(first)] = 0.0
+        # Row by row of each worker, as a sum over its own rows is.
+        begin = np.searchsorted(worker, np.arange(workers + 1))
+        busy = [float(seconds[begin[w] : begin[w + 1]].sum()) for w in range(workers)]
+        return list(zip(busy, first.tolist(), last.tolist(), strict=True))
 
     @cached_property
     def busy(self) -> list[float | None]:
@@ -412,73 +423,10 @@ def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
     seconds[:rows] = durations(graph.schedule, profile)
     if seconds.max(initial=0.0) > _MOST_SECONDS / max(nodes, 1):
         raise JobError(f"the times add up to more than {_MOST_SECONDS:g}: state them in another unit")
-    start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-    period = _period(graph, seconds, start, last) if rows else 0.0
+    order, placed = graph.order, seconds[graph.order]
+    start, last = np.empty(nodes), np.empty(nodes, dtype=np.int64)
+    by_place = earliest_ranked(graph.ranked, placed, np.zeros(nodes))
+    start[order] = by_place[0]
+    last[order] = np.where(by_place[1] >= 0, order[by_place[1]], -1)
+    period = period_of(graph.ranked, graph.repeats, placed, *by_place) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
-
-
-def _repeat_edges(graph: EventGraph) -> tuple[Rows, Rows]:
-    """Edges from one iteration into the next: the carried dependencies, and each worker and lane starting over."""
-    columns, within = graph.schedule.columns, graph.dependencies
-    ends = [chain_ends(compute_chains(columns)), chain_ends(lane_chains(columns))]
-    if graph.serialised:
-        ends.append(chain_ends(serial_chains(columns, within.sends)))
-    firsts, lasts = zip(*ends, strict=True)
-    return np.concatenate([within.carried_source, *lasts]), np.concatenate([within.carried_target, *firsts])
-
-
-def _period(graph: EventGraph, seconds: Floats, start: Floats, last: Rows) -> float:
-    """Largest mean of a cycle through the repeated schedule (max-plus eigenvalue).
-
-    From a lower bound on, iterations are released one period after another. Either the releases settle, and the bound
-    is the period; or some cycle takes longer, and the critical path to a release that still grows comes to run around
-    it: its mean is the next bound. Ends because there are finitely many means.
-
-    Args:
-        start, last: of one iteration from idle, as of `earliest`.
-    """
-    source, target = _repeat_edges(graph)
-    nodes, best = graph.dependencies.nodes, 0.0
-    released = np.zeros(nodes)
-    tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
-    if not tolerance:
-        return 0.0
-    history: list[tuple[Rows, Rows]] = []
-    while True:
-        following = np.zeros(nodes)
-        ready = (start + seconds)[source] - best
-        np.maximum.at(following, target, ready)
-        moved = following > released + tolerance
-        if not moved.any():
-            return best
-        decides = np.full(nodes, -1, dtype=np.int64)
-        chosen = np.flatnonzero(moved[target] & (ready >= following[target]))
-        decides[target[chosen]] = source[chosen]
-        released = np.where(moved, following, released)
-        history.append((last, decides))
-        longer = _cycle_mean(history, seconds, int(np.where(moved, following, -1.0).argmax()))
-        if longer > best:
-            best = longer
-            history.clear()
-            released = np.zeros(nodes)
-        start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
-
-
-def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
-    """Seconds per iteration of the first cycle on the critical path to the release of `node`; 0 when there is none."""
-    seen: dict[int, tuple[int, int]] = {}
-    path: list[float] = []
-    for iteration in range(len(history) - 1, -1, -1):
-        last, decides = history[iteration]
-        if node in seen:
-            later, begin = seen[node]
-            return math.fsum(path[begin:]) / (later - iteration)
-        seen[node] = iteration, len(path)
-        node = int(decides[node])
-        if node < 0:
-            return 0.0
-        path.append(float(seconds[node]))
-        while last[node] >= 0:
-            node = int(last[node])
-            path.append(float(seconds[node]))
-    return 0.0
