@@ -92,7 +92,8 @@ def write_html(
     what_if: WhatIf | None = None,
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> None:
-    """Write one page with the figures, tables and timelines of `sources`: plotly.js of 5 MB, 11 bytes an operation.
+    """Write one page with the figures, tables and timelines of `sources`: 11 bytes an operation, and plotly.js
+    of 5 MB where there are figures.
 
     Timelines are those of the viewer; what only its server knows, such as why an operation waited, is left out.
     """
@@ -127,7 +128,7 @@ def html(
     )
 
 
-_STYLE = ".lanes-axes > div { height: 100%; } [data-action=memory], [data-action=held] { display: none; }"
+_STYLE = "[data-action=memory], [data-action=held] { display: none; }"
 _SCRIPT = "window.dash_clientside = { set_props() {} };\n"
 """There is no Dash that a selection could be told to."""
 _WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {

@@ -133,6 +133,24 @@ class LaneTable:
             schedule, timeline.start, timeline.end, timeline.profile, players, timeline.critical_path, violations
         )
 
+    def at_times_of(self, timeline: Timeline) -> LaneTable:
+        """The lanes of the planned iteration of this table in other times, with the same names and violations.
+
+        Args:
+            timeline: of the same lowered schedule, whose rows are this table's instruction ids.
+        """
+        rows = self.instruction_id.astype(np.int64)
+        critical = np.zeros(len(timeline.start), dtype=np.uint8)
+        critical[timeline.critical_path] = Flag.CRITICAL
+        start, end, columns = timeline.start[rows], timeline.end[rows], timeline.schedule.columns
+        drawn = np.count_nonzero(~_transfers(columns) | (timeline.end > timeline.start))
+        if drawn == len(rows) and _is_sorted(columns.worker[rows], start, end, rows):
+            flags = self.flags & np.uint8(~Flag.CRITICAL & 0xFF) | critical[rows]
+            share = weight_share(timeline.profile, self.shape)
+            return replace(self, start=start, end=end, flags=flags, weight_share=share)
+        violations = rows[self.has(Flag.VIOLATION)].tolist()
+        return replace(LaneTable.from_timeline(timeline, violations=violations), labels=self.labels)
+
     @classmethod
     def until_stuck(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
         """The lanes of an order that cannot finish: timed as far as it runs, and from `halt` on what never runs, each
@@ -250,6 +268,14 @@ class LaneTable:
             instruction_id=rows.astype(np.uint32),
             **rest,
         )
+
+
+def _is_sorted(*keys: npt.NDArray[Any]) -> bool:
+    """Whether rows follow each other by the first key, those of equal ones by the second, and so on."""
+    after = np.ones(len(keys[0]) - 1 if len(keys[0]) else 0, dtype=np.bool_)
+    for key in reversed(keys):
+        after = (key[1:] > key[:-1]) | ((key[1:] == key[:-1]) & after)
+    return bool(after.all())
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:

@@ -59,6 +59,7 @@ def prepare(explainer: Explainer) -> None:
     if len(explainer.timeline.start) >= _COMPILE_FROM:
         load_compiled()
         time_graph(explainer.graph, explainer.timeline.profile)
+    _ = explainer.timeline.peak_activations
 
 
 def values_of(explainer: Explainer) -> dict[str, str]:
@@ -68,10 +69,13 @@ def values_of(explainer: Explainer) -> dict[str, str]:
     return found | {LIMIT: _text(list(explainer.limits)) if explainer.limits else ""}
 
 
-def retimed(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[LaneTable, Explainer]:
+def retimed(
+    explainer: Explainer, wanted: Mapping[str, Any], table: LaneTable | None = None
+) -> tuple[LaneTable, Explainer]:
     """The lanes of a planned timeline in the times that the fields say, and what explains them.
 
     Args:
+        table: the lanes as given, where they are known: others are made from them in a tenth of the time.
         wanted: field -> its text; fields that are left out stay as they are.
 
     Raises:
@@ -92,10 +96,14 @@ def retimed(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[LaneTable,
     if LIMIT in wanted:
         limits = _limits(wanted[LIMIT], shape.ranks)
     timeline = time_graph(explainer.graph, replace(profile, **changed)) if changed else explainer.timeline
+    # What workers hold follows from the order and from what an activation weighs, not from times.
+    timeline.__dict__["peak_activations"] = explainer.timeline.peak_activations
     is_same = not changed and not is_loosened(replace(explainer, limits=limits), explainer.limits)
     made = Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
     made.__dict__["graph"] = explainer.graph  # which does not depend on times
-    return LaneTable.from_timeline(timeline), made
+    if table is None or explainer.ids is not None:
+        return LaneTable.from_timeline(timeline), made
+    return table.at_times_of(timeline), made
 
 
 def is_loosened(explainer: Explainer, stated: tuple[float, ...] | None) -> bool:

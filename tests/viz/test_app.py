@@ -18,7 +18,7 @@ from recycle import Profile, RecycleError, Schedule, Shape, Worker
 from recycle.runs import append_iteration, log_path
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
-from viz.figures.axes import AXES_CONFIG, CONFIG
+from viz.figures.axes import CONFIG
 from viz.labels import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
@@ -57,7 +57,7 @@ def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -
         table = table_of(page.cache, view)
         assert [table.labels[lane] for lane in np.flatnonzero(table.failed)] == ["1.1"]
         assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
-    assert [graph["config"] for graph in graphs(component)] == [AXES_CONFIG] * 2
+    assert graphs(component) == []  # lanes have axes of their own
     assert [view["data-name"] for view in views(component)] == ["run-planned", "run-executed"]
 
 
@@ -173,7 +173,7 @@ def test_problems_stand_above_what_can_be_drawn(run_dir: Path) -> None:
     assert "bbbb1111.json" in texts[1]
     shown, *_ = page.timelines(4, None)
     assert "The plan bbbb1111 of step 4 cannot be read." in words(plain(shown))
-    assert len(graphs(plain(shown))) == 1
+    assert len(views(plain(shown))) == 1
 
 
 def test_a_live_run_is_read_again(
@@ -197,9 +197,8 @@ def test_schedules_share_one_time_axis_and_compare_figures(
     healthy.save(tmp_path / "healthy.json")
     page = SchedulePage([load_schedule(schedule_file), load_schedule(tmp_path / "healthy.json")])
     component = plain(page.timelines())
-    figures = [graph["figure"] for graph in graphs(component)]
     assert {view["data-linked"] for view in views(component)} == {"schedules"}
-    assert [figure["layout"]["xaxis"]["range"][1] for figure in figures] == [pytest.approx(11 * 1.004)] * 2
+    assert [view["data-span"] for view in views(component)] == ["11.0"] * 2
     head, rows = page.figures()
     assert head == ["", "broken.json", "healthy.json"]
     named = {row[0]: row[1:] for row in rows}
@@ -227,7 +226,7 @@ def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> No
     page = SchedulePage([load_schedule(tmp_path / "stuck.json")])
     texts = words(plain(page.layout()))
     assert any("deadlocks" in text and "shown until it hangs" in text for text in texts)
-    assert len(graphs(plain(page.timelines()))) == 1
+    assert len(views(plain(page.timelines()))) == 1
     assert {row[0]: row[1] for row in page.figures()[1]}["makespan"] is None
 
 

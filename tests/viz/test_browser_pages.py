@@ -21,7 +21,7 @@ from viz.what_if import WhatIf
 
 __all__ = ["browser", "pytestmark"]
 RANGES = """
-return Array.from(document.querySelectorAll('.linked .js-plotly-plot')).map(g => g.layout.xaxis.range)
+return Array.from(document.querySelectorAll('.linked :is(.js-plotly-plot, .lanes-axes)')).map(g => recycle.axes(g).x)
 """
 JOB = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n"
 
@@ -221,7 +221,7 @@ def test_a_file_that_means_harm_is_shown_as_text(browser: Any, address: str, tmp
     wait(browser, lambda: "Not valid" in text(browser))
     assert "<img src=x onerror=alert(1)>.json: Not valid" in text(browser)
     ready(browser, "validate-0")
-    window = "const { t0, t1 } = recycle.views.get('validate-0').goal; return [t0, t1];"
+    window = "const { t0, t1 } = recycle.views.get('validate-0').view; return [t0, t1];"
     before = browser.execute_script(window)
     press(browser, "button.quiet", "Show it")
     wait(browser, lambda: browser.execute_script(window) != before)

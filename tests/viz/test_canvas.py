@@ -42,7 +42,7 @@ COLUMN = """x => {
     '#' + [...data.slice(4 * i, 4 * i + 3)].map(c => c.toString(16).padStart(2, '0')).join('').toUpperCase());
 }""".replace("VIEW", VIEW)
 SHOW = """window_ => { VIEW.show(window_); return new Promise(done => {
-  const look = () => VIEW.wanted || VIEW.asked ? requestAnimationFrame(look) : done(VIEW.level);
+  const look = () => VIEW.asked ? requestAnimationFrame(look) : done(VIEW.level);
   requestAnimationFrame(() => requestAnimationFrame(look));
 }); }""".replace("VIEW", VIEW)
 
@@ -102,7 +102,7 @@ class Page:
         """The same on the page, for the mouse."""
         self(f"() => {VIEW}.root.scrollIntoView()")
         left, top = self(
-            f"() => {{ const box = {VIEW}.plot.getBoundingClientRect(), {{left, top}} = {VIEW}.place;"
+            f"() => {{ const box = {VIEW}.overlay.getBoundingClientRect(), {{left, top}} = {VIEW}.place;"
             " return [box.left + left, box.top + top]; }"
         )
         x, down = self.at(t, y)
@@ -415,13 +415,13 @@ def test_the_table_says_what_it_leaves_out(opened: Callable[..., Page]) -> None:
 
 def test_lanes_by_stage_and_folded_groups(page: Page) -> None:
     page.page.keyboard.press("g")
-    page.page.wait_for_function(f"() => {VIEW}.rows.grouping === 'stage' && !{VIEW}.wanted && !{VIEW}.asked")
+    page.page.wait_for_function(f"() => {VIEW}.rows.grouping === 'stage' && !{VIEW}.asked")
     assert page(f"() => Array.from({VIEW}.rows.order, lane => {VIEW}.table.labels[lane])") == [
         "0.0", "1.0", "2.0", "0.1", "1.1", "2.1"
     ]  # fmt: skip
     assert page.colour(1.5, 4.5) in (palette.FAILURE_BAND, palette.FAILURE_HATCH)
     page.page.keyboard.press("h")
-    page.page.wait_for_function(f"() => {VIEW}.rows.count === 2 && !{VIEW}.wanted && !{VIEW}.asked")
+    page.page.wait_for_function(f"() => {VIEW}.rows.count === 2 && !{VIEW}.asked")
     # at 5.5 two of the three workers of stage 0 run the input half of a backward
     x, _ = page.at(5.5, 0)
     column = page(COLUMN, int(x))
@@ -446,7 +446,7 @@ def test_an_address_restores_the_view(page: Page) -> None:
     before, query = page(f"() => {VIEW}.view"), page("() => location.search")
     assert re.search(r"t0=.*t1=.*lanes=.*sel=0", query)
     page.open(query)
-    page.page.wait_for_function(f"() => {VIEW}.selected === 0 && !{VIEW}.wanted && !{VIEW}.asked")
+    page.page.wait_for_function(f"() => {VIEW}.selected === 0 && !{VIEW}.asked")
     after = page(f"() => {VIEW}.view")
     assert [after[key] for key in ("t0", "t1", "y0", "y1")] == pytest.approx(
         [before[key] for key in ("t0", "t1", "y0", "y1")], rel=1e-6
@@ -499,18 +499,18 @@ def test_dark_pages_keep_the_colours_of_work_and_change_the_ground(
     assert rgb([page.colour(4.5, 0.5)]).mean() < 80
 
 
-def test_before_plotly_is_there_the_servers_picture_stands_in_its_place(
+def test_before_the_lanes_are_there_the_servers_picture_stands_in_their_place(
     opened: Callable[..., Page], broken: Schedule
 ) -> None:
     page = opened(broken)
     ticks = "nodes => nodes.map(tick => [tick.textContent, Math.round(tick.getBoundingClientRect().x)])"
-    drawn = page.page.eval_on_selector_all(".xtick text", ticks)
+    drawn = page.page.eval_on_selector_all(".lanes-axes .tick", ticks)
     plot = page.page.evaluate(f"""() => {{
       const box = {VIEW}.canvas.getBoundingClientRect(), {{ left, top, width, height }} = {VIEW}.place;
       return [box.x + left, box.y + top, width, height];
     }}""")
     assert not page.page.is_visible(".lanes-first")
-    page.page.route("**/plotly.min.js", lambda route: route.abort())
+    page.page.route("**/lanes/*.bin", lambda route: None)  # never answered
     page.page.goto(page.address)
     page.page.wait_for_function("() => document.querySelector('.lanes-first img')?.naturalWidth === 1200")
     first = page.page.locator(".lanes-first").bounding_box()
@@ -607,7 +607,7 @@ def test_a_drag_along_the_axis_marks_a_range_and_tells_how_it_is_spent(page: Pag
 
 def test_the_window_before_comes_back(page: Page) -> None:
     def window() -> list[float]:
-        found = page(f"() => {VIEW}.goal")
+        found = page(f"() => {VIEW}.view")
         return [found[key] for key in ("t0", "t1", "y0", "y1")]
 
     whole = window()
@@ -629,7 +629,7 @@ def test_a_box_drawn_by_hand_shows_whole_rows(page: Page) -> None:
     page.page.mouse.down()
     page.page.mouse.move(x1, y1, steps=4)
     page.page.mouse.up()
-    page.page.wait_for_function(f"() => {VIEW}.view.t0 > 1 && !{VIEW}.wanted && {VIEW}.view.y0 === 1")
+    page.page.wait_for_function(f"() => {VIEW}.view.t0 > 1 && !{VIEW}.asked && {VIEW}.view.y0 === 1")
     assert page(f"() => {VIEW}.view.y1") == 4
 
 
@@ -637,7 +637,7 @@ def test_the_tooltip_follows_what_moves_below_a_resting_pointer(page: Page) -> N
     page.page.mouse.move(*page.point(2.5, 1.5))
     assert page.page.inner_text(".lanes-tip").startswith("1F1.0")
     page.page.keyboard.press("g")  # by stage: the second row is worker 1.0 now
-    page.page.wait_for_function(f"() => {VIEW}.rows.grouping === 'stage' && !{VIEW}.wanted && !{VIEW}.asked")
+    page.page.wait_for_function(f"() => {VIEW}.rows.grouping === 'stage' && !{VIEW}.asked")
     page.page.wait_for_function("() => document.querySelector('.lanes-tip').textContent.includes('worker 1.0')")
 
 
@@ -660,7 +660,7 @@ def test_other_times_are_drawn_in_place(page: Page, broken: Schedule) -> None:
     page.page.keyboard.press(".")
     page.page.locator(".bench-tab", has_text="Times").click()
     page.page.locator(".retime [data-field=F] input").fill("3")
-    drawn = f"span => {VIEW}.table.span === span && !{VIEW}.wanted && !{VIEW}.asked"
+    drawn = f"span => {VIEW}.table.span === span && !{VIEW}.asked"
     page.page.wait_for_function(drawn, arg=slower.makespan)
     assert page(f"() => {VIEW}.table.instruction({VIEW}.selected)") == "0F0.0"
     assert page(f"() => {VIEW}.view.t1") == pytest.approx(slower.makespan * 1.004, rel=1e-3)
@@ -682,7 +682,7 @@ def test_lanes_and_what_a_press_tells_are_in_sight_together(
     page.page.keyboard.press("ArrowDown")
     page.page.keyboard.press("b")
     page.page.wait_for_selector(".selection")
-    page.page.wait_for_function(f"() => !{VIEW}.wanted && !{VIEW}.asked")
+    page.page.wait_for_function(f"() => !{VIEW}.asked")
     names = [".bar", ".lanes-tools", ".lanes-minimap", ".lanes-stage", ".legend", ".selection"]
     places = page(
         """names => names.map(name => {

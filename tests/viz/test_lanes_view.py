@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from recycle import Timeline
-from tests.viz.components import plain, words
+from tests.viz.components import canvases, of_type, plain, words
 from tests.viz.lanes_bin import decode
 from viz.app import build_app
-from viz.figures.axes import AXES_CONFIG, axes_figure
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.pages.lanes_view import answer
+from viz.pages.lanes_view import answer, lanes_view
+from viz.run import load_run
 from viz.sources import load_source
 from viz.wire import encode
 
@@ -79,10 +79,11 @@ def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> 
     assert words(plain(card)) in ([], ["These lanes are no longer kept. Load the page again."])
 
 
-def test_the_axes_draw_nothing_and_offer_no_upload(broken_timeline: Timeline) -> None:
-    figure = axes_figure(LaneTable.from_timeline(broken_timeline), span=20.0)
-    assert figure["layout"]["yaxis"]["range"] == [6, 0]
-    assert figure["layout"]["xaxis"]["range"][1] == pytest.approx(20 * 1.004)
-    assert [trace["x"] for trace in figure["data"]] == [[None]]
-    assert AXES_CONFIG["showSendToCloud"] is False
-    assert AXES_CONFIG["displaylogo"] is False
+def test_the_axes_say_their_unit_and_leave_room_for_the_names(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    executed = run.executed_lanes(4)
+    assert executed is not None
+    component = plain(lanes_view("", executed, "x", None, left=140))
+    [shown] = canvases(component)
+    assert (shown["data-margins"], shown["data-scale"], shown["data-word"]) == ("140 26 14 4", "1000.0", "ms")
+    assert of_type(component, "Graph") == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,19 @@ from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
 from viz.pages.times_panel import times
 from viz.sources import schedule_source
+from viz.wire import encode
 
 GIVEN = Profile.uniform(link=0.5)
 
 
 def explainer(schedule: Schedule, profile: Profile = GIVEN, limits: tuple[float, ...] | None = None) -> Explainer:
     return Explainer(simulate(schedule, profile), limits=limits)
+
+
+def told(answer: bytes) -> tuple[dict[str, Any], bytes]:
+    """What an answer says, and the lanes behind it."""
+    (size,) = struct.unpack_from("<I", answer)
+    return json.loads(answer[4 : 4 + size]), answer[4 + size :]
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(Shape(2, 4, 6)), zb_h1(Shape(1, 4, 8))])
@@ -39,6 +48,18 @@ def test_other_times_give_what_the_simulator_gives(schedule: Schedule) -> None:
     usual = LaneTable.from_timeline(expected)
     for column in ("start", "end", "kind", "stage", "flags", "offsets"):
         assert np.array_equal(getattr(table, column), getattr(usual, column))
+
+
+@pytest.mark.parametrize("link", ["0.5", "0", "7"])
+@pytest.mark.parametrize("schedule", [one_f_one_b(Shape(2, 4, 6)), zb_h1(Shape(1, 4, 8))])
+def test_lanes_made_from_those_as_given_are_those_of_the_simulator(schedule: Schedule, link: str) -> None:
+    """Transfers that take no time are not drawn, and long ones overtake what was before them in the lane."""
+    given = explainer(schedule)
+    named = replace(LaneTable.from_timeline(given.timeline, violations=[3]), labels=("",) * schedule.shape.worker_count)
+    table, made = retime.retimed(given, {"F": "1.5", "link": link}, named)
+    expected = replace(LaneTable.from_timeline(made.timeline, violations=[3]), labels=named.labels)
+    assert encode(table) == encode(expected)
+    assert made.timeline.peak_activations == simulate(schedule, GIVEN).peak_activations
 
 
 def test_fields_that_are_left_out_stay_as_they_are(broken: Schedule) -> None:
@@ -103,16 +124,19 @@ def test_the_page_gets_lanes_and_headline_of_other_times(broken: Schedule) -> No
     client = build_app([schedule_source(Path("broken"), broken)]).server.test_client()
     page = client.get("/").get_data(as_text=True)
     address = page.split('<meta name="lanes" content="')[1].split('"')[0]
-    route = "/" + address.replace("lanes/", "retime/").replace(".bin", ".json")
-    answer = client.post(route, json={"F": "2"}).get_json()
+    route = "/" + address.replace("lanes/", "retime/")
+    answer, content = told(client.post(route, json={"F": "2"}).data)
     expected = simulate(broken, Profile.uniform(2.0))
-    assert decode(client.get("/" + answer["address"]).data)["description"]["span"] == expected.makespan
+    assert decode(content)["description"]["span"] == expected.makespan
+    assert client.get("/" + answer["address"]).data == content
     assert words(answer["headline"])[:2] == ["period ", f"{expected.period:.4g}"]
-    assert client.post(route, json={}).get_json()["address"] == address
-    assert "Forward (F): write" in client.post(route, json={"F": "?"}).get_json()["problem"]
+    assert told(client.post(route, json={}).data)[0]["address"] == address
+    refused, nothing = told(client.post(route, json={"F": "?"}).data)
+    assert "Forward (F): write" in refused["problem"]
+    assert nothing == b""
     assert client.post(route, json=[1]).status_code == 400
     assert client.post(route, data=b"x" * 2**21, content_type="application/json").status_code == 413
-    assert client.post("/retime/0.json", json={}).status_code == 404
+    assert client.post("/retime/0.bin", json={}).status_code == 404
 
 
 def test_the_panel_has_a_field_for_each_time_and_the_limit(broken: Schedule) -> None:

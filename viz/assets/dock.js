@@ -94,7 +94,7 @@
           if (!root) tellStore("headline-of", null);
           return;
         }
-        const { page } = root.dataset, { address } = view.root.dataset, panel = recycle.dock.panel, { t0, t1 } = view.goal;
+        const { page } = root.dataset, { address } = view.root.dataset, panel = recycle.dock.panel, { t0, t1 } = view.view;
         tellStore("headline-of", address);
         if (panel === "times") tellStore({ type: "bench-asked", page }, { panel, address: view.root.dataset.original || address });
         if (panel === "explain" || panel === "workers") tellStore({ type: "bench-asked", page }, { panel, address });

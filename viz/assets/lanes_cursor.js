@@ -20,7 +20,7 @@
     }
   }
 
-  const plotsOf = (name) => document.querySelectorAll(`[id="${name}-linked"] .js-plotly-plot, .lanes-view[data-linked="${name}"] .js-plotly-plot`);
+  const plotsOf = (name) => document.querySelectorAll(`[id="${name}-linked"] .js-plotly-plot, .lanes-view[data-linked="${name}"] .lanes-axes`);
 
   recycle.cursor = function (view, t) {
     if (view.linked) draw(plotsOf(view.linked), t === null ? null : t * view.scale);
@@ -33,6 +33,6 @@
     if (!axes) return;
     const { left, width } = axes.place, [low, high] = axes.x;
     const share = (event.clientX - plot.getBoundingClientRect().left - left) / width;
-    draw(plot.closest(".linked").querySelectorAll(".js-plotly-plot"), share >= 0 && share <= 1 ? low + share * (high - low) : null);
+    draw(plot.closest(".linked").querySelectorAll(".js-plotly-plot, .lanes-axes"), share >= 0 && share <= 1 ? low + share * (high - low) : null);
   }, { passive: true });
 })(window.recycle = window.recycle || {});

@@ -6,7 +6,7 @@
   const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
 
   function firstShown(view) {
-    const { t0, y0 } = view.goal, { table, rows } = view;
+    const { t0, y0 } = view.view, { table, rows } = view;
     for (let row = Math.max(0, Math.floor(y0)); row < rows.count; row++) {
       const lane = rows.lane(row);
       if (lane < 0) continue;
@@ -46,7 +46,7 @@
 
   function bubble(view, dir) {
     const { table } = view, least = view.span * 1e-6, at = view.gap;
-    const lane_ = at ? at.lane : view.selected >= 0 ? table.laneOf(view.selected) : Math.max(0, view.rows.lane(Math.max(0, Math.floor(view.goal.y0))));
+    const lane_ = at ? at.lane : view.selected >= 0 ? table.laneOf(view.selected) : Math.max(0, view.rows.lane(Math.max(0, Math.floor(view.view.y0))));
     let t = at ? (dir > 0 ? at.to : at.from) : view.selected >= 0 ? table.start[view.selected] : dir > 0 ? -1 : Infinity;
     const gaps = [];
     let idle = 0;
@@ -76,7 +76,7 @@
 
   /* How the lanes shown spend the time shown. */
   function range(view) {
-    const { table, rows } = view, { t0, t1, y0, y1 } = view.goal, from = Math.max(0, t0), to = Math.min(view.span, t1);
+    const { table, rows } = view, { t0, t1, y0, y1 } = view.view, from = Math.max(0, t0), to = Math.min(view.span, t1);
     const shares = new recycle.Shares(table, 1).of(rows, Math.max(0, Math.floor(y0)), Math.min(rows.count, Math.ceil(y1)), from, 1 / (to - from));
     const spent = table.busy.map((paint, place) => [table.paints[paint].name, shares[place * 3]]).filter(([, share]) => share > 0);
     const busy = spent.reduce((sum, [, share]) => sum + share, 0), percent = (share) => `${(100 * share).toFixed(1)} %`;

@@ -18,7 +18,7 @@
     if (recycle.active !== view || !view.used) return;
     clearTimeout(timer);
     timer = setTimeout(() => {
-      if (!view.root.isConnected || !recycle.axes(view.plot)) return;
+      if (!view.root.isConnected || !view.isInSight) return;
       const { t0, t1, y0, y1 } = view.view, query = new URLSearchParams(location.search);
       const words = {
         view: view.name, plan: digest(view), t0: short(t0), t1: short(t1), lanes: `${short(y0)}-${short(y1)}`,

@@ -52,7 +52,7 @@
         const share = (one.clientX - left - axes.left) / axes.width, down = (one.clientY - top) / HEIGHT;
         return [share * (view.span + 2 * view.margin) - view.margin, down * view.rows.count];
       };
-      const { t0, t1, y0, y1 } = view.goal, [t, row] = at(event);
+      const { t0, t1, y0, y1 } = view.view, [t, row] = at(event);
       const holds = t >= t0 && t <= t1, off = holds ? [(t0 + t1) / 2 - t, (y0 + y1) / 2 - row] : [0, 0];
       const move = (one) => {
         const [now, under] = at(one), middle = now + off[0], centre = under + off[1];

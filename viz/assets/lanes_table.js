@@ -167,17 +167,19 @@ window.recycle = window.recycle || {};
 
   /* Lanes that the page itself holds. */
   function unpacked(text) {
-    const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const letters = atob(text), packed = new Uint8Array(letters.length);
+    for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
     return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
   }
 
   const kept = new Map(), MOST_KEPT = 8;
 
-  /* The table behind an address, fetched and decoded once; the most recent ones stay. */
-  recycle.table = function (address) {
+  /* The table behind an address, fetched and decoded once; the most recent ones stay. `bytes` gives its content where that
+     came with something else. */
+  recycle.table = function (address, bytes = () => recycle.bytes(address)) {
     const known = kept.get(address);
     kept.delete(address);
-    const table = known || recycle.bytes(address).then((buffer) => new Table(buffer));
+    const table = known || Promise.resolve(bytes()).then((buffer) => new Table(buffer));
     table.catch(() => kept.delete(address));
     kept.set(address, table);
     if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);

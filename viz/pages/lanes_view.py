@@ -1,4 +1,4 @@
-"""A timeline on a page: the canvas under its axes, the routes that feed it, and the details of what is selected.
+"""A timeline on a page: the canvas and its axes, the routes that feed it, and the details of what is selected.
 
 The browser fetches `lanes/<hash>.bin` once and draws, zooms, hovers and selects by itself (see `assets/lanes_*.js`).
 A selection lands in a store of the page's workbench (`viz.pages.bench`); the server answers with text, and with the
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dash import Dash, dcc, html
+from dash import Dash, html
 from flask import Response, abort, request
 
 from recycle.ir.simulate import Timeline
 from viz import held
 from viz.details import Details, details
-from viz.figures.axes import AXES_CONFIG, axes_figure, margins
+from viz.figures.axes import margins
 from viz.figures.time_axis import time_unit
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
@@ -58,7 +58,8 @@ def lanes_view(
         linked: timelines with the same word here, not empty, keep one time axis.
         place: in its `linked` block.
         span: length of the time axis when it is to be longer than the table's own.
-        left, rows: as of `axes_figure`.
+        left: as of `figures.axes.margins`.
+        rows: when it is not one per lane.
         explainer: what knows why the operations of `table` lie where they lie.
         ghost: lanes of the same workers, whose work is outlined.
         more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
@@ -68,24 +69,23 @@ def lanes_view(
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet makes a height of it
     image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
     live: dict[str, Any] = {"aria-live": "polite"}
+    unit = time_unit(table, span)
     attributes: dict[str, Any] = {
         "data-name": name,
         "data-address": address,
-        "data-scale": str(time_unit(table, span).scale),
+        "data-scale": str(unit.scale),
+        "data-word": unit.word,
+        "data-margins": " ".join(map(str, margins(table, left))),
         "data-span": str(span or table.span),
         "data-linked": linked,
         **({} if table.halt is None else {"data-halt": str(table.halt)}),
         **({} if cache is None or ghost is None else {"data-ghost": lanes_address(cache.put(ghost))}),
         **(more or {}),
     }
-    config: Any = AXES_CONFIG
-    figure: Any = axes_figure(table, span=span, left=left, rows=rows)
     early = []
     if cache and table.span and not more and ghost is None:
         early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
-    axes_id = {"type": "lanes-axes", "name": name}
-    axes = dcc.Graph(id=axes_id, figure=figure, config=config, responsive=True, className="lanes-axes")
-    stage = [*early, html.Canvas(**image), axes, parts.div("lanes-tip", hidden=True)]
+    stage = [*early, html.Canvas(**image), parts.div("lanes-axes"), parts.div("lanes-tip", hidden=True)]
     view = parts.div(
         "lanes-view",
         parts.div("lanes-head", *([html.H3(title, title=title)] if title else []), parts.div("lanes-tools")),

@@ -54,5 +54,4 @@ def register(app: Dash, prefix: str) -> None:
         "follow",
         Output(f"{prefix}-range", "data"),
         Input({"type": f"{prefix}-graph", "place": ALL}, "relayoutData"),
-        Input({"type": "lanes-axes", "name": ALL}, "relayoutData"),
     )

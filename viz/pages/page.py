@@ -107,8 +107,8 @@ class Page(Protocol):
 
     @property
     def begins_with_graph(self) -> bool:
-        """Whether the page needs plotly.js as soon as it is opened."""
-        return bool(self.preloaded_lanes())
+        """Whether the page needs plotly.js as soon as it is opened; lanes do without."""
+        return False
 
     def exported(self) -> Sequence[Any]:
         """The page's content without controls, for a file that needs no server; nothing if left out."""

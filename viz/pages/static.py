@@ -6,8 +6,6 @@ from html import escape
 from itertools import count
 from typing import Any
 
-from plotly.io import to_html
-
 _ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "children": ""}
 """Properties whose HTML attribute has another name; "" for those that are none."""
 
@@ -49,6 +47,8 @@ def _attribute(name: str, value: Any) -> str:
 
 
 def _figure(properties: Any, number: int) -> str:
+    from plotly.io import to_html
+
     text = to_html(
         properties["figure"],
         full_html=False,

@@ -1,12 +1,13 @@
 """The panel of times: what instructions take and what workers may hold, as fields; lanes follow while one types.
 
-The browser sends the fields of the timeline in use to `retime/<hash>.json` and draws what comes back (see
-`assets/lanes_times.js`); the lanes themselves are fetched like any other.
+The browser sends the fields of the timeline in use to `retime/<hash>.bin` and draws what comes back (see
+`assets/lanes_times.js`): the lanes, and what the headline says of them.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from typing import Any
 
@@ -64,15 +65,18 @@ def register(app: Dash, cache: LaneCache) -> None:
         if shown.explainer is None or not isinstance(wanted, dict):
             abort(400)
         try:
-            address = lanes_address(cache.put(*retime.retimed(shown.explainer, wanted)))
+            retimed = cache.put(*retime.retimed(shown.explainer, wanted, shown.table))
         except RecycleError as error:
-            return _json({"problem": str(error)})
-        made = cache.get(address.removeprefix("lanes/").removesuffix(".bin"))
-        return _json({"address": address, "headline": figures(made) if made else []})
+            return _answer({"problem": str(error)})
+        made = cache.get(retimed)
+        return _answer({"address": lanes_address(retimed), "headline": figures(made) if made else []}, made)
 
-    app.server.add_url_rule("/retime/<digest>.json", "retime", answer, methods=["POST"])
+    app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
 
 
-def _json(answer: dict[str, Any]) -> Response:
-    text = json.dumps(answer, cls=plotly.utils.PlotlyJSONEncoder)
-    return Response(text, mimetype="application/json")
+def _answer(told: dict[str, Any], made: CachedLanes | None = None) -> Response:
+    """One answer with all that the browser needs: u32 bytes of JSON, the JSON padded to a multiple of 4, the lanes."""
+    text = json.dumps(told, cls=plotly.utils.PlotlyJSONEncoder).encode()
+    text += b" " * (-len(text) % 4)
+    content = struct.pack("<I", len(text)) + text + (made.content if made else b"")
+    return Response(content, mimetype="application/octet-stream")

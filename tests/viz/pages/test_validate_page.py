@@ -10,7 +10,7 @@ import pytest
 
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
-from tests.viz.components import canvases, graphs, of_type, plain, words
+from tests.viz.components import canvases, of_type, plain, words
 from viz.app import build_app
 from viz.dropped import MOST_BYTES, Dropped, inspect
 from viz.pages.validate_page import FINDINGS_SHOWN, KEPT, ValidatePage
@@ -30,7 +30,7 @@ def test_a_valid_file_is_called_valid_and_drawn(broken: Schedule) -> None:
     component = plain([*ValidatePage().answer(dropped(broken))])
     assert "mine.json: Valid" in words(component)
     assert "makespan 11" in words(component)
-    assert len(graphs(component)) == 1
+    assert len(canvases(component)) == 1
     assert of_type(component, "Button") == []
 
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_says_why_and_draws_nothing() -> None:
     key, file = page.take("data:;base64," + base64.b64encode(b"0F0,<script>alert(1)</script>\n").decode(), "a.csv")
     component = plain([*page.answer(file)])
     assert any("'<script>alert(1)</script>' is not an action" in text for text in words(component))
-    assert graphs(component) == []
+    assert canvases(component) == []
     assert page.kept(key) is file
 
 
