@@ -13,15 +13,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from recycle.errors import JobError, PlanError, RecycleError
+import msgspec
+
+from recycle.errors import PlanError, RecycleError
 from recycle.ir.memory import held_activations
 from recycle.ir.simulate import Timeline, simulate
-from recycle.job import Job, price
+from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
 from recycle.pricing import profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.bounded_cache import BoundedCache
+from viz.condition import parse
 from viz.lanes import LaneTable
 
 Planner = Callable[[frozenset[Worker]], Plan]
@@ -31,7 +34,6 @@ KEPT, KEPT_ROWS = 16, 4_000_000
 """Answers that are kept, and rows of their timelines together; the last two always."""
 MOST_COUNTED = 2_000_000
 """Instructions of all plans of a library together up to which their peaks are counted for the table."""
-MOST_FAILED = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +78,7 @@ class WhatIf:
         planner: asked where the library has no plan for the very failure vector.
         rerouting: a planner that moves no layers, where `planner` may.
         searcher: a planner that takes its time, for those who ask for a better plan.
+        of_job: makes the same of another job, for slow workers; nobody asks for these where it is left out.
 
     Raises:
         RecycleError: there is neither a job nor a plan that states the shape.
@@ -88,10 +91,12 @@ class WhatIf:
         planner: Planner | None,
         rerouting: Planner | None = None,
         searcher: Planner | None = None,
+        of_job: Callable[[PricedJob], WhatIf] | None = None,
     ) -> None:
         job = None if job is None else price(job)
         self.job, self.library, self.planner, self.rerouting = job, library, planner, rerouting
-        self.searcher = searcher
+        self.searcher, self.of_job = searcher, of_job
+        self._slowed: tuple[tuple[tuple[Worker, float], ...], WhatIf] | None = None
         self.profile = job.prices if job else Profile.uniform()
         self.limits = job.limits if job else None
         self.shape = job.shape if job else self._shape_of_library()
@@ -126,14 +131,26 @@ class WhatIf:
         return dead_roles(self.shape, vector)
 
     def parse(self, text: str) -> frozenset[Worker]:
-        """The workers that `1.2,0.3` names. Raises PlanError that says what is wrong with it."""
-        names = [name for name in text.replace(",", " ").split() if name]
-        if len(names) > MOST_FAILED:
-            raise PlanError(f"failed workers: {len(names)} are named; at most {MOST_FAILED}")
-        try:
-            return frozenset(self.shape.require(Worker.parse(name), "failed workers") for name in names)
-        except JobError as error:
-            raise PlanError(str(error)) from None
+        """The dead workers that `1.2,0.3` or `pipeline:1` names. Raises PlanError that says what is wrong with it."""
+        return parse(text, self.shape).failed
+
+    def under(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
+        """The same where these workers take so many times as long; no library holds plans for that.
+
+        Raises:
+            PlanError: nobody plans here.
+        """
+        if not slow:
+            return self
+        if self.job is None or self.of_job is None:
+            raise PlanError("slow workers: only a job can be planned for: recycle view job.toml")
+        key = tuple(slow)
+        with self._lock:
+            if self._slowed is None or self._slowed[0] != key:
+                speed = self.profile.speed | {str(w): factor * self.profile.speed_of(w) for w, factor in key}
+                prices = replace(self.profile, speed=speed)
+                self._slowed = key, self.of_job(msgspec.structs.replace(self.job, prices=prices))
+            return self._slowed[1]
 
     def answer(self, failed: Iterable[Worker]) -> Answer:
         """The plan without `failed`. One question is answered at a time.

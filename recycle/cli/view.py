@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 import webbrowser
 from contextlib import suppress
@@ -160,11 +161,14 @@ def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[R
             job = price(Job.of_run(runs[0].path))
     if job is None and library is None:
         return None
-    if job is None:
-        return WhatIf(job, library, None)
+    return WhatIf(job, library, None) if job is None else _what_if_of(job, library)
+
+
+def _what_if_of(job: PricedJob, library: PlanLibrary | None = None) -> WhatIf:
     moves = job.planner.layout == "elastic"
-    # Searched for as long as the job says, the plan is that of `recycle plan`.
-    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, partial(plan, job))
+    # Searched for as long as the job says, with as many processes, the plan is that of `recycle plan`.
+    search = partial(plan, job, processes=len(os.sched_getaffinity(0)))
+    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, search, _what_if_of)
 
 
 def _planner(job: PricedJob) -> Planner:
@@ -190,7 +194,7 @@ def _warm_up(what_if: WhatIf) -> None:
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
     """The published worked example of adaptive pipelining: fault-free 1F1B, and the plan without worker 1.2."""
     job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
-    what_if = WhatIf(job, None, _planner(job), searcher=partial(plan, job))
+    what_if = _what_if_of(job)
     adaptive = what_if.answer([Worker(1, 2)]).plan.schedule
     return [
         schedule_source(Path("1F1B, all workers"), one_f_one_b(job.shape)),

@@ -100,7 +100,7 @@ def test_export_writes_the_file_and_says_so(
         main(["view", str(schedule_file), "--export", str(tmp_path / "plan.html")])
     assert not ended.value.code
     assert capsys.readouterr().out == f"wrote {tmp_path / 'plan.html'}\n"
-    assert "Plotly.newPlot(" in (tmp_path / "plan.html").read_text()
+    assert 'data-address="data:application/gzip;base64,' in (tmp_path / "plan.html").read_text()
 
 
 def test_times_and_families_are_options_as_of_simulate(

@@ -1,4 +1,5 @@
-"""The plan browser and what-if: press a worker to fail or restore it, and see the plan that takes over.
+"""The plan browser and what-if: press a worker, a pipeline or a node to fail or restore it, and see the plan that takes
+over.
 
 The state is a list of failed workers and those before it, kept by the browser: `undo` goes back, and the address bar
 says `?fail=1.2,0.3`, which restores it. The answers are methods, so that tests need no browser.
@@ -13,8 +14,10 @@ from urllib.parse import parse_qs
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
+from recycle.nodes import place_workers
 from recycle.plans import Move
 from recycle.shape import Worker
+from viz.condition import FORMS, Condition, group, parse
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Panel
 from viz.pages import parts
@@ -23,7 +26,7 @@ from viz.pages.lanes_view import lanes_view, pictures
 from viz.pages.page import TABS, Page, Workspace
 from viz.what_if import Answer, WhatIf
 
-BUTTONS = 512
+BUTTONS, NODES_SHOWN = 512, 64
 """Workers up to which each has a button; of more, lanes are pressed or names typed."""
 ENTRIES_SHOWN = 100
 HISTORY = 50
@@ -31,7 +34,7 @@ MOVES_SHOWN = 8
 CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
 
 FailureState = dict[str, Any]
-"""The state: `failed`, names of workers, and `history`, the lists before it, oldest first."""
+"""The state: `failed`, names of workers (`0.1=1.5` of a slow one), and `history`, the lists before it, oldest first."""
 
 
 class PlansPage(Page):
@@ -62,14 +65,15 @@ class PlansPage(Page):
             buttons.append(("longer", "Search longer"))
         controls = parts.div(
             "row",
-            html.Label("Failed workers", htmlFor=typed),
-            dcc.Input(id=typed, placeholder="1.2, 0.3", debounce=True, n_submit=0, size="36"),
+            html.Label("Failed and slow workers", htmlFor=typed),
+            dcc.Input(id=typed, placeholder="1.2, node:0/8, 0.1=1.5", debounce=True, n_submit=0, size="30"),
             *(html.Button(text, id=self.name(part), n_clicks=0) for part, text in buttons),
             dcc.Download(id=self.name("saved")),
         )
         workers = html.Div(id=self.name("workers"))
         message = parts.div("status", id=self.name("message"), role="status")
-        pressing = "Press a worker's name to fail it, or to restore it; or select work, and key x."
+        pressing = "Press a worker's name to fail it, or to restore it; or select work, and key x. Above, type"
+        pressing += f" {FORMS}."
         says = html.P(f"{self.caption()} {pressing} {CHANGE_SHOWN}", className="hint")
         own = {
             "What if": [workers, parts.awaited(self.name("answer")), says],
@@ -99,8 +103,26 @@ class PlansPage(Page):
         rows = []
         for k in range(shape.pipelines):
             buttons = [self._worker_button(Worker(k, r), Worker(k, r) in dead) for r in range(shape.ranks)]
-            rows.append(parts.div("pipeline", html.Span(f"pipeline {k}", className="name"), *buttons))
+            rows.append(parts.div("pipeline", self._group_button(f"pipeline:{k}", f"pipeline {k}", dead), *buttons))
+        if shape.pipelines > 1:
+            size = shape.ranks if shape.ranks > 1 else 2
+            count = len(place_workers(shape, size))
+            nodes = [self._group_button(f"node:{n}/{size}", f"node {n}", dead) for n in range(min(count, NODES_SHOWN))]
+            rows.append(parts.div("pipeline", html.Span(f"{size} a node", className="name"), *nodes))
         return parts.div("workers", *rows)
+
+    def _group_button(self, word: str, title: str, dead: frozenset[Worker]) -> html.Button:
+        members = sorted(group(word, self.what_if.shape))
+        failed = dead >= set(members)
+        spoken: dict[str, Any] = {"aria-pressed": str(failed).lower()}
+        return html.Button(
+            f"✕ {title}" if failed else title,
+            id={"type": self.name("group"), "group": word},
+            n_clicks=0,
+            className="worker failed" if failed else "worker",
+            title=f"{'Restore' if failed else 'Fail'} {members[0]} to {members[-1]}",
+            **spoken,
+        )
 
     def _worker_button(self, worker: Worker, failed: bool) -> html.Button:
         spoken: dict[str, Any] = {"aria-pressed": str(failed).lower()}
@@ -149,20 +171,21 @@ class PlansPage(Page):
 
     def answer(self, state: FailureState) -> list[Any]:
         """What the plan costs, beside the one before and the fault-free one."""
-        failed = self._workers(state["failed"])
-        now = self.what_if.answer(failed)
+        asked, what_if = self._condition(state["failed"]), self._what_if(state["failed"])
+        failed = asked.failed
+        now = what_if.answer(failed)
         before = self._before(state)
-        columns: list[tuple[str, Answer]] = [(_title(failed), now)]
-        rerouted = self.what_if.without_moving(failed) if now.plan.moves else None
+        columns: list[tuple[str, Answer]] = [(_title(asked), now)]
+        rerouted = what_if.without_moving(failed) if now.plan.moves else None
         columns += [("without moving layers", rerouted)] if rerouted else []
         if before is not None:
-            columns.append((f"before: {_title(before.failed)}", before))
-        if failed and (before is None or before.failed):
-            whole = self._try(frozenset())
+            columns.append((f"before: {_title(self._condition(state['history'][-1]))}", before))
+        if state["failed"] and (before is None or state["history"][-1]):
+            whole = self._try([])
             columns += [("all workers", whole)] if whole else []
         rows = [[title, *(measure(one) for _, one in columns)] for title, measure in _MEASURES]
-        trail = [_title(self._workers(names)) for names in state["history"][-5:]]
-        crumbs = [*(html.Span(step) for step in trail), html.Span(_title(failed), className="now")]
+        trail = [_title(self._condition(names)) for names in state["history"][-5:]]
+        crumbs = [*(html.Span(step) for step in trail), html.Span(_title(asked), className="now")]
         spoken: dict[str, Any] = {"role": "group", "aria-label": "Failed workers, step by step"}
         came = "from the library" if now.source == "library" else "planned now"
         moved = f" {_moved(now)}" if now.plan.moves else ""
@@ -170,7 +193,7 @@ class PlansPage(Page):
         return [
             html.Nav(crumbs, className="crumbs", **spoken),
             parts.card(
-                _title(failed).capitalize(),
+                _title(asked).capitalize(),
                 parts.table(("", *(title for title, _ in columns)), rows),
                 caption=f"The plan is {came}, in {now.seconds:.2f} s.{moved}{idle}",
             ),
@@ -178,7 +201,7 @@ class PlansPage(Page):
 
     def lanes(self, state: FailureState) -> Any:
         """The lanes of the plan, the plan before as outlines."""
-        now, before = self.what_if.answer(self._workers(state["failed"])), self._before(state)
+        now, before = self._answer(state["failed"]), self._before(state)
         if before is not None:
             self.cache.put(before.lanes, _explainer(before))
         return lanes_view(
@@ -191,15 +214,19 @@ class PlansPage(Page):
             ghost=before.lanes if before else None,
         )
 
-    def toggled(self, state: FailureState, worker: Worker) -> FailureState:
-        """The state with one more or one less failed worker."""
-        failed = self._workers(state["failed"])
-        return self.changed(state, failed ^ {worker})
+    def toggled(self, state: FailureState, *workers: Worker) -> FailureState:
+        """The state with these workers failed, or where all of them are already, restored."""
+        failed, chosen = self._condition(state["failed"]).failed, frozenset(workers)
+        return self.changed(state, failed - chosen if failed >= chosen else failed | chosen)
 
     def changed(self, state: FailureState, failed: frozenset[Worker]) -> FailureState:
         """The state with other failed workers. Raises PlanError when no plan is for them."""
-        self.what_if.answer(failed)
-        names = [str(worker) for worker in sorted(failed)]
+        return self.named_anew(state, self._condition(state["failed"]).without(failed))
+
+    def named_anew(self, state: FailureState, asked: Condition) -> FailureState:
+        """The state with other failed and slow workers. Raises PlanError when no plan is for them."""
+        names = asked.names()
+        self._answer(names)
         if names == state["failed"]:
             return state
         return {"failed": names, "history": [*state["history"], state["failed"]][-HISTORY:]}
@@ -207,7 +234,7 @@ class PlansPage(Page):
     def searched(self, state: FailureState) -> tuple[Any, str]:
         """The state once a longer search is through, and what came of it; no new state where that is no better plan."""
         try:
-            before, after = self.what_if.searched(self._workers(state["failed"]))
+            before, after = self._what_if(state["failed"]).searched(self._condition(state["failed"]).failed)
         except RecycleError as error:
             return no_update, str(error)
         if after is before:
@@ -218,7 +245,7 @@ class PlansPage(Page):
 
     def exported(self) -> list[Any]:
         """The plan with all workers and the library."""
-        whole = self._try(frozenset())
+        whole = self._try([])
         if whole is None:
             return [html.H2(self.title, className="source"), self.library(is_exported=True)]
         figures = parts.table(("", "all workers"), [[title, measure(whole)] for title, measure in _MEASURES])
@@ -235,29 +262,36 @@ class PlansPage(Page):
         *history, last = state["history"] or [state["failed"]]
         return {"failed": last, "history": history}
 
-    def from_address(self, search: str | None) -> frozenset[Worker] | None:
-        """The failed workers in `?fail=1.2,0.3`; None when it does not say. Raises PlanError."""
+    def from_address(self, search: str | None) -> Condition | None:
+        """The failed and slow workers in `?fail=1.2,0.3`; None when it does not say. Raises PlanError."""
         stated = parse_qs((search or "").lstrip("?")).get("fail")
-        return self.what_if.parse(stated[0]) if stated else None
+        return parse(stated[0], self.what_if.shape) if stated else None
 
     def saved(self, state: FailureState) -> dict[str, Any]:
         """File name and text of the plan, for a download; `recycle check` and `recycle view` read it."""
-        failed = self._workers(state["failed"])
+        failed = self._condition(state["failed"]).failed
         names = "-".join(map(str, sorted(failed)[:8])) + (f"-and-{len(failed) - 8}-more" if len(failed) > 8 else "")
-        text = self.what_if.answer(failed).plan.text()
+        text = self._answer(state["failed"]).plan.text()
         return {"content": text, "filename": f"plan-without-{names}.json" if failed else "plan.json"}
 
     def _before(self, state: FailureState) -> Answer | None:
-        return self._try(self._workers(state["history"][-1])) if state["history"] else None
+        return self._try(state["history"][-1]) if state["history"] else None
 
-    def _try(self, failed: frozenset[Worker]) -> Answer | None:
+    def _try(self, names: Sequence[str]) -> Answer | None:
         try:
-            return self.what_if.answer(failed)
+            return self._answer(names)
         except RecycleError:
             return None
 
-    def _workers(self, names: Sequence[str]) -> frozenset[Worker]:
-        return self.what_if.parse(",".join(map(str, names)))
+    def _answer(self, names: Sequence[str]) -> Answer:
+        return self._what_if(names).answer(self._condition(names).failed)
+
+    def _condition(self, names: Sequence[str]) -> Condition:
+        return parse(",".join(map(str, names)), self.what_if.shape)
+
+    def _what_if(self, names: Sequence[str]) -> WhatIf:
+        """What answers where the workers that are slow are."""
+        return self.what_if.under(self._condition(names).slow)
 
     def register(self, app: Dash) -> None:
         state_id = self.name("state")
@@ -266,6 +300,7 @@ class PlansPage(Page):
             Output(state_id, "data"),
             Output(self.name("message"), "children"),
             Input({"type": self.name("worker"), "worker": ALL}, "n_clicks"),
+            Input({"type": self.name("group"), "group": ALL}, "n_clicks"),
             Input({"type": self.name("entry"), "vector": ALL}, "n_clicks"),
             Input(self.name("typed"), "value"),
             Input(self.name("undo"), "n_clicks"),
@@ -274,7 +309,13 @@ class PlansPage(Page):
             prevent_initial_call=True,
         )
         def change(
-            _: list[int], __: list[int], typed: str | None, ___: int, ____: int, state: FailureState
+            _: list[int],
+            __: list[int],
+            ___: list[int],
+            typed: str | None,
+            ____: int,
+            _____: int,
+            state: FailureState,
         ) -> tuple[Any, Any]:
             pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]
             if pressed is None or value is None or (not value and pressed != self.name("typed")):
@@ -282,9 +323,11 @@ class PlansPage(Page):
             if pressed == self.name("undo"):
                 return self.undone(state), ""
             if pressed == self.name("restore"):
-                return self._or_message(lambda: self.changed(state, frozenset()))
+                return self._or_message(lambda: self.named_anew(state, Condition()))
             if pressed == self.name("typed"):
-                return self._or_message(lambda: self.changed(state, self.what_if.parse(typed or "")))
+                return self._or_message(lambda: self.named_anew(state, parse(typed or "", self.what_if.shape)))
+            if "group" in pressed:
+                return self._or_message(lambda: self.toggled(state, *group(pressed["group"], self.what_if.shape)))
             if "worker" in pressed:
                 return self._or_message(lambda: self.toggled(state, Worker.parse(pressed["worker"])))
             vector = [int(dead) for dead in pressed["vector"].split(",")]
@@ -327,7 +370,7 @@ class PlansPage(Page):
                 answer, lanes = self.answer(state), self.lanes(state)
             except RecycleError as error:
                 return parts.problems([str(error)]), self.workers(()), parts.empty("There is no plan to draw.")
-            return answer, self.workers(self._workers(state["failed"])), lanes
+            return answer, self.workers(self._condition(state["failed"]).failed), lanes
 
         # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
         @app.callback(Output(self.name("library"), "children"), Input(self.name("library"), "id"))
@@ -352,12 +395,12 @@ class PlansPage(Page):
         )
         def open_address(search: str | None, state: FailureState) -> tuple[Any, Any]:
             try:
-                failed = self.from_address(search)
-                if failed is None:
+                asked = self.from_address(search)
+                if asked is None:
                     return no_update, no_update
                 # An address that names another page stays there.
                 named = parse_qs((search or "").lstrip("?")).get(TABS, [self.prefix])[0]
-                return self.changed(state, failed), self.prefix if named == self.prefix else no_update
+                return self.named_anew(state, asked), self.prefix if named == self.prefix else no_update
             except RecycleError:
                 return no_update, self.prefix
 
@@ -382,10 +425,12 @@ def _explainer(answer: Answer) -> Explainer:
     return Explainer(answer.timeline, limits=answer.plan.limits, bound=(answer.plan.lower_bound, answer.plan.gap))
 
 
-def _title(failed: Iterable[Worker]) -> str:
-    names = [str(worker) for worker in sorted(failed)]
+def _title(asked: Condition) -> str:
+    names = [str(worker) for worker in sorted(asked.failed)]
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return f"without {', '.join(names[:6])}{more}" if names else "all workers"
+    title = f"without {', '.join(names[:6])}{more}" if names else "all workers"
+    slow = ", ".join(f"{worker} {factor:g} times as long" for worker, factor in asked.slow[:6])
+    return f"{title}, {slow}" if slow else title
 
 
 def _vector(vector: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from recycle.plans import PlanLibrary
 from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import canvases, of_type, plain, words
+from viz.condition import group, parse
 from viz.export import export
 from viz.pages.plans_page import BUTTONS, PlansPage
 from viz.what_if import WhatIf
@@ -75,7 +76,8 @@ def test_the_old_plan_is_outlined_over_the_new_ones_lanes(page: PlansPage) -> No
 
 
 def test_the_address_restores_the_failures(page: PlansPage) -> None:
-    assert page.from_address("?fail=1.1,0.0") == {Worker(1, 1), Worker(0, 0)}
+    assert page.from_address("?fail=1.1,0.0") == (frozenset({Worker(1, 1), Worker(0, 0)}), ())
+    assert page.from_address("?fail=0.0=1.5") == (frozenset(), ((Worker(0, 0), 1.5),))
     assert page.from_address("?plan=x") is None
     assert page.from_address(None) is None
     with pytest.raises(PlanError):
@@ -93,10 +95,47 @@ def test_what_is_saved_is_a_plan_that_checks(page: PlansPage, tmp_path: Path) ->
 
 
 def test_every_worker_has_a_button_that_says_whether_it_is_pressed(page: PlansPage) -> None:
-    buttons = of_type(plain(page.workers([Worker(1, 1)])), "Button")
+    shown = of_type(plain(page.workers([Worker(1, 1)])), "Button")
+    buttons = [button for button in shown if "worker" in button["id"]]
     assert [button["id"]["worker"] for button in buttons] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
     assert [button["aria-pressed"] for button in buttons] == ["false"] * 3 + ["true"] + ["false"] * 2
     assert buttons[3]["children"] == "✕ 1.1"
+
+
+def test_a_press_fails_a_pipeline_or_a_node_another_restores_it(page: PlansPage) -> None:
+    groups = [one["id"]["group"] for one in of_type(plain(page.workers(())), "Button") if "group" in one["id"]]
+    assert groups == ["pipeline:0", "pipeline:1", "pipeline:2", "node:0/2", "node:1/2", "node:2/2"]
+    state = page.toggled(EMPTY, *group("pipeline:1", page.what_if.shape))
+    assert state["failed"] == ["1.0", "1.1"]
+    pressed = of_type(plain(page.workers(page.what_if.parse("1.0 1.1"))), "Button")
+    assert {one["children"] for one in pressed if one["aria-pressed"] == "true"} >= {"✕ pipeline 1", "✕ node 1"}
+    assert page.toggled(state, Worker(1, 0), Worker(1, 1))["failed"] == []
+    with pytest.raises(PlanError, match="no live worker is left for stage 1: all 3 of its workers are dead; the run"):
+        page.toggled(EMPTY, *group("stage:1", page.what_if.shape))
+
+
+def test_a_slow_worker_is_planned_for_and_stays_slow_when_another_dies() -> None:
+    def of_job(job: Job) -> WhatIf:
+        return WhatIf(job, None, partial(plan, job, quick=True), of_job=of_job)
+
+    page = PlansPage(of_job(JOB))
+    slow = page.named_anew(EMPTY, parse("0.1=2", page.what_if.shape))
+    assert slow["failed"] == ["0.1=2"]
+    texts = words(plain(page.answer(slow)))
+    assert {"All workers, 0.1 2 times as long", "all workers"} <= set(texts)
+    row = texts.index("period")
+    assert float(texts[row + 1]) > float(texts[row + 2]) == page.what_if.answer([]).plan.period
+    (canvas,) = canvases(plain(page.lanes(slow)))
+    shown = page.cache.get(Path(canvas["data-address"]).stem)
+    assert shown is not None
+    table = shown.table
+    lane = slice(int(table.offsets[1]), int(table.offsets[2]))
+    assert set((table.end - table.start)[lane]) <= {0.0, 2.0, 4.0}  # reduces and steps, halves and whole backwards
+    both = page.toggled(slow, Worker(1, 1))
+    assert both["failed"] == ["1.1", "0.1=2"]
+    assert page.toggled(both, Worker(0, 1))["failed"] == ["0.1", "1.1"]
+    with pytest.raises(PlanError, match="only a job can be planned for"):
+        WhatIf(JOB, None, None).under([(Worker(0, 1), 2.0)])
 
 
 def test_too_many_workers_are_named_instead() -> None:
