@@ -356,8 +356,6 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                 f" {self.grid.pipelines} host(s), each of which holds a shard once; use fewer"
             )
         for key, is_there in (
-            ("[model] tied: is", self.model.tied),
-            ("[train] reduce_buckets: more than 1 are", train.reduce_buckets > 1),
             ('[planner] layout: "elastic" is', self.planner.layout == "elastic"),
             ("[planner] move: is", self.planner.move),
         ):

@@ -61,7 +61,10 @@ class PipelineLanes:
     def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
         raise NotImplementedError("Megatron's DDP reduces")
 
-    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        raise NotImplementedError("Megatron's distributed optimizer reduces")
+
+    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
         raise NotImplementedError("Megatron's distributed optimizer reduces")
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:

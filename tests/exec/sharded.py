@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.stored_tensors import piece_of
+from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.job import PricedJob
 
 
@@ -40,12 +41,12 @@ def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, each in one file only."""
+    """All tensors of a checkpoint, each in one file only but what tied stages share."""
     states: list[dict[str, torch.Tensor]] = []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as file:
             states.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    names = [name for state in states for name in state]
+    names = [name for state in states for name in state if SHARED_WEIGHT not in name]
     assert len(names) == len(set(names))
     return joined(states)
 

@@ -113,7 +113,6 @@ class LocalRun:
                 assert stage.shards is not None
                 stage.shards.own(shards.of_stage(index, owned.stages[worker]))
                 stage.shards.settled()
-                self.exchange.gradients.setdefault(index, {})[worker] = stage.shards.gradients()
                 self.exchange.weights.setdefault(index, {})[worker] = stage.shards.weights()
 
     def run(self, steps: int) -> RunResult:
@@ -200,11 +199,14 @@ class LocalRun:
         self.exchange.reduced.clear()
         self.exchange.sums.clear()
         self.exchange.gathered.clear()
+        self.exchange.gradients.clear()
         buckets = self.schedule.buckets
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():
                 for bucket in range(buckets):
                     key = (index, bucket if bucket < buckets - 1 else None)
+                    if stage.shards is not None:
+                        self.exchange.gradients.setdefault(key, {})[worker] = stage.sharded_bucket(bucket, buckets)
                     self.exchange.sums.setdefault(key, []).append(stage.gradient_bucket(bucket, buckets))
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):

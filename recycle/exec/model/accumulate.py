@@ -93,7 +93,12 @@ class Accumulator(ABC):
     Args:
         layout: where each parameter's gradient lies in it.
         buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
+
+    Attributes:
+        has_mark: whether a number that says if addends were out of bounds comes behind the norms.
     """
+
+    has_mark = False
 
     def __init__(self, layout: Layout, buffer: torch.Tensor) -> None:
         self.layout, self.buffer = layout, buffer
@@ -147,6 +152,8 @@ class ExactSum(Accumulator):
     The buffer is one aligned block longer than the layout: its first extra entry becomes NaN when an addend is out of
     bounds, and a reduction carries that to every host.
     """
+
+    has_mark = True
 
     def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
         super().__init__(layout, torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device))

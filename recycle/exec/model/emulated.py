@@ -28,7 +28,7 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.flips import flipped
-from recycle.exec.model.shards import Shards
+from recycle.exec.model.shards import Shards, SumBuffer
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.model.stored_tensors import piece_name
 from recycle.exec.model.unit_states import UnitState
@@ -192,7 +192,11 @@ class EmulatedStage(Stage):
         def norms(begin: int, end: int) -> list[float]:
             return self._norms_squared(self._sum[begin:end])
 
-        self.shards = Shards(self.index * count, bounds, flat, self._sum, make, norms)
+        def common(begin: int, end: int) -> Collection[int]:
+            return range(end - begin) if self._is_one_of_several else ()
+
+        sums = [SumBuffer(0, size, self._sum)]
+        self.shards = Shards(self.index * count, bounds, flat, sums, make, norms, common=common)
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False

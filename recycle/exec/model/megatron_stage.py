@@ -17,11 +17,13 @@ from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
+from recycle.exec.model.joined_sums import JoinedSums, Summed
 from recycle.exec.model.optimizer import COUNTED, SHAPED, decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.shards import Shards
+from recycle.exec.model.shards import Shard, Shards
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.stored_tensors import piece_of
 from recycle.exec.model.unit_states import UnitOptimizers, UnitState
 from recycle.ir.instruction import (
     Backward,
@@ -136,13 +138,16 @@ class MegatronStage(Stage):
         self.tied_sum = tied_sum if count else None
         self._units: UnitOptimizers | None = None
         if job.train.sharded_optimizer:
+            summed = [Summed(self._sum, common=set(self._replicated))]
+            if self.tied_sum is not None:
+                is_counted = self._is_first or not self._is_last
+                summed.insert(0, Summed(self.tied_sum, is_counted, is_apart=bool(job.ties)))
             sharded = ShardedOptimizer(
                 self.parameters,
                 (self._halved, HALVES),
-                self._sum,
+                JoinedSums(summed, self._divisor),
                 job.train,
                 self._type,
-                self._divisor,
                 index * job.shape.pipelines,
                 job.shape.pipelines,
             )
@@ -319,6 +324,15 @@ class MegatronStage(Stage):
 
     def replicated(self) -> Collection[int]:
         return self._replicated
+
+    def _stored_here(self, shard: Shard, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        from recycle.exec.model.weights import SHARED_WEIGHT
+
+        named = shard.named_state(tensors)
+        if self._is_first or self.tied_sum is None:
+            return named
+        shared = {f"{prefix}{SHARED_WEIGHT}" for prefix in (*SHAPED, COUNTED)}
+        return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in shared}
 
     def cuts(self) -> Mapping[str, int | None]:
         counts = {f"{COUNTED}{name}": None for name, dimension in self._cuts.items() if dimension is None}

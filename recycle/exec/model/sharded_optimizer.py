@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from recycle.exec.model.accumulate import Accumulator
+from recycle.exec.model.joined_sums import JoinedSums
 from recycle.exec.model.optimizer import COUNTED, SHAPED, FlatOptimizer, decayed_until, flattened, piece_of_step
 from recycle.exec.model.shards import Shards
 from recycle.exec.model.stored_tensors import piece_name
@@ -20,12 +20,11 @@ class ShardedOptimizer:
     """What a stage's optimizer is where its state is sharded.
 
     Args:
-        parameters: of the stage by name, in the order of the layout of `sums`, those that decay first; their data moves
-            into one flat tensor in `working_type`.
+        parameters: of the stage by name, in the order of `sums`, those that decay first; their data moves into one flat
+            tensor in `working_type`.
         halved: those that are two of equal size in checkpoints, and the ends of the halves' names.
         sums: of their gradients.
         train, working_type: as of `Optimizer`.
-        divisor: of a sum of gradients.
         first: number of the stage's first shard in the whole model.
         count: of its shards.
     """
@@ -34,15 +33,14 @@ class ShardedOptimizer:
         self,
         parameters: Mapping[str, torch.nn.Parameter],
         halved: tuple[set[str], tuple[str, str]],
-        sums: Accumulator,
+        sums: JoinedSums,
         train: TrainSection,
         working_type: torch.dtype,
-        divisor: int,
         first: int,
         count: int,
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
-        self._sums, self._train, self._divisor = sums, train, divisor
+        self._sums, self._train = sums, train
         self._initial: torch.Tensor | None = flattened(listed, layout)
         self._boundary = decayed_until(listed, layout)
         is_rounded = working_type != torch.float32
@@ -54,10 +52,16 @@ class ShardedOptimizer:
         self._bounds = layout.shards(count, sums.grain)
         size = min(piece_of_step(self._weights.device), layout.size)
         self._scratch = torch.empty(size, dtype=torch.float32, device=self._weights.device)
-        self.shards = Shards(first, self._bounds, self._weights, sums.buffer, self._make, self._norms, self._settled)
-
-    def _norms(self, begin: int, end: int) -> list[float]:
-        return self._sums.mean_norms_squared(self._divisor, begin, end)
+        self.shards = Shards(
+            first,
+            self._bounds,
+            self._weights,
+            sums.buffers(),
+            self._make,
+            sums.norms_squared,
+            self._settled,
+            sums.common,
+        )
 
     def _settled(self) -> None:
         """Shards come from their owners from now on, not from the initial state."""
@@ -77,7 +81,7 @@ class ShardedOptimizer:
         return OptimizerShard(optimizer, self._mean(begin), self._scratch, boundary, self._names(begin, end), working)
 
     def _mean(self, begin: int) -> Callable[[int, torch.Tensor], object]:
-        return lambda start, mean: self._sums.mean(self._divisor, mean, begin + start)
+        return lambda start, mean: self._sums.mean(begin + start, mean)
 
     def _names(self, begin: int, end: int) -> ShardNames:
         shaped = {

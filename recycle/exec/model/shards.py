@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -36,6 +36,30 @@ class Shard(Protocol):
         """As `Stage.named_state`; of a parameter that other shards have a part of, its part (`piece_name`)."""
 
 
+class SumBuffer(NamedTuple):
+    """A buffer of sums of gradients, and the range of the stage's parameters that it is of.
+
+    Attributes:
+        begin: of the range.
+        size: its elements.
+        buffer: flat [at least size]; what lies behind goes with the shard that has the range's last element.
+        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
+    """
+
+    begin: int
+    size: int
+    buffer: torch.Tensor
+    is_apart: bool = False
+
+    def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """The part of a range of the stage's parameters, as far as it lies between two elements of the buffer."""
+        low, high = (min(max(0, bound - self.begin), self.size) for bound in (begin, end))
+        if low < high == self.size:
+            high = self.buffer.numel()
+        low, high = max(low, first), high if last is None else min(high, last)
+        return self.buffer[low : max(low, high)]
+
+
 class Shards:
     """The shards of one stage on one of its hosts.
 
@@ -43,10 +67,11 @@ class Shards:
         first: number of the stage's first shard in the whole model.
         bounds: elements at which the shards begin, and the end of the last: [count + 1].
         weights: the live parameters, flat [bounds[-1]].
-        sums: of the gradients, flat [at least bounds[-1]]; what lies behind goes with the last shard.
+        sums: of the gradients, in order; the stage's own are the last.
         make: the initial state of the shard at a place.
         norms: the squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`.
         settled: called when no shard is made of the initial state any more.
+        common: places in `norms` of a range that all tensor ranks of a worker have alike.
 
     Attributes:
         settled: as given.
@@ -58,13 +83,14 @@ class Shards:
         first: int,
         bounds: Sequence[int],
         weights: torch.Tensor,
-        sums: torch.Tensor,
+        sums: Sequence[SumBuffer],
         make: Callable[[int], Shard],
         norms: Callable[[int, int], list[float]],
         settled: Callable[[], None] = lambda: None,
+        common: Callable[[int, int], Collection[int]] = lambda begin, end: (),
     ) -> None:
         self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
-        self._weights, self._sums, self.settled = weights, sums, settled
+        self._weights, self._sums, self.settled, self._common = weights, list(sums), settled, common
         self.owned: dict[int, Shard] = {}
 
     @property
@@ -85,16 +111,24 @@ class Shards:
         """The live state of an owned shard."""
         return self.owned[number - self._first].state_tensors()
 
-    def gradients(self) -> list[torch.Tensor]:
-        """The sums of all shards, in order."""
-        parts = self._parts(self._sums)
-        parts[-1] = self._sums[self._bounds[-2] :]
-        return parts
+    def gradients(self, begin: int = 0, end: int | None = None) -> list[list[torch.Tensor]]:
+        """Of each buffer of sums that the stage's hosts reduce the parts of all shards, in order.
+
+        Args:
+            begin, end: elements of the stage's own sums between which a bucket lies; other buffers are in the last one.
+        """
+        *others, own = self._sums
+        found = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
+        if end in (None, own.buffer.numel()):
+            found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others if not one.is_apart]
+        return found
 
     def reduced(self) -> list[torch.Tensor]:
         """The sums of the owned shards, in order."""
-        parts = self.gradients()
-        return [parts[place] for place in self.owned]
+        return [part for place in self.owned for part in self._summed(place)]
+
+    def _summed(self, place: int) -> list[torch.Tensor]:
+        return [buffer.part(*self._bounds[place : place + 2]) for buffer in self._sums]
 
     def moments(self) -> list[torch.Tensor]:
         """The first moments of the owned shards: what comes second in their state."""
@@ -111,11 +145,16 @@ class Shards:
         """Number of each owned shard -> the squared norms of its summed gradients."""
         return {self._first + place: self._norms(self._bounds[place], self._bounds[place + 1]) for place in self.owned}
 
+    def replicated(self) -> dict[int, Collection[int]]:
+        """Number of each owned shard -> places in its squared norms that all tensor ranks of a worker have alike."""
+        return {self._first + place: self._common(*self._bounds[place : place + 2]) for place in self.owned}
+
     def checksums(self) -> dict[int, int]:
         """Number of each owned shard -> the sum, modulo 2^64, of its summed gradients read as whole numbers."""
-        parts = self.gradients()
         return {
-            self._first + place: int(parts[place].view(torch.int64).sum().item()) % (1 << 64) for place in self.owned
+            self._first + place: sum(int(part.view(torch.int64).sum().item()) for part in self._summed(place))
+            % (1 << 64)
+            for place in self.owned
         }
 
     def digests(self) -> dict[int, str]:

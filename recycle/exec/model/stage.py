@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from recycle.errors import RunError
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
-from recycle.exec.model.shards import Shards, digest
+from recycle.exec.model.shards import Shard, Shards, digest
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
@@ -144,6 +145,13 @@ class Stage(ABC):
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
+    def sharded_bucket(self, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        """The same where the optimizer's state is sharded: of each buffer the parts of all shards, in order."""
+        assert self.shards is not None
+        if buckets == 1:
+            return self.shards.gradients()
+        return self.shards.gradients(*self.bucket_bounds(buckets)[bucket : bucket + 2])
+
     def tied_buffers(self) -> list[torch.Tensor]:
         """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.
 
@@ -257,9 +265,13 @@ class Stage(ABC):
         if self.shards is None:
             return {self.index: StoredPart("stage", self.state_tensors(), self.named_state, self.cuts())}
         return {
-            number: StoredPart("shard", shard.state_tensors(), shard.named_state, self.cuts())
+            number: StoredPart("shard", shard.state_tensors(), partial(self._stored_here, shard), self.cuts())
             for number, shard in zip(self.shards.numbers, self.shards.owned.values(), strict=True)
         }
+
+    def _stored_here(self, shard: Shard, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The named state of a shard but what tied stages have of a shared weight too: the first of them stores it."""
+        return shard.named_state(tensors)
 
     def state_digest(self) -> str:
         """sha256 over `state_tensors`, as hexadecimal text."""
@@ -275,9 +287,9 @@ class Stage(ABC):
         if self.shards is None:
             yield self.index, self.gradient_norms_squared(), self.replicated(), self.gradient_checksum()
             return
-        norms, checksums = self.shards.norms_squared(), self.shards.checksums()
+        norms, common, checksums = self.shards.norms_squared(), self.shards.replicated(), self.shards.checksums()
         for number in self.shards.numbers:
-            yield number, norms[number], (), checksums[number]
+            yield number, norms[number], common[number], checksums[number]
 
     @abstractmethod
     def held_micro_batches(self) -> int:

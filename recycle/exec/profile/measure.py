@@ -299,12 +299,12 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
         if not request.copies:
             sums.append(_median(partial(transport.reduce, 0, tensors), request.repeats))
             continue
-        parts = torch.tensor_split(tensors[0], request.peers)
+        parts = [torch.tensor_split(tensor, request.peers) for tensor in tensors]
         sums.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
     for size, each in request.weights:
-        parts = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
+        weights = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
         transport.reduce(0, together)
-        gathers.append(_median(partial(transport.gather, 0, parts), request.repeats))
+        gathers.append(_median(partial(transport.gather, 0, weights), request.repeats))
     transport.reduce(0, together)  # nobody leaves before all have done
     return PeerFigures(messages, sums, gathers)
 

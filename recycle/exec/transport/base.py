@@ -67,14 +67,18 @@ class Transport(Protocol):
         Returns at once; nothing may touch the buffers until `reduce` of the stage returns.
         """
 
-    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
         """Sum the parts of a stage's gradients over all its hosts, each in place on the owners of its shard alone.
 
-        What the other hosts have of a part is of no meaning afterwards. Returns when the sums are there.
+        What the other hosts have of a part is of no meaning afterwards. Returns when the sums are there, and those that
+        `begin_reduce_scatter` began for the stage.
 
         Args:
-            parts: of all shards, in order; views of one buffer.
+            buffers: of each the parts of all shards, in order.
         """
+
+    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Begin to do so with a bucket, as `begin_reduce` does."""
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         """Fill the parts of a stage's parameters whose shard this worker does not own with what its first owner has.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -105,6 +105,7 @@ class GlooTransport(GroupTransport):
         self._connections: list[Connection] = []
         self._ends: dict[Worker, str] = {}
         self._arrivals = ThreadPoolExecutor(1)
+        self._scattering: dict[int, ThreadPoolExecutor] = {}
         self._last_sent: _Sending | None = None
 
     def form(self) -> None:
@@ -141,9 +142,28 @@ class GlooTransport(GroupTransport):
         self._last_sent = _Sending(super()._start_send(peer, tensor, tag), self._arrivals)
         return self._last_sent
 
-    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
         if stage in self._sums:
-            self._settle_behind(self._sharded(stage).reduce_scatter(parts), self._sums[stage])
+            begun, rest = self._begun.pop(stage, []), self._scattered(stage, buffers)
+            self._settle_behind(partial(_all_of, begun, rest), self._sums[stage])
+
+    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        if stage in self._sums:
+            # Hosts of a stage begin its sums in one order, those of different stages need not.
+            if stage not in self._scattering:
+                self._scattering[stage] = ThreadPoolExecutor(1)
+            thread = self._scattering[stage]
+            self._begun.setdefault(stage, []).append(_Begun(thread.submit(self._scattered(stage, buffers))))
+
+    def _scattered(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> Callable[[], None]:
+        sums = self._sharded(stage)
+        runs = [sums.reduce_scatter(parts) for parts in buffers]
+
+        def run() -> None:
+            for one in runs:
+                one()
+
+        return run
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage in self._sums:
@@ -171,6 +191,8 @@ class GlooTransport(GroupTransport):
         if self._last_sent is not None and not self._last_sent.is_completed():
             leave_behind(self._last_sent.waiting, self._outgoing)
         self._arrivals.shutdown(wait=False)
+        for thread in self._scattering.values():
+            thread.shutdown(wait=False, cancel_futures=True)
         for stage, works in self._begun.items():
             if not all(work.is_completed() for work in works):
                 leave_behind(self._thread.submit(_wait_for, works), self._sums[stage])
@@ -191,9 +213,33 @@ class GlooTransport(GroupTransport):
         return TransportError(message)
 
 
+class _Begun:
+    """A sum of a bucket that a thread adds up.
+
+    Args:
+        running: what the thread does.
+    """
+
+    def __init__(self, running: Future[None]) -> None:
+        self._running = running
+
+    def is_completed(self) -> bool:
+        return self._running.done()
+
+    def wait(self) -> None:
+        """Wait until the sum is there. Raises RuntimeError when it cannot be."""
+        self._running.result()
+
+
 def _wait_for(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()
+
+
+def _all_of(begun: Sequence[Any], run: Callable[[], None]) -> None:
+    """What was begun, and then the rest."""
+    _wait_for(begun)
+    run()
 
 
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:

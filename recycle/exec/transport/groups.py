@@ -198,8 +198,12 @@ class GroupTransport(ABC):
             if buffer.numel():
                 self._begun.setdefault(stage, []).append(self._try(partial(group.allreduce, [buffer])))
 
-    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
         """As `Transport.reduce_scatter`; a plug-in that has it says so (`TransportPlugin.has_shards`)."""
+        raise NotImplementedError
+
+    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        """As `Transport.begin_reduce_scatter`; likewise."""
         raise NotImplementedError
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:

@@ -26,7 +26,9 @@ class Exchange:
         sums: (stage, bucket; None for the last) -> its gradient buffers on each host of the stage.
         reduced: those whose sum of this iteration is done.
         owners: stage -> of each of its shards, who owns it, the first first.
-        gradients, weights: stage -> host -> the parts of its gradients' sums, and of its parameters, by shard.
+        gradients: (stage, bucket; None for the last) -> host -> of each buffer of sums of its gradients the parts by
+            shard.
+        weights: stage -> host -> the parts of its parameters, by shard.
         gathered: stages whose parameters are gathered in this iteration.
     """
 
@@ -34,7 +36,7 @@ class Exchange:
     sums: dict[tuple[int, int | None], list[list[torch.Tensor]]] = field(default_factory=dict)
     reduced: set[tuple[int, int | None]] = field(default_factory=set)
     owners: dict[int, Owners] = field(default_factory=dict)
-    gradients: dict[int, dict[Worker, list[torch.Tensor]]] = field(default_factory=dict)
+    gradients: dict[tuple[int, int | None], dict[Worker, list[list[torch.Tensor]]]] = field(default_factory=dict)
     weights: dict[int, dict[Worker, list[torch.Tensor]]] = field(default_factory=dict)
     gathered: set[int] = field(default_factory=set)
 
@@ -78,18 +80,25 @@ class LocalTransport:
             for part in parts[1:]:
                 part.copy_(parts[0])
 
-    def reduce_scatter(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        if (stage, None) in self._exchange.reduced:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._scatter(stage, None)
+
+    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._scatter(stage, bucket)
+
+    def _scatter(self, stage: int, bucket: int | None) -> None:
+        if (stage, bucket) in self._exchange.reduced:
             return
-        self._exchange.reduced.add((stage, None))
-        every = self._exchange.gradients[stage]
+        self._exchange.reduced.add((stage, bucket))
+        every = self._exchange.gradients[stage, bucket]
         for place, owners in enumerate(self._exchange.owners[stage]):
-            first = every[owners[0]][place]
-            for host, of_host in every.items():
-                if host != owners[0]:
-                    first.add_(of_host[place])
-            for owner in owners[1:]:
-                every[owner][place].copy_(first)
+            for buffer, parts in enumerate(every[owners[0]]):
+                first = parts[place]
+                for host, of_host in every.items():
+                    if host != owners[0]:
+                        first.add_(of_host[buffer][place])
+                for owner in owners[1:]:
+                    every[owner][buffer][place].copy_(first)
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage in self._exchange.gathered:

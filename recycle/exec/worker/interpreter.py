@@ -238,9 +238,8 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
-        shards = self.stages[stage].shards
-        if shards is not None:
-            self.transport.reduce_scatter(stage, shards.gradients())
+        if self.stages[stage].shards is not None:
+            self.transport.reduce_scatter(stage, self.stages[stage].sharded_bucket(self.buckets - 1, self.buckets))
             return
         self.transport.reduce(stage, self.stages[stage].gradient_bucket(self.buckets - 1, self.buckets))
 
@@ -252,6 +251,10 @@ class Interpreter:
 
     def begin_reduce(self, stage: int, bucket: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
+        if self.stages[stage].shards is not None:
+            parts = self.stages[stage].sharded_bucket(bucket, self.buckets)
+            self.transport.begin_reduce_scatter(stage, bucket, parts)
+            return
         self.transport.begin_reduce(stage, bucket, self.stages[stage].gradient_bucket(bucket, self.buckets))
 
 

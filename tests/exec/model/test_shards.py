@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from recycle.exec.model.accumulate import ExactSum, Layout
+from recycle.exec.model.joined_sums import JoinedSums, Summed
 from recycle.exec.model.optimizer import Optimizer
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
 from recycle.exec.model.shards import Shards
@@ -42,7 +43,8 @@ def summed() -> ExactSum:
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     halves = {"gated"}, (".gate", ".up")
-    return ShardedOptimizer(parameters(), halves, sums, TRAIN, working, DIVISOR, 10, count).shards
+    joined_sums = JoinedSums([Summed(sums)], DIVISOR)
+    return ShardedOptimizer(parameters(), halves, joined_sums, TRAIN, working, 10, count).shards
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])

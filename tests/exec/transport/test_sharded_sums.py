@@ -36,9 +36,9 @@ class Counting:
 
 
 @pytest.mark.parametrize(("hosts", "copies"), [(2, 1), (3, 2), (4, 2), (4, 3)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("dtype", "in_buckets"), [(torch.float64, False), (torch.float32, True)])
 def test_owners_have_the_sum_everybody_the_parameters_and_the_bytes_are_the_formulas(
-    hosts: int, copies: int, dtype: torch.dtype
+    hosts: int, copies: int, dtype: torch.dtype, in_buckets: bool
 ) -> None:
     every = [Worker(k, 0) for k in range(hosts)]
     owners = owners_of(every, every, copies)
@@ -60,12 +60,21 @@ def test_owners_have_the_sum_everybody_the_parameters_and_the_bytes_are_the_form
     def shards(flat: torch.Tensor) -> Sequence[torch.Tensor]:
         return torch.split(flat, size)
 
+    def clipped(parts: Sequence[torch.Tensor], begin: int, end: int) -> list[torch.Tensor]:
+        bounds = [(max(0, begin - place * size), max(0, min(size, end - place * size))) for place in range(len(parts))]
+        return [part[low:high] for part, (low, high) in zip(parts, bounds, strict=True)]
+
     def run(place: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         transport = transports[place]
         transport.form()
         group = transport._sums[0] = Counting(transport._sums[0])
         sums = addends[place].clone()
-        transport.reduce_scatter(0, shards(sums))
+        first = hosts * size // 3
+        if in_buckets:
+            transport.begin_reduce_scatter(0, 0, [clipped(shards(sums), 0, first)])
+            transport.reduce_scatter(0, [clipped(shards(sums), first, hosts * size)])
+        else:
+            transport.reduce_scatter(0, [shards(sums)])
         reduced = group.sent
         weights = torch.full((hosts * size,), -1.0, dtype=torch.bfloat16)
         for number, mine in enumerate(owners):
@@ -96,7 +105,8 @@ def test_a_stage_with_one_host_left_has_nothing_to_send() -> None:
     transport = GlooTransport(settings, groups)
     transport.form()
     part = torch.ones(3)
-    transport.reduce_scatter(0, [part])
+    transport.begin_reduce_scatter(0, 0, [[part]])
+    transport.reduce_scatter(0, [[part]])
     transport.gather(0, [part])
     assert part.tolist() == [1.0] * 3
     transport.close()
