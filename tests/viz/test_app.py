@@ -61,6 +61,15 @@ def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -
     assert [view["data-name"] for view in views(component)] == ["run-planned", "run-executed"]
 
 
+def test_the_player_leads_along_steps_and_changes_and_stays_at_the_ends(run_dir: Path) -> None:
+    page = RunPage(LiveRun(load_run(run_dir)))
+    moves = ("step after", "step before", "change after", "change before")
+    assert [page.moved(4, how) for how in moves] == [5, 3, 6, 3]
+    assert [page.moved(8, how) for how in moves] == [8, 7, 8, 6]
+    assert [page.moved(0, how) for how in moves] == [1, 0, 3, 0]
+    assert page.moved(None, "step after") == 1
+
+
 def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
     (run_dir / "trace.json").unlink()
     for batch in range(2):

@@ -2,44 +2,59 @@
 window.dash_clientside = window.dash_clientside || {};
 (function () {
   "use strict";
-  const restored = new Map(); // identifier -> its value before any address said another
+  const kept = new Map(); // identifier -> {first, choices}: its value before any address said another, and what it may be
 
   /* `isStep`: the browser's Back leads to what was there before. */
   function write(query, isStep = false) {
-    const text = query.toString().replaceAll("%2C", ",");
+    const text = query.toString().replaceAll("%2C", ",").replaceAll("%2F", "/");
     history[isStep ? "pushState" : "replaceState"](history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
     return window.dash_clientside.no_update;
   }
-  const pages = new Set(); // identifiers of tabs
+
+  /* Values that tabs, options by value, or options by name allow. */
+  const values = (choices) => (Array.isArray(choices) ? choices.map((one) => one.props?.value ?? one.value ?? one) : Object.keys(choices));
+  const written = (value) => (Array.isArray(value) ? value.join(",") : String(value));
+
+  /* The value that the address says for a control, `first` where it says none that is allowed: whole numbers without choices. */
+  function stated(query, id, { first, choices }) {
+    const text = query.get(id);
+    if (text === null) return first;
+    if (!choices) return Number.isInteger(Number(text)) ? Number(text) : first;
+    const named = Array.isArray(first) ? text.split(",").filter(Boolean) : [text];
+    if (!named.every((one) => values(choices).includes(one))) return first;
+    return Array.isArray(first) ? named : text;
+  }
+
+  /* What moves by itself leaves no steps behind: a run that is played or followed. */
+  const isMoving = () => document.querySelector(".player .playing, .following input:checked") !== null;
 
   window.addEventListener("popstate", () => {
     const query = new URLSearchParams(location.search);
-    for (const id of pages) window.dash_clientside.set_props(id, { value: query.get(id) || restored.get(id) });
+    for (const [id, control] of kept) {
+      if (document.getElementById(id)) window.dash_clientside.set_props(id, { value: stated(query, id, control) });
+    }
   });
 
   window.dash_clientside.recycle = Object.assign(window.dash_clientside.recycle || {}, {
-    /* What the control should hold: what the address says at first, then what it holds. Allowed are the values of `tabs`,
-       or any whole number where there are none. */
-    keepInAddress(value, tabs) {
-      const key = window.dash_clientside.callback_context.outputs_list.id;
-      const query = new URLSearchParams(location.search), stated = query.get(key);
-      if (!restored.has(key)) {
-        restored.set(key, value);
-        if (tabs) pages.add(key);
-        const wanted = tabs ? stated : Number(stated);
-        const usable = stated !== null && (tabs ? tabs.some((tab) => tab.props.value === wanted) : Number.isInteger(wanted));
-        return usable && wanted !== value ? wanted : window.dash_clientside.no_update;
+    /* What the control should hold: what the address says at first, then what it holds. */
+    keepInAddress(value, choices) {
+      const { id } = window.dash_clientside.callback_context.outputs_list, query = new URLSearchParams(location.search);
+      if (!kept.has(id)) {
+        kept.set(id, { first: value, choices });
+        const wanted = stated(query, id, kept.get(id));
+        return written(wanted) !== written(value) ? wanted : window.dash_clientside.no_update;
       }
-      const isStep = Boolean(tabs) && (stated || restored.get(key)) !== value;
-      query.set(key, value);
+      kept.get(id).choices = choices;
+      const isStep = (query.get(id) ?? written(kept.get(id).first)) !== written(value) && !isMoving();
+      query.set(id, written(value));
       return write(query, isStep);
     },
 
-    /* The failed workers of the what-if page. */
+    /* The failed and slow workers of the what-if page. */
     failedInAddress(state) {
-      const query = new URLSearchParams(location.search);
-      if (state && state.failed.length) query.set("fail", state.failed.join(",")); else query.delete("fail");
-      return write(query);
+      const query = new URLSearchParams(location.search), before = query.get("fail") || "", now = state ? state.failed.join(",") : "";
+      if (now) query.set("fail", now); else query.delete("fail");
+      return write(query, now !== before && state.history.length > 0);
     },
   });
 })();

@@ -87,6 +87,13 @@
     ].join("; "));
   }
 
+  const far = (event) => (event.shiftKey ? "change" : "step");
+
+  /* Press a button of the player of the run in sight. */
+  function go(how) {
+    [...document.querySelectorAll(`.player [data-go="${how}"]`)].find((button) => button.offsetParent !== null)?.click();
+  }
+
   function toggle(view, flag) {
     view[flag] = !view[flag];
     view.redraw();
@@ -112,6 +119,9 @@
     ["M", "memory of all workers in place of their work", { M: (v) => toggle(v, "showsHeld") }],
     ["t", "table of the operations in view, to read or copy", { t: (v) => toggle(v, "showsListing") }],
     ["x", "the selection's worker: in what-if, fail or restore it", { x: worker }],
+    ["n", "write a note at the selection, which links keep", { n: (v) => recycle.writeNote(v) }],
+    ["PgUp / PgDn", "step before and after, of a run (Shift: the next change of workers or plan)", { PageUp: (v, e) => go(`${far(e)} before`), PageDown: (v, e) => go(`${far(e)} after`) }],
+    ["Space", "play the steps of a run, or pause", { " ": () => go("play") }],
     ["r", "how the lanes and time shown are spent", { r: range }],
     ["e", "next operation that breaks a rule", { e: violation }],
     ["i / o", "close or open the panel; put it below or at the right", { i: () => recycle.dock.shut(), o: () => recycle.dock.turn() }],
@@ -146,6 +156,7 @@
 
   document.addEventListener("keydown", (event) => {
     const view = inUse(), typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
+    if (event.key === " " && event.target.closest?.("button, a, summary, [role=tab]")) return; // which it presses
     if (typing || event.ctrlKey || event.metaKey || event.altKey || !view) return;
     const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
     if (!action) return;

@@ -26,7 +26,7 @@
         gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
         range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
         shows: MODES.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
-        times: view.times ? JSON.stringify(view.times) : "",
+        times: view.times ? JSON.stringify(view.times) : "", notes: recycle.notesAsText(view),
       };
       const chosen = (from) => `${from.get("view")} ${from.get("sel") || ""} ${from.get("gap") || ""}`, before = chosen(query);
       for (const [name, value] of Object.entries(words)) {
@@ -53,6 +53,7 @@
     if (Object.keys(window_).length) view.show(window_);
     const shown = (query.get("shows") || "").split(".");
     for (const [name, flag] of MODES) view[flag] = shown.includes(name);
+    if (same) view.notes = recycle.notesOf(view, query.get("notes"));
     mark(view, query, number("sel"), same);
     const times = same && query.get("times");
     if (times && times !== JSON.stringify(view.times || null)) retime(view, times);

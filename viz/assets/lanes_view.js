@@ -33,6 +33,7 @@
       this.status = root.querySelector(".lanes-status");
       this.selected = -1;
       this.gap = this.links = this.matches = this.memory = this.places = this.ghost = this.flow = this.range = null;
+      this.notes = [];
       this.before = []; // windows that were left, for undo
       this.path = this.showsMemory = this.showsHeld = this.showsListing = false;
       this.drawn = 0;

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
@@ -36,7 +36,7 @@ from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
 from viz.pages.bench import bench
 from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
-from viz.pages.page import Page, Workspace
+from viz.pages.page import Page, Workspace, keep_in_address
 from viz.run import Run
 from viz.shades import TOLERANCE, Shades, edges_of, for_canvas, later
 from viz.sources import ScheduleFile
@@ -333,6 +333,8 @@ class ComparePage(Page):
         """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
         linked.register(app, self.prefix)
+        for control in ("chosen", "colour", "arrangement", "ghost"):
+            keep_in_address(app, self.name(control), State(self.name(control), "options"))
 
         def shades(digest: str) -> Response:
             content = self.shades.get(digest) or abort(404)

@@ -119,17 +119,19 @@ class Page(Protocol):
         return f"{self.prefix}-{part}"
 
 
-def keep_in_address(app: Dash, identifier: str, *tabs: State) -> None:
-    """Keep a control's `value` in the page's address, so that a link opens what was looked at (see `address.js`).
+def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:
+    """Keep a control's `value` in the page's address, so that a link opens what was looked at and Back leads to the
+    value before (see `address.js`).
 
     Args:
-        tabs: the tabs whose values it may have, an address that says another is passed over. All numbers if left out.
+        choices: the tabs or options whose values it may have, or a list of them; an address that says another is passed
+            over. All whole numbers if left out.
     """
     parts.in_browser(
         app,
         "keepInAddress",
         Output(identifier, "value", allow_duplicate=True),
         Input(identifier, "value"),
-        *tabs,
+        *choices,
         prevent_initial_call="initial_duplicate",
     )

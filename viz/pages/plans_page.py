@@ -396,8 +396,8 @@ class PlansPage(Page):
         def open_address(search: str | None, state: FailureState) -> tuple[Any, Any]:
             try:
                 asked = self.from_address(search)
-                if asked is None:
-                    return no_update, no_update
+                if asked is None:  # where Back has led to an address without failures
+                    return ({**state, "failed": []} if state["failed"] else no_update), no_update
                 # An address that names another page stays there.
                 named = parse_qs((search or "").lstrip("?")).get(TABS, [self.prefix])[0]
                 return self.named_anew(state, asked), self.prefix if named == self.prefix else no_update

@@ -63,7 +63,7 @@ class RunPage(Page):
         attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)]
         controls = parts.div(
             "controls" if run.steps else "controls hidden",
-            parts.div("following", moments, follow),
+            parts.div("following", self.player(), moments, follow),
             parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
             parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
             id=self.name("controls"),
@@ -77,6 +77,7 @@ class RunPage(Page):
                 bench(self.prefix, [], own, controls=controls, opened="run", identifier=self.name("timelines")),
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
+                dcc.Interval(id=self.name("playing"), interval=int(PLAY_SECONDS * 1000), disabled=True),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
             ],
             className="through",
@@ -91,6 +92,29 @@ class RunPage(Page):
         tooltip = {"placement": "bottom", "always_visible": False}
         value = first if first is not None else steps[0]
         return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
+
+    def player(self) -> html.Div:
+        """Buttons that lead from step to step and from change to change, and one that plays the steps."""
+        buttons = []
+        for how, (text, spoken) in _MOVES.items():
+            attributes: dict[str, Any] = {"aria-label": spoken, "data-go": how}
+            identifier = {"type": self.name("go"), "how": how}
+            buttons.append(html.Button(text, id=identifier, n_clicks=0, title=spoken, **attributes))
+        attributes = {"data-go": "play"}
+        play = html.Button("Play", id=self.name("play"), n_clicks=0, title="Play the steps; key Space", **attributes)
+        return parts.div("player", *buttons[:2], play, *buttons[2:])
+
+    def moved(self, step: int | None, how: str) -> int | None:
+        """The step that a button of the player leads to from `step`; the same at an end."""
+        steps = self.run.steps
+        if not steps:
+            return None
+        here = steps[0] if step is None else step
+        changes = sorted({steps[0], steps[-1], *(segment.first for segment in self.run.segments)})
+        among = changes if how.startswith("change") else steps
+        if how.endswith("before"):
+            return max((one for one in among if one < here), default=here)
+        return min((one for one in among if one > here), default=here)
 
     def newest(self) -> int | None:
         """The last committed step that was traced; the last committed one where none was."""
@@ -247,6 +271,40 @@ class RunPage(Page):
             return triggered["step"] if triggered is not None and any(clicks) else no_update
 
         @app.callback(
+            Output(self.name("step"), "value", allow_duplicate=True),
+            Input({"type": self.name("go"), "how": ALL}, "n_clicks"),
+            State(self.name("step"), "value"),
+            prevent_initial_call=True,
+        )
+        def go(clicks: list[int], step: int | None) -> Any:
+            return self.moved(step, ctx.triggered_id["how"]) if any(clicks) else no_update
+
+        @app.callback(
+            Output(self.name("playing"), "disabled"),
+            Output(self.name("play"), "children"),
+            Output(self.name("play"), "className"),
+            Input(self.name("play"), "n_clicks"),
+            Input(self.name("step"), "value"),
+            State(self.name("playing"), "disabled"),
+            prevent_initial_call=True,
+        )
+        def play(clicks: int, step: int | None, paused: bool) -> tuple[bool, str, str]:
+            # Pressed it plays or pauses; the last step pauses.
+            is_pressed = ctx.triggered_id == self.name("play")
+            plays = bool(clicks) and paused if is_pressed else not paused
+            plays = plays and self.moved(step, "step after") != step
+            return not plays, "Pause" if plays else "Play", "playing" if plays else ""
+
+        @app.callback(
+            Output(self.name("step"), "value", allow_duplicate=True),
+            Input(self.name("playing"), "n_intervals"),
+            State(self.name("step"), "value"),
+            prevent_initial_call=True,
+        )
+        def play_on(_: int, step: int | None) -> Any:
+            return self.moved(step, "step after")
+
+        @app.callback(
             Output(self.name("follow"), "value"),
             Input(self.name("step"), "value"),
             State(self.name("followed"), "data"),
@@ -290,6 +348,15 @@ class RunPage(Page):
             return *page, begins, step, slider["min"], slider["max"], slider["marks"], step
 
 
+PLAY_SECONDS = 1.0
+"""Between two steps that are played."""
+_MOVES = {
+    "change before": ("|◀", "The change of workers or plan before; key Shift+PageUp"),
+    "step before": ("◀", "The step before; key PageUp"),
+    "step after": ("▶", "The next step; key PageDown"),
+    "change after": ("▶|", "The next change of workers or plan; key Shift+PageDown"),
+}
+"""Buttons of the player: their text, and what they do."""
 PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
 PLANS_CAPTION = (
     "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
