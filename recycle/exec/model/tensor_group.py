@@ -39,10 +39,11 @@ class TensorGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.exchange: Exchange | None = None
-        # Of an all-reduce that fails torch describes the group, and where it has none in its tables, which of all
-        # processes (a world of one) has which rank, it raises an error of its own instead.
+        # Of an all-reduce that fails, and when its profiler starts, torch describes the group, and where it has none in
+        # its tables, which of all processes (a world of one) has which rank, it raises an error of its own instead.
         world: Any = dist.distributed_c10d._world
         world.pg_map[self] = ("recycle", None)
+        world.pg_names[self], world.pg_backend_config[self] = "tensor ranks", "recycle"
         world.pg_group_ranks[self] = {0: rank}
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
