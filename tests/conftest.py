@@ -25,12 +25,14 @@ pytest_plugins = ("tests.cost", "tests.flaky", "tests.crashes")
 
 
 class Servers(dict[str, "ForkServer"]):
-    """Fork servers by kind of model, each started when it is first asked for: heavy imports are paid once per kind."""
+    """Fork servers by kind of model, each started when it is first asked for: heavy imports are paid once per set."""
 
     def __missing__(self, kind: str) -> ForkServer:
+        from recycle.exec.processes.forkserver import PRELOADED
         from recycle.exec.processes.processes import ForkServer
 
-        self[kind] = ForkServer(kind, checkpoints=True)
+        alike = next((other for other in self if PRELOADED[other] == PRELOADED[kind]), None)
+        self[kind] = self[alike] if alike else ForkServer(kind, checkpoints=True)
         return self[kind]
 
 
@@ -38,5 +40,5 @@ class Servers(dict[str, "ForkServer"]):
 def servers() -> Iterator[Servers]:
     started = Servers()
     yield started
-    for server in started.values():
+    for server in set(started.values()):
         server.close()

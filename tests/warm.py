@@ -36,6 +36,7 @@ PRELOADED = (
     "torch.distributed.checkpoint.state_dict_saver",
     "torch.distributed.checkpoint.state_dict_loader",
     "safetensors.torch",
+    "tests.warmed",
 )
 
 

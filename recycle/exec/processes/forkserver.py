@@ -10,6 +10,7 @@ It dies with the launcher, and each worker with it.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -48,6 +49,9 @@ def main(launcher: str, folders: str, *modules: str) -> None:
     sys.path[:0] = filter(None, folders.split(os.pathsep))
     for module in ("recycle.exec.worker.worker", *modules):
         importlib.import_module(module)
+    importlib.import_module("recycle.exec.worker.warm_up").warm_up()
+    gc.collect()
+    gc.freeze()  # what is imported stays, so that no worker's collector looks at it, and so copies its pages
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")

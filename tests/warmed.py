@@ -1,0 +1,11 @@
+"""Imported by the server that tests fork processes from (`tests.warm`): what each would do first is done there."""
+
+from __future__ import annotations
+
+import gc
+
+from recycle.exec.worker.warm_up import warm_up
+
+warm_up()
+gc.collect()
+gc.freeze()
