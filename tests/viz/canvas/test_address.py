@@ -128,7 +128,9 @@ def test_a_link_holds_how_timelines_are_compared(chromium: Any, schedule_file: P
     healthy.save(schedule_file.parent / "whole.json")
     page = chromium.new_page()
     address = served(schedule_file, schedule_file.parent / "whole.json")
-    page.goto(f"{address}/?pages=compare&compare-arrangement=interleaved&compare-colour=kind&compare-chosen=file/1,file/0")
+    page.goto(
+        f"{address}/?pages=compare&compare-arrangement=interleaved&compare-colour=kind&compare-chosen=file/1,file/0"
+    )
     page.wait_for_selector(".lanes-view[data-name=compare-all][data-drawn] h3[title='A: whole.json; B: broken.json']")
     page.click("text=one timeline under the other")
     page.wait_for_selector(".lanes-view[data-name=compare-1][data-drawn]")
