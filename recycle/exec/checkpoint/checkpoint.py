@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -38,7 +38,7 @@ from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of
+from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of, shape_told, with_part
 from recycle.files import sync
 from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
@@ -150,7 +150,13 @@ def stored_names(
         tensor: tensor rank, and T.
     """
     rank, size = tensor
-    return {_stored(name, cuts, rank, size): value for name, value in named.items() if name in cuts or rank == 0}
+    found: dict[str, torch.Tensor] = {}
+    for name, value in named.items():
+        whole = (piece_of(name) or (name,))[0]
+        if whole in cuts or rank == 0:
+            is_part = size > 1 and cuts.get(whole) is not None
+            found[with_part(name, rank, size) if is_part else name] = value
+    return found
 
 
 def _stored(name: str, cuts: Mapping[str, int | None], rank: int, size: int) -> str:
@@ -339,11 +345,11 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
 
     try:
         there: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        sizes = {count for name in there if (count := cut_into(name))}
         in_pieces = pieces_of(there)
+        sizes = {count for name in (*there, *in_pieces) if (count := cut_into(name))}
         for stage in stages:  # one by one: tied stages have a name in common
             state: dict[str, Any] = {}
-            apart: dict[str, tuple[int | None, list[torch.Tensor]]] = {}
+            apart: dict[str, tuple[int | None, list[_Whole]]] = {}
             sought: list[tuple[torch.Tensor, str, int, int]] = []
             cuts = stage.cuts()
             for name, live in stage.named_state(stage.state_tensors()).items():
@@ -355,17 +361,24 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
                 sought.append((live, whole, begin, end))
                 if whole in apart:
                     continue
-                if whole in in_pieces or mine in there:
-                    dimension = None
-                    names = in_pieces.get(whole, [mine])
+                if mine in in_pieces or mine in there:
+                    dimension, names = None, [mine]
                 else:
-                    names = _whole(whole, cuts, sizes, there)
-                parts = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
-                state |= dict(zip(names, parts, strict=True))
-                apart[whole] = dimension, parts
+                    names = _whole(whole, cuts, sizes, {*there, *in_pieces})
+                every = list[_Whole]()
+                for part in names:
+                    pieces = in_pieces.get(part, [part])
+                    tensors = [torch.empty(there[piece].size, dtype=live.dtype) for piece in pieces]
+                    state |= dict(zip(pieces, tensors, strict=True))
+                    shape = shape_told(pieces[0])
+                    if dimension is not None and part == whole and shape is None:  # all of it, which is to be cut
+                        shape = _scaled(shape_told(name) or tuple(live.shape), dimension, tensor_parallel)
+                    every.append(_Whole(tensors, shape if part in in_pieces else None))
+                apart[whole] = dimension, every
             load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
             for live, whole, begin, end in sought:
-                dimension, parts = apart[whole]
+                dimension, every = apart[whole]
+                parts = [part.joined() for part in every]
                 if dimension is None:
                     found = torch.cat([part.reshape(-1) for part in parts])
                 else:
@@ -373,6 +386,30 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
                 live.copy_(found[begin:end].view(live.shape))
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {error}") from None
+
+
+class _Whole(NamedTuple):
+    """A tensor, or a tensor rank's part of one, that lies in pieces or in one.
+
+    Attributes:
+        pieces: in order.
+        shape: of it; None for that of its one piece.
+    """
+
+    pieces: list[torch.Tensor]
+    shape: tuple[int, ...] | None
+
+    def joined(self) -> torch.Tensor:
+        """It in its shape; flat where nothing says that."""
+        if len(self.pieces) == 1 and self.shape is None:
+            return self.pieces[0]
+        flat = torch.cat([piece.reshape(-1) for piece in self.pieces])
+        return flat if self.shape is None else flat.view(self.shape)
+
+
+def _scaled(shape: tuple[int, ...], dimension: int, factor: int) -> tuple[int, ...]:
+    """The shape of a whole of so many parts of a shape."""
+    return tuple(size * factor if place == dimension else size for place, size in enumerate(shape))
 
 
 def _whole(name: str, cuts: Mapping[str, int | None], sizes: Iterable[int], there: Collection[str]) -> list[str]:

@@ -114,7 +114,7 @@ class EmulatedShard:
             first = place * ENTRIES - self._begin
             low, high = max(first, 0), min(first + ENTRIES, len(parameters))
             if low < high:
-                piece = piece_name(f"layers.{number}.parameters", low - first, high - first, ENTRIES)
+                piece = piece_name(f"layers.{number}.parameters", low - first, high - first, (ENTRIES,))
                 named[piece] = parameters[low:high]
             if 0 <= first < len(parameters):
                 named[f"layers.{number}.count"] = count

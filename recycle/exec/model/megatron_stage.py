@@ -150,6 +150,7 @@ class MegatronStage(Stage):
                 self._type,
                 index * job.shape.pipelines,
                 job.shape.pipelines,
+                tells_shapes=not is_alone,
             )
             self.shards = sharded.shards
         else:

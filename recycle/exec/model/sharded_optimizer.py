@@ -27,6 +27,7 @@ class ShardedOptimizer:
         train, working_type: as of `Optimizer`.
         first: number of the stage's first shard in the whole model.
         count: of its shards.
+        tells_shapes: whether names of pieces of a parameter say its shape, as is wanted of parts of tensor ranks.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class ShardedOptimizer:
         working_type: torch.dtype,
         first: int,
         count: int,
+        tells_shapes: bool = False,
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
-        self._sums, self._train = sums, train
+        self._sums, self._train, self._tells_shapes = sums, train, tells_shapes
         self._initial: torch.Tensor | None = flattened(listed, layout)
         self._boundary = decayed_until(listed, layout)
         is_rounded = working_type != torch.float32
@@ -85,7 +87,7 @@ class ShardedOptimizer:
 
     def _names(self, begin: int, end: int) -> ShardNames:
         shaped = {
-            piece_name(name, low - first, high - first, shape.numel()): (low - begin, high - begin, shape)
+            piece_name(name, low - first, high - first, shape, self._tells_shapes): (low - begin, high - begin, shape)
             for name, (first, shape) in self._segments.items()
             if (low := max(first, begin)) < (high := min(first + shape.numel(), end))
         }

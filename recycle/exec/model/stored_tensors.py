@@ -1,7 +1,8 @@
 """Tensors in safetensors files, each read when it is asked for and as much of it as is asked for.
 
 In a checkpoint the T equal parts that tensor ranks have of a tensor lie under names of their own, see `part_name`, and
-so do the pieces that shards of an optimizer's state have (`piece_name`); they are read as the whole that they are of.
+so do the pieces that shards of an optimizer's state have (`piece_name`), of a part too; they are read as the whole that
+they are of.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from recycle.errors import RecycleError
 
-_PIECE = re.compile(r"(.*)\.elements-(\d+)-(\d+)")
+_PIECE = re.compile(r"(.*)\.elements-(\d+)-(\d+)(?:-of-(\d+(?:x\d+)*))?")
 _FIRST_PART = re.compile(r"(.*)\.tensor-0-of-(\d+)")
 
 
@@ -33,9 +34,29 @@ def cut_into(name: str) -> int | None:
     return None if match is None else int(match[2])
 
 
-def piece_name(name: str, begin: int, end: int, size: int) -> str:
-    """The name under which elements `begin` to `end` - 1 of a tensor of `size` elements lie, in order of its rows."""
-    return name if end - begin == size else f"{name}.elements-{begin}-{end}"
+def piece_name(name: str, begin: int, end: int, shape: Sequence[int], tells_shape: bool = False) -> str:
+    """The name under which elements `begin` to `end` - 1 of a tensor lie, in order of its rows.
+
+    Args:
+        shape: of all of it.
+        tells_shape: have the name say it; it tells how parts of tensor ranks go together.
+    """
+    if end - begin == math.prod(shape):
+        return name
+    return f"{name}.elements-{begin}-{end}" + (f"-of-{'x'.join(map(str, shape))}" if tells_shape else "")
+
+
+def shape_told(piece: str) -> tuple[int, ...] | None:
+    """The shape of the tensor that a piece is of, where the piece's name says it."""
+    match = _PIECE.fullmatch(piece)
+    return tuple(map(int, match[4].split("x"))) if match is not None and match[4] else None
+
+
+def with_part(name: str, rank: int, size: int) -> str:
+    """`part_name` of a tensor, or of the tensor that `name` names a piece of."""
+    match = _PIECE.fullmatch(name)
+    whole = name if match is None else match[1]
+    return part_name(whole, rank, size) + name[len(whole) :]
 
 
 def piece_of(name: str) -> tuple[str, int, int] | None:
@@ -100,9 +121,9 @@ class StoredTensors:
             except (SafetensorError, OSError) as error:
                 raise self._unreadable(path, error) from None
         self.places: Mapping[str, Place] = found
-        matches = [match for name in found if (match := _FIRST_PART.fullmatch(name))]
-        self._cut = {match[1]: int(match[2]) for match in matches}
         self._pieces = pieces_of(found)
+        matches = [match for name in (*found, *self._pieces) if (match := _FIRST_PART.fullmatch(name))]
+        self._cut = {match[1]: int(match[2]) for match in matches}
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         """A tensor by its name in the files, or a block of it. Raises `refusal` when it cannot be read."""
@@ -131,16 +152,19 @@ class StoredTensors:
         if name in self._pieces:
             return self._joined_pieces(name, tuple(shape)).narrow(dimension, start, stop - start)
         parts = self._parts(name)
-        joined = self._joined(name, [self.places[part].shape for part in parts], tuple(shape))
+        joined = self._joined(name, [self._shape(part) for part in parts], tuple(shape))
         index = [slice(None)] * len(shape)
         blocks, begin = [], 0
         for part in parts:
-            end = begin + self.places[part].shape[joined]
+            end = begin + self._shape(part)[joined]
             low, high = (max(start, begin), min(stop, end)) if joined == dimension else (start, stop)
             if low < high:
                 offset = begin if joined == dimension else 0
                 index[dimension] = slice(low - offset, high - offset)
-                blocks.append(self.read(part, tuple(index)))
+                is_whole, block = part in self.places, tuple(index)
+                blocks.append(
+                    self.read(part, block) if is_whole else self._joined_pieces(part, self._shape(part))[block]
+                )
             begin = end
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, joined)
 
@@ -148,6 +172,13 @@ class StoredTensors:
         """Raise `refusal` unless all of a tensor of the whole model is there."""
         if name not in self._pieces:
             self._parts(name)
+
+    def _shape(self, part: str) -> tuple[int, ...]:
+        """Of a tensor, or a part of one, that is there or whose pieces are."""
+        if part in self.places:
+            return self.places[part].shape
+        pieces = self._pieces[part]
+        return shape_told(pieces[0]) or (sum(math.prod(self.places[piece].shape) for piece in pieces),)
 
     def _joined_pieces(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor that the shards of a sharded optimizer have pieces of."""
@@ -162,7 +193,8 @@ class StoredTensors:
             return [name]
         count = self._cut.get(name, 0)
         parts = [part_name(name, rank, count) for rank in range(count)]
-        missing = next((part for part in parts or [name] if part not in self.places), None)
+        there = {*self.places, *self._pieces}
+        missing = next((part for part in parts or [name] if part not in there), None)
         if missing is not None:
             raise self._refusal(f"{self._where()}: has no tensor {missing}")
         return parts

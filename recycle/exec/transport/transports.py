@@ -52,8 +52,6 @@ def transport_of(job: Job) -> type[TransportPlugin]:
 
 def _shards_refusal(plugin: type[TransportPlugin], job: Job) -> str | None:
     """Why it cannot do what the job's optimizer needs; None when it can."""
-    if job.train.sharded_optimizer and job.grid.tensor_parallel > 1:
-        return "[train] sharded_optimizer: not there yet with [shape] tensor_parallel > 1; leave out one of the two"
     if job.train.sharded_optimizer and not plugin.has_shards:
         return f"[train] sharded_optimizer: the transport {plugin.__name__} does not have it yet; set it to false"
     return None

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from recycle.errors import JobError, RunError, ScheduleError
+from recycle.exec.checkpoint.checkpoint import load
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.standalone import LocalRun
+from recycle.exec.model.build import build_stages
+from recycle.exec.model.stored_tensors import StoredTensors, piece_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1, zb_v
 from recycle.ir.lower import with_barrier
 from recycle.job import Job, PricedJob
@@ -125,6 +130,11 @@ def test_an_emulated_model_reduces_shards_in_buckets() -> None:
     require_equal(state(parts), state(whole))
 
 
+def names_in(path: Path) -> list[str]:
+    with safe_open(str(path), framework="pt") as file:
+        return list(file.keys())
+
+
 # Between processes
 
 FAULTY = 8
@@ -222,6 +232,63 @@ def test_a_model_survives_deaths_too(precision: str, launch: Run) -> None:
     )
     found = launch(sharded(gpt), FAULTY, "kill:1.1@3.reduce", "kill:0.0@4.step", "rejoin:1.1@6")
     require_as_calm(found, gpt, launch)
+
+
+@cache
+def in_tensor_ranks(tensor_parallel: int = 2) -> PricedJob:
+    """Matrices of several blocks on each tensor rank, so that shards end inside of them."""
+    return job(
+        3,
+        1,
+        2,
+        kind="gpt",
+        shape={"tensor_parallel": tensor_parallel},
+        train={"clip": 1e9, "checkpoint_every": 3},
+        model={"hidden": 192, "layers": 1},
+        membership=MEMBERSHIP,
+    )
+
+
+def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
+    """The state of all stages of a job without tensor ranks, read from a checkpoint."""
+    stages = build_stages(of, range(of.shape.stages), torch.device("cpu"))
+    load(folder, stages.values())
+    return joined(stage.named_state(stage.state_tensors()) for stage in stages.values())
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
+    of = in_tensor_ranks()
+    wanted = launch(of, 6)
+    found = launch(sharded(of), 6, "kill:1.0t1@3.reduce")
+    assert bits(found) == bits(wanted)
+    assert found.directory is not None
+    assert wanted.directory is not None
+    folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (found, wanted)]
+    names = {piece for path in folders[0].glob("*.safetensors") for piece in names_in(path) if piece_of(piece)}
+    assert any("-of-2.elements-" in name for name in names), "parts of tensor ranks are cut"
+    whole = in_tensor_ranks(1)
+    require_equal(read(whole, folders[0]), read(whole, folders[1]))
+    kept, other = (StoredTensors(sorted(folder.glob("*.safetensors")), JobError) for folder in folders)
+    (stage,) = build_stages(whole, [0], torch.device("cpu")).values()
+    for name, parameter in stage.parameters.items():  # type: ignore[attr-defined]
+        assert torch.equal(kept.whole(name, parameter.shape), other.whole(name, parameter.shape))
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.soak
+def test_tensor_ranks_go_on_from_shards_of_runs_without_them(launch: Run, tmp_path: Path) -> None:
+    begun = launch(sharded(in_tensor_ranks(1)), 3)
+    assert begun.directory is not None
+    found = []
+    for number, of in enumerate((in_tensor_ranks(), sharded(in_tensor_ranks()))):
+        directory = tmp_path / str(number)
+        copytree(begun.directory, directory)
+        found.append(bits(launch(of, 6, directory=directory, resume=True)))
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
 
 
 @pytest.mark.process
