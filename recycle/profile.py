@@ -262,14 +262,18 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote. Raises JobError that names the file and the field."""
-        content = read_whole(path, JobError, _MOST_BYTES)
+        return cls.from_bytes(read_whole(path, JobError, _MOST_BYTES), str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str) -> Profile:
+        """The profile in the content of such a file; `name` begins every error message. Raises JobError."""
         try:
             unknown = set(entries(content, JobError)) - {f.name for f in fields(cls)}
             if unknown:
                 raise JobError(f"{sorted(unknown)[0]!r} is not a field of a profile")
             return msgspec.json.decode(content, type=cls)
         except (msgspec.MsgspecError, JobError, UnicodeDecodeError, RecursionError) as error:
-            raise JobError(f"{path}: {error}") from None
+            raise JobError(f"{name}: {error}") from None
 
 
 def _require_pair(key: str) -> None:

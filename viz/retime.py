@@ -1,4 +1,5 @@
-"""A timeline in other times: what the panel of times asks for, field by field, and the lanes that come of it.
+"""A timeline in other times: what the panel of times asks for, field by field or with a profile or job that somebody
+drops, and the lanes that come of it.
 
 The order stays; only what instructions take and what workers may hold changes. What waits for what is worked out once
 per timeline, so that an answer for a hundred thousand instructions takes less than a tenth of a second.
@@ -11,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recycle.errors import JobError
+from recycle.errors import JobError, errors_as
 from recycle.ir.graph import load_compiled
-from recycle.ir.simulate import time_graph
-from recycle.profile import PerStage
+from recycle.ir.simulate import Timeline, time_graph
+from recycle.job import Job, price
+from recycle.pricing import profile_of_layout
+from recycle.profile import PerStage, Profile
+from recycle.sections import ANALYTIC
 from viz.lane_cache import Explainer
 from viz.lanes import LaneTable
 
@@ -101,9 +105,47 @@ def retimed(
     is_same = not changed and not is_loosened(replace(explainer, limits=limits), explainer.limits)
     made = Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
     made.__dict__["graph"] = explainer.graph  # which does not depend on times
+    return _lanes(explainer, timeline, table), made
+
+
+def timed_by(explainer: Explainer, name: str, text: str, table: LaneTable) -> tuple[LaneTable, Explainer]:
+    """The lanes of a planned timeline in the times and limits of a profile or job that somebody dropped.
+
+    Args:
+        name: of the file; a job's ends with `.toml`.
+        text: its content. Files that it names are not read.
+        table: the lanes as given.
+
+    Raises:
+        JobError: it cannot be read, is of another shape, names a file of times, or the timeline is what ran.
+    """
+    if explainer.executed:
+        raise JobError("times: what ran has the times that it had; choose a plan")
+    shape, limits = explainer.timeline.schedule.shape, explainer.limits
+    if name.lower().endswith(".toml"):
+        job = Job.from_toml(text, name)
+        if job.times.profile not in (None, ANALYTIC):
+            raise JobError(f"{name}: [times] profile names a file, which the page does not read: drop that file here")
+        priced = price(job)
+        if replace(shape, cut=()) != priced.shape:
+            raise JobError(f"{name} has the shape {priced.shape}, the timeline has {shape}: they must be the same")
+        profile = profile_of_layout(priced, priced.prices, shape)
+        limits = None if priced.limits is None else tuple(priced.limits)
+    else:
+        profile = Profile.from_bytes(text.encode(), name)
+        with errors_as(JobError, name):
+            profile.require(shape)
+    timeline = time_graph(explainer.graph, profile)
+    made = Explainer(timeline, limits=limits)
+    made.__dict__["graph"] = explainer.graph
+    return _lanes(explainer, timeline, table), made
+
+
+def _lanes(explainer: Explainer, timeline: Timeline, table: LaneTable | None) -> LaneTable:
+    """The lanes of a timeline, made from those as given where these are its rows."""
     if table is None or explainer.ids is not None:
-        return LaneTable.from_timeline(timeline), made
-    return table.at_times_of(timeline), made
+        return LaneTable.from_timeline(timeline)
+    return table.at_times_of(timeline)
 
 
 def is_loosened(explainer: Explainer, stated: tuple[float, ...] | None) -> bool:

@@ -76,6 +76,48 @@ def test_fields_that_are_left_out_stay_as_they_are(broken: Schedule) -> None:
     assert made.limits is None
 
 
+def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule, tmp_path: Path) -> None:
+    given = explainer(broken)
+    lanes = LaneTable.from_timeline(given.timeline)
+    profile = Profile([1.0, 3.0], 1.0, 2.0, latency=0.25, speed={"0.1": 1.5})
+    profile.save(tmp_path / "measured.json")
+    table, made = retime.timed_by(given, "measured.json", (tmp_path / "measured.json").read_text(), lanes)
+    expected = simulate(broken, profile)
+    assert made.timeline.period == expected.period
+    assert encode(table) == encode(LaneTable.from_timeline(expected))
+    job = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[times]\nforward = 2\n[memory]\nlimit = 2\n"
+    _, made = retime.timed_by(given, "job.toml", job, lanes)
+    assert made.timeline.makespan == simulate(broken, Profile.uniform(2.0)).makespan
+    assert made.limits == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.json", '{"forward": [1, 2, 3]}', "p.json: profile: forward"),
+        ("p.json", '{"forwards": 1}', "p.json: 'forwards' is not a field of a profile"),
+        ("p.json", "[", "p.json: "),
+        (
+            "j.toml",
+            "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n",
+            "j.toml has the shape D=2 P=2 m=2",
+        ),
+        (
+            "j.toml",
+            "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[times]\nprofile = '/etc/passwd'\n",
+            "j.toml: [times] profile names a file, which the page does not read",
+        ),
+        ("j.toml", "x", "j.toml: "),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_one_line(broken: Schedule, name: str, text: str, said: str) -> None:
+    given = explainer(broken)
+    with pytest.raises(JobError) as refused:
+        retime.timed_by(given, name, text, LaneTable.from_timeline(given.timeline))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
@@ -134,6 +176,9 @@ def test_the_page_gets_lanes_and_headline_of_other_times(broken: Schedule) -> No
     refused, nothing = told(client.post(route, json={"F": "?"}).data)
     assert "Forward (F): write" in refused["problem"]
     assert nothing == b""
+    assert "does not read" not in told(client.post(route, json={"file": ["p.json", '{"forward": 2}']}).data)[0]
+    assert told(client.post(route, json={"file": ["p.json", '{"forward": 2}']}).data)[1] == content
+    assert client.post(route, json={"file": ["p.json"]}).status_code == 400
     assert client.post(route, json=[1]).status_code == 400
     assert client.post(route, data=b"x" * 2**21, content_type="application/json").status_code == 413
     assert client.post("/retime/0.bin", json={}).status_code == 404

@@ -17,7 +17,8 @@ from flask import Response, abort, request
 
 from recycle.errors import RecycleError
 from viz import retime
-from viz.lane_cache import CachedLanes, LaneCache
+from viz.lane_cache import CachedLanes, Explainer, LaneCache
+from viz.lanes import LaneTable
 from viz.pages import panels, parts
 from viz.pages.headline_bar import figures
 from viz.pages.lanes_view import lanes_address
@@ -25,8 +26,10 @@ from viz.pages.lanes_view import lanes_address
 MOST_BYTES = 2**20
 HINT = (
     "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
-    " schedule stays as it is. Bound and gap are shown where they hold for these times."
+    " schedule stays as it is. Bound and gap are shown where they hold for these times. A profile (.json) or job"
+    " (.toml) that you choose or drop on the fields gives all of them."
 )
+_LONGEST_NAME = 120
 
 
 def times(shown: CachedLanes | None) -> list[Any]:
@@ -40,8 +43,12 @@ def times(shown: CachedLanes | None) -> list[Any]:
     rows = [_field(field.name, field.title, values[field.name]) for field in retime.FIELDS]
     rows.append(_field(retime.LIMIT, "Memory limit", values[retime.LIMIT]))
     reset = html.Button("As given", className="quiet", type="button", **_data("data-retime-reset", "yes"))
+    choose = html.Button(
+        "Profile or job …", className="quiet", type="button", **_data("data-retime-file", str(MOST_BYTES))
+    )
     message = parts.div("status retime-message", role="status")
-    return [parts.div("retime", *rows, reset, message), html.P(HINT, className="hint")]
+    below = parts.div("retime-buttons", reset, choose)
+    return [parts.div("retime", *rows, below, message), html.P(HINT, className="hint")]
 
 
 def _field(name: str, title: str, value: str) -> html.Label:
@@ -65,13 +72,23 @@ def register(app: Dash, cache: LaneCache) -> None:
         if shown.explainer is None or not isinstance(wanted, dict):
             abort(400)
         try:
-            retimed = cache.put(*retime.retimed(shown.explainer, wanted, shown.table))
+            retimed = cache.put(*_retimed(shown, shown.explainer, wanted))
         except RecycleError as error:
             return _answer({"problem": str(error)})
         made = cache.get(retimed)
         return _answer({"address": lanes_address(retimed), "headline": figures(made) if made else []}, made)
 
     app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
+
+
+def _retimed(shown: CachedLanes, explainer: Explainer, wanted: dict[str, Any]) -> tuple[LaneTable, Explainer]:
+    """The lanes in the times of the fields, or of the dropped `file`, a list of its name and its text."""
+    file = wanted.get("file")
+    if not isinstance(file, list):
+        return retime.retimed(explainer, wanted, shown.table)
+    if len(file) != 2 or not all(isinstance(part, str) for part in file):
+        abort(400)
+    return retime.timed_by(explainer, file[0][:_LONGEST_NAME], file[1], shown.table)
 
 
 def _answer(told: dict[str, Any], made: CachedLanes | None = None) -> Response:

@@ -80,7 +80,7 @@ def test_other_times_are_drawn_in_place(page: Page, broken: Schedule) -> None:
     assert page.page.inner_text("#headline").startswith(f"period {slower.period:.4g}")
     page.page.locator(".retime [data-field=F] input").fill("many")
     page.page.wait_for_selector("text=Forward (F): write a number, or 2, one per stage")
-    page.page.locator(".retime button").click()
+    page.page.click("[data-retime-reset]")
     page.page.wait_for_function(f"() => {VIEW}.table.span === 11")
     assert page.page.input_value(".retime [data-field=F] input") == "1"
     assert page.complaints == []
@@ -96,6 +96,30 @@ def test_an_address_opens_the_step_of_a_run_and_its_tab(chromium: Any, run_dir: 
     page.reload()
     page.wait_for_selector("text=broken.json: D=3 P=2 m=2, 1.1 failed")
     page.close()
+
+
+def test_a_profile_that_is_chosen_gives_the_times_and_fields_go_on_from_them(page: Page, broken: Schedule) -> None:
+    page.open("/?panel=times")
+    page.page.wait_for_selector(".retime [data-field=F] input")
+
+    def choose(name: str, text: str) -> None:
+        with page.page.expect_file_chooser() as chooser:
+            page.page.click("[data-retime-file]")
+        chooser.value.set_files({"name": name, "mimeType": "text/plain", "buffer": text.encode()})
+
+    choose("bad.json", "{")
+    page.page.wait_for_selector(".retime-message:has-text('bad.json: ')")
+    choose("measured.json", '{"forward": [2, 3], "latency": 0.5}')
+    slower = simulate(broken, Profile([2.0, 3.0], latency=0.5))
+    page.page.wait_for_function(f"span => {VIEW}.table.span === span", arg=slower.makespan)
+    page.page.wait_for_function("() => document.querySelector('.retime [data-field=F] input')?.value === '2 3'")
+    page.page.locator(".retime [data-field=link] input").fill("0")
+    faster = simulate(broken, Profile([2.0, 3.0]))
+    page.page.wait_for_function(f"span => {VIEW}.table.span === span", arg=faster.makespan)
+    page.page.click("[data-retime-reset]")
+    page.page.wait_for_function(f"() => {VIEW}.table.span === 11")
+    page.page.wait_for_function("() => document.querySelector('.retime [data-field=F] input')?.value === '1'")
+    assert page.complaints == []
 
 
 def test_a_run_is_stepped_and_played_and_back_leads_to_the_step_before(chromium: Any, run_dir: Path) -> None:
