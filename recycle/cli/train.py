@@ -62,7 +62,8 @@ def requested_faults(
             raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
         mean, seed = parse_punishment(punish)
         faults = draw_faults(job.shape, steps, mean, seed, absent)
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, bool(job.integrity.digests))
+    digests, gathers = bool(job.integrity.digests), job.train.sharded_optimizer
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, digests, gathers)
     if punish is not None:
         print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
     return faults

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.kinds import KINDS, PHASES, FaultKind
+from recycle.exec.faults.kinds import GATHER, KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
 from tests.exec.runs import job
@@ -31,7 +31,8 @@ JOB = job(
     membership={"heartbeat": 0.1, "dead_after": 1.5, "hung_after": 1.5, "warm_up": 10.0},
 )
 ENDING = [name for name, kind in KINDS.items() if kind.ends and not kind.announced]
-COLUMNS = ("middle", *PHASES)
+COLUMNS = ("middle", *(phase for phase in PHASES if phase != GATHER))
+SHARDED_COLUMNS = ("middle", *PHASES)
 STRUCK, APART = "0.1", 4
 """The worker, and the steps from one strike to the next: struck, away, back with the barrier, staggered again; in the
 evaluation that follows the second of them: an evaluation, struck, away, back with the barrier."""
@@ -78,9 +79,9 @@ STEPS = 4 + SCENARIO_STEPS * len(SCENARIOS)
 """Iterations of every run, so that they share one without faults."""
 
 
-def phases(kind: FaultKind) -> list[str]:
+def phases(kind: FaultKind, columns: Sequence[str] = COLUMNS) -> list[str]:
     """The columns in which it strikes."""
-    return ["middle", *(phase for phase in PHASES if phase in kind.phases)]
+    return ["middle", *(phase for phase in columns if phase in kind.phases)]
 
 
 def some_phases(name: str) -> list[str]:

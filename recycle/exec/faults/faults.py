@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recycle.errors import JobError
-from recycle.exec.faults.kinds import KINDS
+from recycle.exec.faults.kinds import GATHER, KINDS
 from recycle.exec.membership.failure_detector import whom_to_fence
 from recycle.exec.membership.members import member_name
 from recycle.shape import Shape, Worker
@@ -133,6 +133,7 @@ def check_faults(
     absent: frozenset[Worker] = frozenset(),
     tensor_parallel: int = 1,
     are_compared: bool = False,
+    gathers: bool = True,
 ) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
 
@@ -140,6 +141,7 @@ def check_faults(
         absent: workers that the job starts without.
         tensor_parallel: processes of each worker.
         are_compared: hosts compare their states, so that whoever is struck in memory is fenced some time later.
+        gathers: the job shards its optimizer's state.
     """
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
@@ -150,6 +152,8 @@ def check_faults(
                 f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
                 " ranks count from 0"
             )
+        if fault.phase == GATHER and not gathers:
+            raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; take phase step")
         if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
         if kind.struck and alive[fault.worker] is False:

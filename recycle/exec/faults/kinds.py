@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from recycle.exec.faults.faults import Fault
     from recycle.exec.faults.injector import FaultInjector
 
-BETWEEN = ("commit", "step", "stepped", "evaluation", "undo", "acknowledge", "form", "copy")
-"""Phases between instructions: the worker has reported; is about to step; has stepped; is in the middle of the
-evaluation that follows the step; is about to take a step back; and of a generation that begins with the step: is about
-to acknowledge it, to form its groups, to copy a state to or from a worker that joins."""
+GATHER = "gather"
+"""Phase of jobs whose optimizer's state is sharded."""
+BETWEEN = ("commit", "step", GATHER, "stepped", "evaluation", "undo", "acknowledge", "form", "copy")
+"""Phases between instructions: the worker has reported; is about to step; is about to gather what others have stepped,
+who may be in that gather already; has stepped; is in the middle of the evaluation that follows the step; is about to
+take a step back; and of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy
+a state to or from a worker that joins."""
 REDUCED = "reduced"
 """Where a kind strikes that has this `point`: the sums of the worker's gradients are complete, and it is about to
 report them."""

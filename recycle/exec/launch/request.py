@@ -177,7 +177,8 @@ def check_request(
         text_digest = batches.digest
     transport_of(job)
     require_packages(job)
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, bool(job.integrity.digests))
+    digests, gathers = bool(job.integrity.digests), job.train.sharded_optimizer
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, digests, gathers)
     return text_digest
 
 

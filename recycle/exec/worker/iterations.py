@@ -18,7 +18,7 @@ from typing import Protocol
 from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
-from recycle.exec.faults.kinds import REDUCED
+from recycle.exec.faults.kinds import GATHER, REDUCED
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Report
 from recycle.exec.membership.progress import Progress
@@ -177,7 +177,7 @@ class Iterations:
         if isinstance(instruction, GatherParameters) and self._late:
             self._late.append(instruction)
             return
-        self._interpreter.execute(instruction)
+        self._run(instruction)
         if position == self._last_reduce:
             self._report()
         self.progress.ended()
@@ -201,8 +201,13 @@ class Iterations:
         late, self._late = self._late, [one for one in self._late if not isinstance(one, cls)]
         for instruction in (one for one in late if isinstance(one, cls)):
             self.progress.begins(_operation(instruction))
-            self._interpreter.execute(instruction)
+            self._run(instruction)
             self.progress.ended()
+
+    def _run(self, instruction: Instruction) -> None:
+        if isinstance(instruction, GatherParameters):
+            self.injector.at_phase(GATHER, self._iteration)
+        self._interpreter.execute(instruction)
 
     def _save(self) -> None:
         if self.saver is not None:

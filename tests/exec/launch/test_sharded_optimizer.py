@@ -209,6 +209,22 @@ def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back
 
 
 @pytest.mark.process
+def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_it_began(launch: Run) -> None:
+    """Of four hosts 0 and 2 have no shard in common."""
+    of = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
+    wanted, begun = launch(of, FAULTY), launch(of, FAULTY // 2)
+    assert begun.directory is not None
+    found = launch(
+        sharded(of), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
+    )
+    assert bits(found)[-FAULTY // 2 :] == bits(wanted)[-FAULTY // 2 :]
+    assert next(event["further_deaths"] for event in found.events if event["kind"] == "shards") == [1]
+    assert found.metrics[-1]["live_workers"] == 2
+    restored = [event["checkpoint"] for event in found.events if event["kind"] == "restored"]
+    assert restored == ["step-00000003"], "the run begins with it, and nobody reads one behind the deaths"
+
+
+@pytest.mark.process
 def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None:
     alone = sharded(emulated(), copies=1)
     begun = launch(alone, FAULTY // 2)

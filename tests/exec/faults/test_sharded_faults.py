@@ -1,0 +1,54 @@
+"""Faults in every phase of a run whose optimizer state is sharded, its gathers among them: no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from recycle.errors import JobError
+from recycle.exec.faults.kinds import GATHER, KINDS
+from recycle.exec.launch.launcher import RunResult
+from tests.exec.fault_matrix import ENDING, JOB, SCENARIOS, SHARDED_COLUMNS, STEPS, matrix_row, phases, scenario_rows
+from tests.exec.runs import Run
+from tests.exec.sharded import bits, sharded
+
+PARTS = sharded(JOB)
+_FAULT_FREE: list[RunResult] = []
+
+
+@pytest.fixture
+def reference(launch: Run) -> RunResult:
+    """The run without faults, which has the losses and norms of hosts that have all of the state."""
+    if not _FAULT_FREE:
+        _FAULT_FREE.append(launch(PARTS, STEPS))
+        assert bits(_FAULT_FREE[0]) == bits(launch(JOB, STEPS))
+    return _FAULT_FREE[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "struck"),
+    [
+        ("kill", ["reduce", "step", GATHER, "undo", "copy"]),
+        *(pytest.param(name, phases(KINDS[name], SHARDED_COLUMNS), marks=pytest.mark.soak) for name in ENDING),
+    ],
+)
+def test_a_kind_is_found_in_its_phases_and_changes_no_bit(
+    name: str, struck: Sequence[str], launch: Run, reference: RunResult
+) -> None:
+    row = matrix_row(name, struck, lambda faults: launch(PARTS, STEPS, *faults), reference)
+    assert row[-1] == "identical"
+
+
+@pytest.mark.soak
+def test_several_at_once_change_no_bit_either_while_each_shard_keeps_an_owner(
+    launch: Run, reference: RunResult
+) -> None:
+    one_stage = [one for one in SCENARIOS if "of one stage" not in one.what]
+    rows = list(scenario_rows(lambda faults: launch(PARTS, STEPS, *faults), reference, one_stage))
+    assert {row[-1] for row in rows} == {"identical"}
+
+
+def test_nothing_is_gathered_where_every_host_has_all(launch: Run) -> None:
+    with pytest.raises(JobError, match=r"kill:1.1@1.gather: nothing is gathered without \[train\] sharded_optimizer"):
+        launch(JOB, 2, "kill:1.1@1.gather")
