@@ -146,6 +146,14 @@ class Run:
         }
 
     @cached_property
+    def further_deaths(self) -> list[int]:
+        """How many more hosts of each stage may die without loss of a part of its sharded optimizer state, as the last
+        generation said; empty where nothing is sharded."""
+        told = (event.get("further_deaths") for event in reversed(self.events) if event.get("kind") == "shards")
+        stages = next(told, None)
+        return stages if isinstance(stages, list) and all(type(each) is int for each in stages) else []
+
+    @cached_property
     def _metrics_of(self) -> dict[int, dict[str, Any]]:
         return {line["step"]: line for line in self.metrics}
 

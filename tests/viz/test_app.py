@@ -95,6 +95,25 @@ def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
     assert not [text for text in words(without) if "valuation" in text]
 
 
+@pytest.mark.parametrize(
+    ("deaths", "words"),
+    [
+        ([[1, 1], [0, 1]], "0 more hosts of stage 0 may die with no optimizer shard lost"),
+        ([[0, 1], [1, 1]], "1 more host of each stage may die with no optimizer shard lost"),
+        ([], None),
+        ([[0, "spoilt"]], None),
+    ],
+)
+def test_a_run_says_how_many_further_deaths_its_shards_bear(
+    run_dir: Path, deaths: list[list[object]], words: str | None
+) -> None:
+    with (run_dir / "events.jsonl").open("a") as file:
+        for each in deaths:
+            file.write(json.dumps({"time": 9.0, "kind": "shards", "step": 5, "further_deaths": each}) + "\n")
+    told = [fact for fact in RunPage(LiveRun(load_run(run_dir))).facts() if "optimizer shard" in fact]
+    assert told == ([] if words is None else [words])
+
+
 def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:
     page = RunPage(LiveRun(load_run(run_dir)))
     _, options, attempt, hidden = page.timelines(3, None)

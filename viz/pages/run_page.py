@@ -173,6 +173,11 @@ class RunPage(Page):
             if last.get("live_workers") is not None:
                 of = f" of {run.shape.worker_count}" if run.shape else ""
                 words.append(f"{last['live_workers']}{of} workers alive")
+        if deaths := run.further_deaths:
+            least = min(deaths)
+            poorest = ", ".join(str(stage) for stage, each in enumerate(deaths) if each == least)
+            where = "each stage" if max(deaths) == least else f"stage {poorest}"
+            words.append(f"{parts.counted(least, 'more host')} of {where} may die with no optimizer shard lost")
         words.append("finished" if not run.live else "running" if run.is_written else "ended early, or stands still")
         return words
 
