@@ -8,9 +8,10 @@ import pytest
 
 from recycle.errors import JobError
 from recycle.exec.faults.kinds import GATHER, KINDS
+from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import ENDING, JOB, SCENARIOS, SHARDED_COLUMNS, STEPS, matrix_row, phases, scenario_rows
-from tests.exec.runs import Run
+from tests.exec.runs import Run, kinds
 from tests.exec.sharded import bits, sharded
 
 PARTS = sharded(JOB)
@@ -52,3 +53,16 @@ def test_several_at_once_change_no_bit_either_while_each_shard_keeps_an_owner(
 def test_nothing_is_gathered_where_every_host_has_all(launch: Run) -> None:
     with pytest.raises(JobError, match=r"kill:1.1@1.gather: nothing is gathered without \[train\] sharded_optimizer"):
         launch(JOB, 2, "kill:1.1@1.gather")
+
+
+@pytest.mark.soak
+def test_two_hundred_iterations_of_random_deaths_change_no_bit(launch: Run) -> None:
+    steps = 200
+    faults = [str(fault) for fault in punish(PARTS.shape, steps, 4.0, 7)]
+    kills = sum(fault.startswith("kill") for fault in faults)
+    assert kills > 20
+    found, wanted = launch(PARTS, steps, *faults), launch(JOB, steps)
+    assert bits(found) == bits(wanted)
+    assert len(found.metrics) == steps
+    assert kinds(found).count("detected") == kills
+    assert "restored" not in kinds(found), "some owner of each shard was always left"
