@@ -17,13 +17,13 @@ from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
+from recycle.exec.worker.held_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
-from recycle.plans.shards import StageShards
 from recycle.shape import Worker
 
 
@@ -106,13 +106,10 @@ class LocalRun:
 
     def _own_shards(self) -> None:
         """Have each worker own its shards, and the local transport know the parts of all."""
-        shards = StageShards.of_schedule(self.job, self.schedule)
-        owned, self.exchange.owners = shards.owned(self.schedule.live), shards.owners(self.schedule.live)
+        self.exchange.owners = hold_initial(self.job, self.schedule, self.stages)
         for worker, stages in self.stages.items():
             for index, stage in stages.items():
                 assert stage.shards is not None
-                stage.shards.own(shards.of_stage(index, owned.stages[worker]))
-                stage.shards.settled()
                 self.exchange.weights.setdefault(index, {})[worker] = stage.shards.weights()
 
     def run(self, steps: int) -> RunResult:

@@ -32,6 +32,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
+from recycle.exec.worker.held_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule
@@ -80,10 +81,6 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
             " with: recycle train"
         )
-    if job.train.sharded_optimizer:
-        raise JobError(
-            "[train] sharded_optimizer: is not there under torchrun; train with: recycle train, or set it to false"
-        )
     workers = sorted(schedule.live)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size != len(workers):
@@ -97,6 +94,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     os.environ.update(plugin.environment)  # torchrun gives its processes one that NCCL's transport refuses
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
     stages = build_stages(job, schedule.stages_of(role), device, cut=schedule.shape.cut)
+    owners = hold_initial(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
     program, evaluated_by = schedule.program(role), evaluation_schedule(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
@@ -107,6 +105,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             sum_groups(schedule),
             next((stage.message_spec() for stage in stages.values()), ((0,), torch.float32)),
             lanes_of(schedule),
+            owners=owners,
         )
     )
     commits = _TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None)

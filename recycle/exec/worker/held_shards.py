@@ -15,7 +15,29 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage
-from recycle.plans.shards import StageShards
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from recycle.plans.shards import Owners, StageShards
+from recycle.shape import Worker
+
+
+def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[int, Stage]]) -> dict[int, Owners]:
+    """Have workers own their shards of the initial state in a run without membership, where nobody fails.
+
+    Args:
+        stages: of these workers.
+
+    Returns:
+        the owners of each stage's shards.
+    """
+    shards = StageShards.of_schedule(job, schedule)
+    owned = shards.owned(schedule.live)
+    for worker, hosted in stages.items():
+        for index, stage in hosted.items():
+            assert stage.shards is not None
+            stage.shards.own(shards.of_stage(index, owned.stages[worker]))
+            stage.shards.settled()
+    return shards.owners(schedule.live)
 
 
 class HeldShards:

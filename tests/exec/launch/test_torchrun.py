@@ -44,6 +44,19 @@ def test_the_losses_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None
     assert list(expected.evaluations) == [1, 2]
 
 
+def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
+    metrics, text = tmp_path / "metrics.jsonl", JOB.replace("pipelines = 1", "pipelines = 3")
+    shared = text + "[train]\nsharded_optimizer = true\nreduce_buckets = 2\n"
+    ended = torchrun(6, "--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=shared, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    job = Job.from_toml(text)
+    expected = run(zb_h1(job.shape), job, steps=3)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [(line["loss"], line["grad_norm"]) for line in lines] == [
+        (line["loss"], line["grad_norm"]) for line in expected.metrics
+    ]
+
+
 @pytest.mark.soak
 def test_as_many_processes_as_workers_are_asked_for_in_one_line(tmp_path: Path) -> None:
     ended = torchrun(1, text=JOB, folder=tmp_path)
