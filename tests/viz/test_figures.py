@@ -17,6 +17,7 @@ from viz.figures.axes import CONFIG
 from viz.figures.boxes import boxes
 from viz.figures.curves import curves_figure, event_text
 from viz.figures.svg import svg
+from viz.figures.time_axis import short
 from viz.figures.timeline import TEXT_LIMIT, timeline_figure
 from viz.labels import label
 from viz.lanes import LaneTable, Panel
@@ -234,3 +235,11 @@ def test_text_beside_the_bars_can_be_read(ink: str, ground: str) -> None:
 )
 def test_a_worker_that_lives_through_a_fault_is_not_said_to_have_failed(event: dict[str, str], text: str) -> None:
     assert event_text(event) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(11660.4, "11660"), (0.000012345678, "1.235e-05"), (27.0, "27"), (1e20, "1e+20"), (-99999.0, "-99999")],
+)
+def test_large_numbers_are_written_out(value: float, text: str) -> None:
+    assert short(value, 4) == text

@@ -2,7 +2,7 @@
    out, and told to the server, which makes the details. */
 (function (recycle) {
   "use strict";
-  const SEND = 60;
+  const SEND = 60, READABLE = 14; // pixels of a lane from which its operations can be read
 
   recycle.selectionMethods = {
     sendLane(lane) {
@@ -95,7 +95,7 @@
       return this.show({ t0: from - 6 * long, t1: to + 6 * long, y0: row - 6, y1: row + 7 });
     },
 
-    /* Frame places and show them all: the rows that hold them, the time around them. */
+    /* Frame places and show them all: the rows that hold them, high enough to be read, and the time around them. */
     frame(places) {
       for (const { lane } of places) {
         const group = this.rows.groupAt(this.rows.rowOf[lane]);
@@ -104,7 +104,8 @@
       const rows = places.map(({ lane }) => this.rows.rowOf[lane]), { y0, y1 } = this.view;
       const from = Math.min(...places.map((place) => place.from)), to = Math.max(...places.map((place) => place.to));
       const room = Math.max(to - from, 0.04 * this.span), top = Math.min(...rows), bottom = Math.max(...rows) + 1;
-      const tall = Math.max(y1 - y0, bottom - top + 2), middle = (top + bottom) / 2, shown = top >= y0 && bottom <= y1;
+      const { height } = this.place, isReadable = height / (y1 - y0) >= READABLE, shown = isReadable && top >= y0 && bottom <= y1;
+      const tall = Math.max(isReadable ? y1 - y0 : height / (2 * READABLE), bottom - top + 2), middle = (top + bottom) / 2;
       this.show({ t0: from - 2 * room, t1: to + 2 * room, ...(shown ? {} : { y0: middle - tall / 2, y1: middle + tall / 2 }) });
       this.places = places.length > 1 ? places : null;
       this.redraw();

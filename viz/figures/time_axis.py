@@ -12,6 +12,12 @@ OVERHANG = 0.004
 MOST_TICKS = 10
 
 
+def short(value: float, digits: int) -> str:
+    """A number with so many significant digits, of a large one all before the point: 11660 in place of 1.166e+04."""
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text and abs(value) < 1e15 else text
+
+
 class TimeUnit(NamedTuple):
     """A factor for times, and the unit that they then have: "s", "ms", or "" for the times of a plan."""
 
@@ -20,7 +26,7 @@ class TimeUnit(NamedTuple):
 
     def text(self, value: float, digits: int = 6) -> str:
         """A time with its unit."""
-        return f"{value * self.scale:.{digits}g}{self.word and ' ' + self.word}"
+        return f"{short(value * self.scale, digits)}{self.word and ' ' + self.word}"
 
     @property
     def title(self) -> str:

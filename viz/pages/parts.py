@@ -18,6 +18,7 @@ from recycle.ir.check import Findings, explain
 from viz.figures import axes
 from viz.figures.boxes import parts_of
 from viz.figures.palette import CHUNK_PAINTS, PAINTS
+from viz.figures.time_axis import short
 from viz.lanes import Flag, LaneTable
 
 Cell = str | float | int | Component | None
@@ -140,7 +141,7 @@ def show(cell: Cell) -> str | Component:
     """A number with at most 5 significant digits, text and components as they are, a dash for None."""
     if cell is None:
         return "–"
-    return f"{cell:.5g}" if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
+    return short(cell, 5) if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
 
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:
