@@ -403,10 +403,10 @@ def test_help_has_an_example(capsys):
 @pytest.mark.process
 def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     job = tmp_path / "job.toml"
-    shape = "[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n"
-    job.write_text(f"{shape}[memory]\nlimit = 8\n[planner]\nseconds = 1000\n")
+    shape = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\nchunks = 2\n"
+    job.write_text(f"{shape}[memory]\nlimit = 4\n[planner]\nseconds = 1000\n")
     script = Path(sys.executable).parent / "recycle"
-    command = [script, "plan", job, "--failed", "1.4", "-o", tmp_path / "p.json"]
+    command = [script, "plan", job, "--failed", "1.2", "-o", tmp_path / "p.json"]
     terminal, inside = os.openpty()  # the terminal shows when the search has begun
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=inside)
     os.close(inside)
@@ -434,4 +434,4 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     os.close(terminal)
     made = Schedule.load(tmp_path / "p.json")
     assert made.metadata["seconds"] < 500
-    assert 112 <= made.metadata["period"] <= 117
+    assert 61 <= made.metadata["period"] <= 75

@@ -116,7 +116,11 @@ def test_the_wall_limit_is_kept():
 @pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "chunks", "limit", "link"),
-    [((8, 8, 32), 2, 8, 0.0), ((8, 16, 32), 2, 32, 1.0), ((16, 16, 64), 1, 16, 1.0)],
+    [
+        ((8, 8, 32), 2, 8, 0.0),
+        pytest.param((8, 16, 32), 2, 32, 1.0, marks=pytest.mark.soak),
+        pytest.param((16, 16, 64), 1, 16, 1.0, marks=pytest.mark.soak),
+    ],
 )
 def test_the_wall_limit_is_kept_whatever_the_size(shape, chunks, limit, link):
     made = job(*shape, limit, chunks=chunks, link=link)

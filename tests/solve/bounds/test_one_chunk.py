@@ -85,7 +85,7 @@ def test_the_link_time_of_a_problem_counts_the_message_of_each_boundary():
 
 
 @pytest.mark.search
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(small_jobs())
 def test_no_constructed_schedule_beats_the_bound(case):
     made, dead = case

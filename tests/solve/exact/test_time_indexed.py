@@ -105,7 +105,7 @@ def whole_jobs(draw):
 
 
 @pytest.mark.process
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(whole_jobs())
 def test_no_bound_is_above_the_optimum(problem):
     bound, start = lower_bound(problem), schedule_by_policy(problem)

@@ -95,11 +95,11 @@ def require_sound(made: Plan, its_job: PricedJob) -> None:
     ("D", "P", "m", "layers", "dead", "most"),
     [
         (4, 8, 64, 64, ["1.2"], 1.03),
-        (4, 8, 64, 64, ["2.1", "2.4", "2.6"], 1.05),
-        (4, 8, 64, 64, ["0.3", "1.7", "3.0"], 1.05),
+        pytest.param(4, 8, 64, 64, ["2.1", "2.4", "2.6"], 1.05, marks=pytest.mark.soak),
+        pytest.param(4, 8, 64, 64, ["0.3", "1.7", "3.0"], 1.05, marks=pytest.mark.soak),
         (4, 8, 64, 16, ["1.0"], 1.08),
         (2, 8, 32, 32, ["0.5"], 1.06),
-        (8, 4, 64, 32, ["3.2"], 1.03),
+        pytest.param(8, 4, 64, 32, ["3.2"], 1.03, marks=pytest.mark.soak),
     ],
 )
 def test_live_workers_come_near_to_all_that_they_can_do(
@@ -155,7 +155,9 @@ def test_few_micro_batches_leave_nobody_idle() -> None:
 
 
 @pytest.mark.search
-@pytest.mark.parametrize("dead", [[], ["0.1"]], ids=["alive", "one dead"])
+@pytest.mark.parametrize(
+    "dead", [pytest.param([], id="alive"), pytest.param(["0.1"], id="one dead", marks=pytest.mark.soak)]
+)
 def test_a_slow_worker_gets_less_to_do(dead: list[str]) -> None:
     mine = job(3, 4, 24, 16)
     mine = msgspec.structs.replace(mine, prices=replace(mine.prices, speed={"1.2": 2.0}))
