@@ -2,7 +2,7 @@
 # make test   set up, then lint, types and tests: everything worth having on every change
 # make quick  set up, then the tests without processes, browsers, long searches and real models
 # make soak   set up, then the tests too long for every change
-# make site   docs, API reference and a gallery of schedules as a static site, into build/site
+# make site   docs, API reference, a gallery of schedules and a playground as a static site, into build/site
 # make screenshots   pictures of the viewer: those of docs/viewer.md into docs/pictures, all of them into build/pictures
 #
 # PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.

@@ -256,7 +256,7 @@ def exported(path: Path, rounds: int) -> dict[str, float]:
     Each worker has a pace of its own, so that hardly two times are alike: lanes of like workers shrink to a twentieth.
     """
     schedule, pace = one_f_one_b(MILLION), random.Random(1)
-    speed = {worker: 1 + 0.2 * pace.random() for worker in schedule.live}
+    speed = {str(worker): 1 + 0.2 * pace.random() for worker in schedule.live}
     began = time.monotonic()
     export(path, [schedule_source(Path("1f1b.json"), schedule, Profile(speed=speed))])
     written, opened, spent = time.monotonic() - began, [], []

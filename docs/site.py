@@ -1,4 +1,5 @@
-"""The documentation as a static site: these pages, an API reference from the docstrings, a gallery of schedules.
+"""The documentation as a static site: these pages, an API reference from the docstrings, a gallery of schedules,
+and a playground that draws what is dropped on it.
 
     python docs/site.py [--out FOLDER]
 
@@ -19,8 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Shape
 from recycle.ir.families import FAMILIES
-from viz.export import export
-from viz.sources import ScheduleFile, family_sources
+from viz.export import export, html
+from viz.sources import ScheduleFile, family_sources, schedule_source
 
 ROOT = Path(__file__).parent.parent
 RANKS, MICRO_BATCHES = 4, 8
@@ -52,6 +53,16 @@ API = {
 }
 
 
+PLAYGROUND = """
+<section class="card playground"><label><strong>Drop a timeline anywhere on this page, or choose one:</strong>
+<input type="file" accept=".json,.gz,.html"></label>
+<p class="hint">A Chrome trace from <code>recycle convert plan.json timeline.json --to chrome-trace</code>, the
+<code>trace.json</code> of a run, or a page from <code>recycle view --export</code>. Nothing is sent anywhere. Schedules
+without times are for <code>recycle check</code> and <code>recycle simulate</code>.</p>
+<p role="status" class="status calm"></p></section>
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
@@ -75,6 +86,7 @@ def write_pages(pages: Path) -> None:
     (pages / "index.md").write_text(relinked((ROOT / "README.md").read_text(), "docs/"))
     (pages / "contributing.md").write_text(relinked((ROOT / "CONTRIBUTING.md").read_text(), "docs/"))
     (pages / "gallery.md").write_text(gallery(pages / "gallery"))
+    (pages / "playground.html").write_text(playground())
     (pages / "api.md").write_text(reference())
 
 
@@ -125,6 +137,15 @@ def gallery(folder: Path) -> str:
     )
 
 
+def playground() -> str:
+    """A page that draws what is dropped on it, without a server: the viewer with an example, and `playground.js`."""
+    chunks = 2  # so that the example has the shades of later chunks
+    schedule = FAMILIES["zb-v"](Shape(1, RANKS, MICRO_BATCHES, chunks=chunks))
+    page = html([schedule_source(Path("Example: zb-v"), schedule)])
+    script = (ROOT / "docs" / "playground.js").read_text(encoding="utf-8")
+    return page.replace("<main>", f"<main>{PLAYGROUND}", 1).replace("</body>", f"<script>{script}</script></body>", 1)
+
+
 def reference() -> str:
     """The page of the public API, which mkdocstrings fills from the docstrings."""
     lines = ["# Python API", ""]
@@ -137,7 +158,7 @@ def reference() -> str:
 
 def configuration(out: Path) -> str:
     """The settings of mkdocs."""
-    navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md"]
+    navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md", "  - Playground: playground.html"]
     for heading, names in NAVIGATION.items():
         navigation += [f"  - {heading}:", *(f"    - {name}.md" for name in names)]
     return "\n".join(

@@ -175,11 +175,11 @@ window.recycle = window.recycle || {};
   const kept = new Map(), MOST_KEPT = 8;
 
   /* The table behind an address, fetched and decoded once; the most recent ones stay. `bytes` gives its content where that
-     came with something else. */
+     came with something else, or the table itself. */
   recycle.table = function (address, bytes = () => recycle.bytes(address)) {
     const known = kept.get(address);
     kept.delete(address);
-    const table = known || Promise.resolve(bytes()).then((buffer) => new Table(buffer));
+    const table = known || Promise.resolve(bytes()).then((found) => (found instanceof Table ? found : new Table(found)));
     table.catch(() => kept.delete(address));
     kept.set(address, table);
     if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
