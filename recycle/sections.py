@@ -427,8 +427,11 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def ties(self) -> tuple[tuple[int, ...], ...]:
         """Groups of stages that share a weight, and so reduce together."""
-        last = self.shape.stages - 1
-        return ((0, last),) if self.model.tied and last else ()
+        return self.ties_among(self.shape.stages)
+
+    def ties_among(self, stages: int) -> tuple[tuple[int, ...], ...]:
+        """`ties` where the model is cut into so many stages."""
+        return ((0, stages - 1),) if self.model.tied and stages > 1 else ()
 
     def recompute_of(self, stage: int) -> Recompute:
         """What of a stage is run again in its backward."""

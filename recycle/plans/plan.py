@@ -213,7 +213,8 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
     schedule = replace(schedule, gathers=job.train.sharded_optimizer)
     if schedule.buckets == 1 and not is_kind(schedule.columns.kind, implied_kinds()).any():
         schedule = replace(schedule, buckets=job.train.reduce_buckets)
-    if schedule.ties == job.ties:
+    ties = job.ties_among(schedule.shape.stages)
+    if schedule.ties == ties:
         return schedule
     if schedule.ties:
         stages = " ".join(map(str, schedule.ties[0]))
@@ -221,7 +222,7 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
             f"the schedule ties stages {stages}, the job's model does not: [model] tied = true ties the first and the"
             f" last stage"
         )
-    return replace(schedule, ties=job.ties)
+    return replace(schedule, ties=ties)
 
 
 def pack(schedule: Schedule) -> bytes | None:

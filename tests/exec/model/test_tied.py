@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -173,6 +175,14 @@ def test_plans_state_the_ties_and_take_the_time_that_they_cost() -> None:
     assert free.schedule.ties == ()
     assert check(made.schedule) == []
     assert made.period == simulate(made.schedule, of.profile()).period >= free.period
+
+
+def test_a_cut_of_the_model_ties_its_own_first_and_last_stage() -> None:
+    placement = {f"0.{rank}": (rank,) for rank in range(3)}
+    cut = Schedule.from_text(replace(job(1, 4, 4).shape, cut=(3, 2, 3)), {}, placement=placement)
+    of = tied(1, 4, 4)
+    assert with_updates_of(cut, of).ties == ((0, 2),)
+    assert with_updates_of(with_updates_of(cut, of), of).ties == ((0, 2),)
 
 
 def test_a_schedule_with_other_ties_is_refused() -> None:
