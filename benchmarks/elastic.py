@@ -2,11 +2,13 @@
 
     python benchmarks/elastic.py             # all rows, some ten minutes on 2 cores
     python benchmarks/elastic.py --rows 3 --from 4
+    python benchmarks/elastic.py --chunks 2 --rows 8
 
-Units take F = I = W = 1 per fault-free stage, workers hold 1.25 times the fault-free state and the activations of 2 P
-micro-batches. The even share is all work over all live workers; "re-routing, bound" is the best that the given stages
-can do, "re-routing" the planner's own plan of them. The first plan is the one that training goes on with at once; of it
-and of the layout stands what planning took in CPU seconds, of the first one in a process that has planned before.
+All units of a fault-free worker take F = I = W = 1, workers hold 1.25 times the fault-free state and the activations of
+2 P micro-batches. The even share is all work over all live workers; "re-routing, bound" is the best that the given
+stages can do, "re-routing" the planner's own plan of them. The first plan is the one that training goes on with at
+once; of it and of the layout stands what planning took in CPU seconds, of the first one in a process that has planned
+before.
 """
 
 from __future__ import annotations
@@ -46,11 +48,15 @@ def main() -> None:
     parser.add_argument("--from", type=int, default=0, dest="first", help="rows to leave out before them")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each plan")
     parser.add_argument("--seed", type=int, default=1, help="of the dead workers")
+    parser.add_argument("--chunks", type=int, default=1, help="stages of each fault-free worker")
     parser.add_argument("--only-first", action="store_true", dest="only_first", help="the first plans alone")
     options = parser.parse_args()
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     for D, P, m, layers, count, where in ROWS[options.first :][: options.rows]:
-        text = f"[shape]\npipelines = {D}\nranks = {P}\nmicro_batches = {m}\n[memory]\nlimit = {2 * P}\n"
+        V = options.chunks
+        text = f"[shape]\npipelines = {D}\nranks = {P}\nmicro_batches = {m}\nchunks = {V}\n"
+        text += f"[memory]\nlimit = {2 * P * V}\n"
+        text += f"[times]\nforward = {1 / V}\nbackward_input = {1 / V}\nbackward_weight = {1 / V}\n"
         job = price(Job.from_toml(f'{text}[model]\nlayers = {layers}\n[planner]\nlayout = "elastic"\n'))
         fixed = price(Job.from_toml(f"{text}[model]\nlayers = {layers}\n"))
         chance = random.Random(options.seed)

@@ -31,12 +31,12 @@ def profile_of_cut(
 ) -> Profile:
     """`profile` with an entry for each stage of `shape.cut`; itself where the shape has none.
 
-    Lists with an entry for each stage of the cut stand as they are. A number, or a list over the ranks, is that of
-    fault-free stages.
+    A number, or a list over the fault-free stages, is that of fault-free stages. Other lists with an entry for each
+    stage of the cut stand as they are, and without `whole` so do all lists with one.
 
     Args:
-        whole: units of each fault-free stage; if left out one stage for each of the shape's ranks, with as many units
-            in each (which need not be a whole number).
+        whole: units of each fault-free stage; if left out P * V stages with as many units in each (which need not be a
+            whole number).
         weights: of each unit by a price's name, for the share of a fault-free stage's price that lies on the unit; with
             `whole` only.
 
@@ -45,27 +45,29 @@ def profile_of_cut(
     """
     if not shape.cut:
         return profile
-    ranks = len(whole) or shape.ranks
+    count = len(whole) or shape.ranks * shape.chunks
     if whole and sum(whole) != shape.units:
         raise JobError(f"shape: the cut has {shape.units} units, the fault-free stages {sum(whole)}")
-    ends = [0.0, *accumulate(whole)] if whole else [shape.units * r / ranks for r in range(ranks + 1)]
+    ends = [0.0, *accumulate(whole)] if whole else [shape.units * s / count for s in range(count + 1)]
     cuts = list(pairwise([0, *accumulate(shape.cut)]))
     parts = [_parts(begin, end, ends) for begin, end in cuts]
     changes: dict[str, list[float]] = {}
     for name in (*_SPREAD, *_AT_A_PLACE):
         value = getattr(profile, name)
-        if value is None or (isinstance(value, list) and len(value) == shape.stages):
+        if value is None:
             continue
-        of_rank = profile.per_stage(name, ranks)
+        if isinstance(value, list) and len(value) == shape.stages and len(value) != len(whole):
+            continue
+        of_stage = profile.per_stage(name, count)
         if name == "message":
-            changes[name] = [of_rank[part[-1][0]] for part in parts]
+            changes[name] = [of_stage[part[-1][0]] for part in parts]
         elif name == "workspace":
-            changes[name] = [max(of_rank[rank] for rank, _ in part) for part in parts]
+            changes[name] = [max(of_stage[stage] for stage, _ in part) for part in parts]
         elif name in weights:
-            on_unit = _weighted(of_rank, weights[name], whole)
+            on_unit = _weighted(of_stage, weights[name], whole)
             changes[name] = [sum(on_unit[begin:end]) for begin, end in cuts]
         else:
-            changes[name] = [sum(of_rank[rank] * share for rank, share in part) for part in parts]
+            changes[name] = [sum(of_stage[stage] * share for stage, share in part) for part in parts]
     return replace(profile, **changes)  # type: ignore[arg-type]
 
 
@@ -86,10 +88,10 @@ def units_of(job: Sections) -> tuple[int, ...]:
         return (1,) * job.shape.stages
 
 
-def _weighted(of_rank: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:
+def _weighted(of_stage: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:
     """The price of each unit; evenly on the units of a stage that have no weight."""
     found: list[float] = []
-    for price, (begin, end) in zip(of_rank, pairwise([0, *accumulate(whole)]), strict=True):
+    for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(whole)]), strict=True):
         total = sum(weights[begin:end])
         found += [price * each / total if total else price / (end - begin) for each in weights[begin:end]]
     return found
@@ -98,10 +100,10 @@ def _weighted(of_rank: Sequence[float], weights: Sequence[float], whole: Sequenc
 def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
     """(fault-free stage, share of it) of the units from `begin` to `end`."""
     found = []
-    for rank, (first, last) in enumerate(pairwise(ends)):
+    for stage, (first, last) in enumerate(pairwise(ends)):
         inside = min(end, last) - max(begin, first)
         if inside > 1e-9:
-            found.append((rank, inside / (last - first)))
+            found.append((stage, inside / (last - first)))
     return found
 
 

@@ -58,7 +58,8 @@ class Shape:
         pipelines: D, data-parallel replicas of the model.
         ranks: P, workers per pipeline.
         micro_batches: m, micro-batches per pipeline and iteration.
-        chunks: V, stages per worker; the model has P * V stages.
+        chunks: V, stages per worker; the model has P * V stages. With a cut, those that the job gives a worker where
+            nothing is cut: activations are counted in theirs.
         cut: the units of the model in each stage, first to last, where workers host unlike parts: the model has as
             many stages as entries then, and a schedule's placement says who hosts which. Empty: P * V stages.
 
@@ -79,10 +80,8 @@ class Shape:
                 raise JobError(f"shape: {name} must be a whole number of at least 1, got {getattr(self, name)!r}")
             object.__setattr__(self, name, size)  # an int, where NumPy counted
         cut = tuple(map(_size, self.cut)) if isinstance(self.cut, list | tuple) else (0,)
-        if not all(cut) or (cut and self.chunks > 1):
-            raise JobError(
-                f"shape: cut must list how many units each stage has, at least 1, with chunks = 1; got {self.cut!r}"
-            )
+        if not all(cut):
+            raise JobError(f"shape: cut must list how many units each stage has, at least 1; got {self.cut!r}")
         object.__setattr__(self, "cut", cut)
         copies, cells = self.stages * self.pipelines, self.stages * max(self.global_micro_batches, self.worker_count)
         if copies > _MOST_COPIES or cells > _MOST_CELLS:
@@ -103,8 +102,8 @@ class Shape:
 
     @property
     def stage_sizes(self) -> list[float]:
-        """Of each stage over a fault-free one's: units over U / P where there is a cut, else 1."""
-        return [units * self.ranks / self.units for units in self.cut] or [1.0] * self.stages
+        """Of each stage over a fault-free one's: units over U / (P * V) where there is a cut, else 1."""
+        return [units * self.ranks * self.chunks / self.units for units in self.cut] or [1.0] * self.stages
 
     def to_json(self) -> dict[str, Any]:
         """What `Shape(**...)` takes back, as JSON values; `cut` only where there is one."""
@@ -154,8 +153,9 @@ class Shape:
         return worker
 
     def __str__(self) -> str:
-        stages = f" V={self.chunks}" if self.chunks > 1 else f" S={self.stages}" if self.cut else ""
-        return f"D={self.pipelines} P={self.ranks} m={self.micro_batches}{stages}"
+        chunks = f" V={self.chunks}" if self.chunks > 1 else ""
+        stages = f" S={self.stages}" if self.cut else ""
+        return f"D={self.pipelines} P={self.ranks} m={self.micro_batches}{chunks}{stages}"
 
 
 def _size(value: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 
 import pytest
@@ -37,6 +38,17 @@ def test_what_lists_the_stages_of_the_cut_stands_as_it_is() -> None:
     once = profile_of_cut(Profile(2.0, 2.0, 2.0), shape)
     assert profile_of_cut(once, shape) == once
     assert profile_of_cut(Profile(3.0), Shape(1, 2, 1)) == Profile(3.0)
+
+
+def test_chunks_are_fault_free_stages_too() -> None:
+    """Four stages of two units each; a cut of four other stages is not taken for theirs."""
+    prices, shape = Profile([1.0, 2.0, 3.0, 4.0], [1.0] * 4, 1.0), Shape(1, 2, 1, 2, cut=(1, 3, 2, 2))
+    cut = profile_of_cut(prices, shape, (2, 2, 2, 2))
+    assert cut.forward == [0.5, 2.5, 3.0, 4.0]
+    assert cut.backward_weight == [0.5, 1.5, 1.0, 1.0]
+    assert profile_of_cut(cut, shape).forward == cut.forward
+    assert profile_of_cut(Profile(2.0), replace(shape, cut=(5, 3))).forward == [5.0, 3.0]
+    assert shape.stage_sizes == [0.5, 1.5, 1.0, 1.0]
 
 
 def test_units_that_do_not_add_up_are_refused() -> None:

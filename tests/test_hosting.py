@@ -54,6 +54,7 @@ def test_neighbouring_stages_of_a_worker_are_one_range() -> None:
         Worker(1, 0): ((0, 2),),
         Worker(1, 1): ((2, 6),),
     }
+    assert [schedule.unit_runs(worker) for worker in schedule.live] == [((0, 3),), ((3, 4),), ((0, 1),), ((1, 4),)]
 
 
 def test_chunks_of_a_worker_are_ranges_of_their_own() -> None:

@@ -195,8 +195,8 @@ class LaneTable:
         labels = []
         for worker in shape.workers():
             player = (players or {}).get(worker, worker)
-            units = schedule.units_of(worker)
-            hosted = "" if units is None else f" \N{MIDDLE DOT} {units[0]}\N{EN DASH}{units[1] - 1}"
+            runs = [f"{begin}\N{EN DASH}{end - 1}" for begin, end in schedule.unit_runs(worker)]
+            hosted = f" \N{MIDDLE DOT} {', '.join(runs)}" if runs else ""
             labels.append((str(worker) if player == worker else f"{worker} (by {player})") + hosted)
         return cls._build(
             shape,

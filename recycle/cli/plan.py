@@ -162,8 +162,6 @@ def _one(
                 kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
                 plans.add(kept)
             made = kept.for_processes(failed)
-    if (reason := made.planner.get("no_layout")) is not None:
-        print(f"recycle: layers stay where they are: {reason}", file=sys.stderr)
     if output is not None:
         made.save(output)
     if as_json:
@@ -179,7 +177,7 @@ def _print_layout(made: Plan) -> None:
     """Who hosts what in an elastic layout, and which worker copies what from whom."""
     by_pipeline = groupby(made.schedule.metadata.get("layout", {}).items(), lambda item: item[0].split(".")[0])
     for pipeline, hosts in by_pipeline:
-        parts = [f"{worker}: {begin}-{end - 1}" for worker, (begin, end) in hosts]
+        parts = [f"{worker}: {' and '.join(_ranges(ends))}" for worker, ends in hosts]
         print(f"pipeline {pipeline}, units by worker: {', '.join(parts)}")
     if made.fixed_bound is not None:
         print(
@@ -192,6 +190,11 @@ def _print_layout(made: Plan) -> None:
             print(f"{step.worker} takes on units {step.units[0]}-{step.units[1] - 1}: {copied}")
         else:
             print(f"{step.worker} takes over {step.role}: {copied}")
+
+
+def _ranges(ends: Sequence[int]) -> list[str]:
+    """Ranges of units, given where each begins and ends, one after the other."""
+    return [f"{begin}-{end - 1}" for begin, end in zip(ends[::2], ends[1::2], strict=True)]
 
 
 @contextmanager

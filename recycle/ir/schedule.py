@@ -248,12 +248,20 @@ class Schedule:
         return self.placement[self.shape.worker_index(worker)]
 
     def units_of(self, worker: Worker) -> tuple[int, int] | None:
-        """The units of the model that a worker hosts where the shape has a cut: from the first up to but without the
-        last. None without a cut, or where it hosts nothing."""
-        stages = self.stages_of(worker)
-        if not self.shape.cut or not stages:
-            return None
-        return sum(self.shape.cut[: min(stages)]), sum(self.shape.cut[: max(stages) + 1])
+        """The units of the model between the first and the last that a worker hosts where the shape has a cut: from
+        the first up to but without the last. None without a cut, or where it hosts nothing."""
+        runs = self.unit_runs(worker)
+        return (runs[0][0], runs[-1][1]) if runs else None
+
+    def unit_runs(self, worker: Worker) -> tuple[tuple[int, int], ...]:
+        """The units that a worker hosts where the shape has a cut, as few runs of neighbours as can be: each from its
+        first up to but without its last. Nothing without a cut."""
+        cut, runs = self.shape.cut, list[tuple[int, int]]()
+        for stage in sorted(self.stages_of(worker)) if cut else ():
+            begin = sum(cut[:stage])
+            first = runs.pop()[0] if runs and runs[-1][1] == begin else begin
+            runs.append((first, begin + cut[stage]))
+        return tuple(runs)
 
     def hosts(self, stage: int) -> list[Worker]:
         """The live workers that host `stage`."""

@@ -115,12 +115,14 @@ def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(run, tm
     assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
 
 
-def test_with_several_chunks_layers_stay_where_they_are_and_why_is_said(run):
-    text = TINY.replace("limit = 3", "limit = 8").replace("ranks", "chunks = 2\nranks")
-    status, out, err = run(f'{text}[planner]\nsteps = 20\nlayout = "elastic"\n', "--failed", "0.1", "--json")
-    assert (status, json.loads(out)["moves"]) == (0, [])
-    assert "layers stay where they are" in err
-    assert "one chunk per worker, the job has 2" in err
+def test_units_of_a_worker_are_printed_as_ranges(run):
+    """Three pipelines of two ranks with two chunks of two layers; whoever helps without 1.1 hosts other ranges."""
+    text = "[shape]\npipelines = 3\nranks = 2\nchunks = 2\nmicro_batches = 4\n[memory]\nlimit = 16\nstate_limit = 1.5\n"
+    text += '[model]\nlayers = 8\n[planner]\nsteps = 20\nlayout = "elastic"\n'
+    status, out, _ = run(text, "--failed", "1.1")
+    assert status == 0
+    assert "0.0: 0-1 and 4-5, 0.1: 2-3 and 6-7" in out
+    assert "takes on units" in out
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 from dash import html
@@ -123,12 +124,12 @@ class SchedulePage(Page):
         moves = _moves(schedule)
         rows: list[list[parts.Cell]] = []
         for worker in schedule.live:
-            units, mine = schedule.units_of(worker), [move for move in moves if move.worker == str(worker)]
-            hosted = range(*(units or (0, 0)))
+            mine = [move for move in moves if move.worker == str(worker)]
+            hosted = [unit for run in schedule.unit_runs(worker) for unit in range(*run)]
             had = [unit for unit in hosted if not any(unit in range(*move.units) for move in mine)]
-            copied = ", ".join(f"{_range(range(*move.units))} from {move.source}" for move in mine)
+            copied = ", ".join(f"{_runs(range(*move.units))} from {move.source}" for move in mine)
             amount = sum(move.bytes for move in mine)
-            rows.append([str(worker), _range(hosted), _range(had), copied, amount or None])
+            rows.append([str(worker), _runs(hosted), _runs(had), copied, amount or None])
         head = ("worker", "hosts layers", "of these it had", "copies layers", "bytes")
         count = len({move.worker for move in moves})
         title = f"Layout of {file.name}: {parts.counted(count, 'worker')} {'takes' if count == 1 else 'take'} on layers"
@@ -160,11 +161,10 @@ def _moves(schedule: Schedule) -> tuple[Move, ...]:
         return ()
 
 
-def _range(units: Sequence[int]) -> str:
-    """The first and the last of neighbouring units."""
-    if len(units) < 2:
-        return str(units[0]) if units else ""
-    return f"{units[0]}\N{EN DASH}{units[-1]}"
+def _runs(units: Sequence[int]) -> str:
+    """The first and the last of each run of neighbouring units."""
+    runs = [[unit for _, unit in run] for _, run in groupby(enumerate(units), key=lambda each: each[1] - each[0])]
+    return ", ".join(f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _most(values: Sequence[float | None]) -> float:

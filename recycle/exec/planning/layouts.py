@@ -195,18 +195,15 @@ class Layouts:
         moves = moves_between(self._job, now.hosts, ready.hosts)
         # The pipeline drains, groups form, and the first iteration waits for its barrier: about an iteration.
         pause = now.periods[_mode(now, ready)] + copy_time(moves)
-        return self._decided(now, ready, moves, pause, plan.planner.get("no_layout"))
+        return self._decided(now, ready, moves, pause)
 
-    def _decided(
-        self, now: Ready, then: Ready, moves: Sequence[Move], pause: float, no_layout: str | None = None
-    ) -> _Layout:
+    def _decided(self, now: Ready, then: Ready, moves: Sequence[Move], pause: float) -> _Layout:
         """Whether to go over to another plan, and what the event says of it.
 
         Args:
             now, then: the plans.
             moves: what is copied.
             pause: what that takes, beyond what is lost anyway.
-            no_layout: why no other layout was looked for.
         """
         mode = _mode(now, then)
         before, after = now.periods[mode], then.periods[mode]
@@ -223,8 +220,7 @@ class Layouts:
             "move_when": section.move_when,
         }
         if before <= after:
-            cause = no_layout or "no layout is faster than the one at hand"
-            return _Layout(None, details | {"cause": cause}, False)
+            return _Layout(None, details | {"cause": "no layout is faster than the one at hand"}, False)
         is_due = section.move_when == "always" or is_worth(before, after, pause, until_change)
         return _Layout(then, details, is_due)
 

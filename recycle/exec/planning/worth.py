@@ -48,9 +48,5 @@ def moves_between(job: PricedJob, now: Hosts, then: Hosts) -> tuple[Move, ...]:
 
 def _bytes_of_layers(job: PricedJob) -> list[float]:
     """Parameters and optimizer state of each layer; embedding and head count as parts of the layers beside them."""
-    layers, shape = layers_of(job), job.shape
-    if shape.chunks == 1:
-        shape = replace(shape, cut=(1,) * sum(layers))
-        return profile_of_layout(job, job.prices, shape).per_stage("static", shape.stages)
-    static = job.prices.per_stage("static", shape.stages)
-    return [bytes_ / count for bytes_, count in zip(static, layers, strict=True) for _ in range(count)]
+    shape = replace(job.shape, cut=(1,) * sum(layers_of(job)))
+    return profile_of_layout(job, job.prices, shape).per_stage("static", shape.stages)

@@ -3,6 +3,7 @@
 units           what the parts of the model that can move cost, and how many of them a worker may hold
 chains          live workers in rows, each a whole model cut anew, with micro-batches in proportion to their pace
 ranges          any ranges of units: the shares that they allow, and who hosts what so that a load is reached
+linear          linear and integer programs
 hosts           who plays which position, or takes which range, with as little copied as possible
 hostings        the ways to host the model that are worth a try
 routes          the way of each micro-batch through its hosts, as legs

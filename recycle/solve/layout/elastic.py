@@ -33,7 +33,7 @@ from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.route_kernels import Legs
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import Routes
-from recycle.solve.layout.units import SEVERAL_CHUNKS, Units
+from recycle.solve.layout.units import Units
 from recycle.solve.problem import Operations
 
 FIXED_SHARE = 0.25
@@ -41,7 +41,8 @@ FIXED_SHARE = 0.25
 LISTED_SHARE, PLANNER_SHARE = 0.5, 0.7
 """Of the rest, what list-scheduling hostings may take; and of what then is left, what planning chains may."""
 SIMULATED, LARGE = 3, 50_000
-"""Hostings whose schedules are made and simulated, at most; but one where it has more legs than this."""
+"""Hostings whose schedules are made and simulated, beside the one that copies least; one where it has more legs than
+this."""
 CLOSE = 1.01
 """Plans within this factor of the shortest period count as equally good: the one then counts that copies least."""
 
@@ -71,8 +72,7 @@ def elastic_plan(
 ) -> Plan:
     """The best plan found for `job` without `failed`, in their names: never worse than that of the given stages.
 
-    Its `lower_bound` holds for every layout, `fixed_bound` for the given stages. With several chunks per worker it is
-    the plan of the given stages, whose bound is theirs; its `planner` says why (`no_layout`).
+    Its `lower_bound` holds for every layout, `fixed_bound` for the given stages.
 
     Args:
         plan_of: the planner of the given stages.
@@ -85,9 +85,6 @@ def elastic_plan(
     begun = time.perf_counter()
     failed = frozenset(failed)
     planner = msgspec.structs.replace(job.planner, layout="fixed")
-    if job.shape.chunks > 1:
-        stays = plan_of(msgspec.structs.replace(job, planner=planner), failed, seconds=seconds, steps=steps)
-        return replace(stays, planner={**stays.planner, "no_layout": SEVERAL_CHUNKS.format(job.shape.chunks)})
     units = Units.of(job)
     live = [worker for worker in job.shape.workers() if worker not in failed]
     limit = Deadline(seconds, stop)
@@ -104,7 +101,7 @@ def elastic_plan(
         listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
         plans = [fixed]
         pace = Pace(limit)
-        for turn, one in enumerate(listed[: SIMULATED if listed and len(listed[0].routes) <= LARGE else 1]):
+        for turn, one in enumerate(_of_interest(listed)):
             over = pace.is_over()
             if not (turn and over) and one.hosting.seconds < min(made.period for made in plans):
                 plans += maker.plan(one)
@@ -139,6 +136,16 @@ def listed_plan(job: PricedJob, failed: Iterable[Worker], deadline: Deadline) ->
         for made in maker.plan(one):
             return replace(made, lower_bound=bound, seconds=round(time.perf_counter() - begun, 3))
     return None
+
+
+def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
+    """Those whose schedules are made, of hostings with the shortest period first: the first of them, and of those that
+    may count as equally good the one that copies least."""
+    if not listed or len(listed[0].routes) > LARGE:
+        return listed[:1]
+    near = [one for one in listed if one.period <= listed[0].period * CLOSE]
+    least = min(near, key=lambda one: one.copied)
+    return [*listed[:SIMULATED], *([least] if least not in listed[:SIMULATED] else [])]
 
 
 def _copied(made: Plan) -> int:
@@ -185,10 +192,12 @@ class Maker:
         if self.room is None:
             limits = self.job.limits
             return [float("inf") if limits is None else limits[worker.rank] for worker in routes.workers]
-        static, workspace = self.units.static, self.units.price("workspace")
+        units, workspace = self.units, self.units.price("workspace")
         return [
-            self.room - (float(static[a:b].sum()) if self.units.has_bytes else 0.0) - float(workspace[a:b].max())
-            for a, b in routes.units_of()
+            self.room
+            - (units.static_of(parts) if units.has_bytes else 0.0)
+            - max(float(workspace[begin:end].max()) for begin, end in parts)
+            for parts in routes.parts
         ]
 
     def plan(self, one: Listed) -> list[Plan]:
@@ -204,9 +213,9 @@ class Maker:
             split=self.split,
             tied=bool(job.ties),
         )
-        ties = ((0, schedule.shape.stages - 1),) if job.ties else ()
+        ties = job.ties_among(schedule.shape.stages)
         wanted = one.hosting.wanted
-        layout = {str(worker): list(part) for worker, part in sorted(wanted.items())}
+        layout = {str(worker): [end for part in parts for end in part] for worker, parts in sorted(wanted.items())}
         schedule = replace(schedule, ties=ties).with_metadata(planner="recycle", layout=layout)
         profile = profile_of_layout(job, job.prices, schedule.shape)
         timeline = simulate(schedule, profile)
@@ -249,7 +258,7 @@ class Maker:
         memory = job.memory
         if isinstance(memory.limit, int | list):
             least = memory.limit if isinstance(memory.limit, int) else min(memory.limit)
-            of_whole = len(self.units) / job.shape.ranks
+            of_whole = len(self.units) / len(self.units.whole)
             limit = [max(1, int(least * of_whole / part + 1e-9)) for part in cut]
             memory = msgspec.structs.replace(memory, limit=limit)
         return msgspec.structs.replace(

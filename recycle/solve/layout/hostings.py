@@ -15,10 +15,10 @@ import numpy as np
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from recycle.solve.layout.chains import Chains, candidates
-from recycle.solve.layout.hosts import Range, assign, assign_ranges, ranges_of
+from recycle.solve.layout.hosts import assign, assign_ranges
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
 from recycle.solve.layout.routes import Routes, routes_of
-from recycle.solve.layout.units import Units
+from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
 from recycle.solve.problem import Operations
 
 LOADS = (1.02, 1.0025)
@@ -37,7 +37,7 @@ class Hosting:
 
     Attributes:
         workers: those that host something.
-        ranges: of each, its units.
+        parts: of each, its units.
         groups: of each, its chain, or its pipeline.
         quotas: [workers, units], micro-batches of each unit that it runs.
         seconds: of the busiest worker.
@@ -45,26 +45,26 @@ class Hosting:
     """
 
     workers: tuple[Worker, ...]
-    ranges: tuple[Range, ...]
+    parts: tuple[Parts, ...]
     groups: tuple[int, ...]
     quotas: Operations
     seconds: float
     chains: Chains | None = None
 
     @property
-    def wanted(self) -> dict[Worker, Range]:
+    def wanted(self) -> dict[Worker, Parts]:
         """The units of each worker, in the order of their groups."""
-        order = sorted(range(len(self.workers)), key=lambda i: (self.groups[i], self.ranges[i]))
-        return {self.workers[i]: self.ranges[i] for i in order}
+        order = sorted(range(len(self.workers)), key=lambda i: (self.groups[i], self.parts[i]))
+        return {self.workers[i]: self.parts[i] for i in order}
 
     def routes(self) -> Routes:
         """The routes of its micro-batches."""
-        return routes_of(self.workers, self.quotas, self.groups)
+        return routes_of(self.workers, self.quotas, self.groups, self.parts)
 
     def copied(self, units: Units) -> int:
         """Units that workers host and did not before."""
-        had = ranges_of(units.whole)
-        return sum(_new(part, had[worker.rank]) for worker, part in zip(self.workers, self.ranges, strict=True))
+        had = units.given
+        return sum(_new(parts, had[worker.rank]) for worker, parts in zip(self.workers, self.parts, strict=True))
 
 
 def hostings(
@@ -77,16 +77,20 @@ def hostings(
     Args:
         nodes: of each worker: no unit's hosts all stand on one node, where another worker can take one's place.
     """
-    part_of = ranges_of(units.whole)
-    spare = np.minimum(_hosts_of(units, [part_of[worker.rank] for worker in live]), 2)
+    spare = _hosts_kept(units, live)
     for hosting in every_hosting(units, shape, live, profile, nodes, below):
-        if (_hosts_of(units, hosting.ranges) >= spare).all():
+        if (_hosts_of(units, hosting.parts) >= spare).all():
             yield hosting
 
 
-def _hosts_of(units: Units, ranges: Sequence[Range]) -> Operations:
-    """[units], in how many of the ranges each is."""
-    found = np.zeros(len(units) + 1, dtype=np.int64)
+def _hosts_kept(units: Units, live: Sequence[Worker]) -> Operations:
+    """[units], hosts that each is to have at least: as many as now, at most two."""
+    return np.minimum(_hosts_of(units, [units.given[worker.rank] for worker in live]), 2)
+
+
+def _hosts_of(units: Units, hosted: Sequence[Parts]) -> Operations:
+    """[units], how many workers host each."""
+    found, ranges = np.zeros(len(units) + 1, dtype=np.int64), [part for parts in hosted for part in parts]
     np.add.at(found, [begin for begin, _ in ranges], 1)
     np.subtract.at(found, [end for _, end in ranges], 1)
     return np.cumsum(found[:-1])
@@ -105,13 +109,13 @@ def every_hosting(
             soft = _softened(units, made, profile, count)
             if soft is not None and soft.seconds * WORTH < made.seconds:
                 yield soft
-    had = [ranges_of(units.whole)[worker.rank] for worker in live]
+    had = [units.given[worker.rank] for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
-    seen: set[tuple[tuple[Worker, Range], ...]] = set()
-    hosts = _hosts_wanted(units, shape, len(live))
+    seen: set[tuple[tuple[Worker, Parts], ...]] = set()
+    hosts = _hosts_wanted(units, shape, live)
     for factor in LOADS:
-        each = (cheapest_ranges(units, had, speeds, count, least * factor, n) for n in range(hosts, 0, -1))
-        wanted = next((one for one in each if one is not None), None)
+        tries = (cheapest_ranges(units, had, speeds, count, least * factor, each) for each in hosts)
+        wanted = next((one for one in tries if one is not None), None)
         if wanted is None:
             continue
         helped = _of_ranges(units, live, profile, wanted, count, nodes)
@@ -123,26 +127,30 @@ def every_hosting(
             yield helped
 
 
-def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Range], profile: Profile) -> Hosting | None:
+def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Parts], profile: Profile) -> Hosting | None:
     """The hosting in which each worker runs micro-batches of the units that it holds; None where a unit has no host.
 
     Every worker runs something of each of its units, so that it goes on hosting them, unless a unit has more hosts than
     there are micro-batches.
     """
-    workers, ranges = list(held), list(held.values())
+    workers, hosted = list(held), list(held.values())
     speeds = [profile.speed_of(worker) for worker in workers]
     for least in (1, 0):
-        found = balanced(units, ranges, speeds, shape.global_micro_batches, least=least)
+        found = balanced(units, hosted, speeds, shape.global_micro_batches, least=least)
         if found is not None:
             groups = tuple(worker.pipeline for worker in workers)
-            return _used(Hosting(tuple(workers), tuple(ranges), groups, found[1], found[0]))
+            return _used(Hosting(tuple(workers), tuple(hosted), groups, found[1], found[0]))
     return None
 
 
-def _hosts_wanted(units: Units, shape: Shape, live: int) -> int:
-    """How many hosts each unit is to have: two where there is room for them, so that no death loses its state."""
-    room = live * units.most_static / float(units.static.sum())
-    return 2 if shape.pipelines > 1 and room >= 2 else 1
+def _hosts_wanted(units: Units, shape: Shape, live: Sequence[Worker]) -> list[list[int]]:
+    """How many hosts each unit is to have: two where there is room for them, so that no death loses its state; else the
+    two that it has; else one."""
+    kept, count = np.maximum(_hosts_kept(units, live), 1), len(units)
+    tries = [kept.tolist(), [1] * count]
+    if shape.pipelines > 1 and len(live) * units.most_static >= 2 * float(units.static.sum()):
+        tries.insert(0, [2] * count)
+    return [hosts for place, hosts in enumerate(tries) if hosts not in tries[:place]]
 
 
 def _of_interest(units: Units, shape: Shape, live: int, micro_batches: int, below: float) -> list[Chains]:
@@ -161,63 +169,64 @@ def _of_chains(units: Units, live: Sequence[Worker], chains: Chains, nodes: Mapp
     quotas = np.zeros((len(ranges), len(units)), dtype=np.int64)
     for i, (group, (begin, end)) in enumerate(zip(groups, ranges, strict=True)):
         quotas[i, begin:end] = chains.shares[group]
-    workers = _apart(units, [worker for row in rows for worker in row], ranges, live, nodes)
-    return Hosting(tuple(workers), tuple(ranges), tuple(groups), quotas, chains.seconds, chains)
+    parts = [(part,) for part in ranges]
+    workers = _apart(units, [worker for row in rows for worker in row], parts, live, nodes)
+    return Hosting(tuple(workers), tuple(parts), tuple(groups), quotas, chains.seconds, chains)
 
 
 def _softened(units: Units, made: Hosting, profile: Profile, micro_batches: int) -> Hosting | None:
     """The same with a unit more on either side of each cut, where workers can hold them."""
     upto = np.concatenate([[0.0], np.cumsum(units.static)])
-    ranges = []
-    for begin, end in made.ranges:
+    hosted: list[Parts] = []
+    for ((begin, end),) in made.parts:
         lower, upper = max(0, begin - 1), min(len(units), end + 1)
         wider = [(lower, upper), (lower, end), (begin, upper)]
         fitting = (part for part in wider if upto[part[1]] - upto[part[0]] <= units.most_static)
-        ranges.append(next(fitting, (begin, end)))
+        hosted.append((next(fitting, (begin, end)),))
     speeds = [profile.speed_of(worker) for worker in made.workers]
-    found = balanced(units, ranges, speeds, micro_batches)
+    found = balanced(units, hosted, speeds, micro_batches)
     if found is None:
         return None
     seconds, quotas = found
-    return _used(replace(made, ranges=tuple(ranges), quotas=quotas, seconds=seconds, chains=None))
+    return _used(replace(made, parts=tuple(hosted), quotas=quotas, seconds=seconds, chains=None))
 
 
 def _of_ranges(
     units: Units,
     live: Sequence[Worker],
     profile: Profile,
-    wanted: Sequence[tuple[Range, float]],
+    wanted: Sequence[tuple[Parts, float]],
     micro_batches: int,
     nodes: Mapping[Worker, int],
 ) -> Hosting | None:
     workers: list[Worker] = []
-    ranges: list[Range] = []
+    hosted: list[Parts] = []
     for speed in sorted({speed for _, speed in wanted}):
-        mine = [part for part, of in wanted if of == speed]
+        mine = [parts for parts, of in wanted if of == speed]
         alike = [worker for worker in live if profile.speed_of(worker) == speed]
         chosen = assign_ranges(units, alike, mine)
         workers += _apart(units, chosen, mine, alike, nodes)
-        ranges += mine
-    found = balanced(units, ranges, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)
+        hosted += mine
+    found = balanced(units, hosted, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)
     if found is None:
         return None
     seconds, quotas = found
     groups = tuple(worker.pipeline for worker in workers)
-    return _used(Hosting(tuple(workers), tuple(ranges), groups, quotas, seconds))
+    return _used(Hosting(tuple(workers), tuple(hosted), groups, quotas, seconds))
 
 
 def _used(made: Hosting) -> Hosting:
     """The same without workers, and units at the ends of ranges, that run nothing."""
     keep = [i for i in range(len(made.workers)) if made.quotas[i].any()]
-    ranges = []
+    hosted = []
     for i in keep:
-        at = np.flatnonzero(made.quotas[i])
-        ranges.append((int(at[0]), int(at[-1]) + 1))
+        runs = (begin + np.flatnonzero(made.quotas[i, begin:end]) for begin, end in made.parts[i])
+        hosted.append(tuple((int(at[0]), int(at[-1]) + 1) for at in runs if len(at)))
     return replace(
         made,
         workers=tuple(made.workers[i] for i in keep),
         groups=tuple(made.groups[i] for i in keep),
-        ranges=tuple(ranges),
+        parts=tuple(hosted),
         quotas=made.quotas[keep],
     )
 
@@ -225,30 +234,30 @@ def _used(made: Hosting) -> Hosting:
 def _apart(
     units: Units,
     workers: Sequence[Worker],
-    ranges: Sequence[Range],
+    hosted: Sequence[Parts],
     live: Sequence[Worker],
     nodes: Mapping[Worker, int],
 ) -> list[Worker]:
-    """The worker of each range, some exchanged so that fewer units have all their hosts on one node."""
-    chosen, had = list(workers), ranges_of(units.whole)
+    """Who hosts each of these, some exchanged so that fewer units have all their hosts on one node."""
+    chosen, had = list(workers), units.given
     if not nodes:
         return chosen
 
     def together(of: Sequence[Worker]) -> list[int]:
         on: list[set[int]] = [set() for _ in range(len(units))]
-        for worker, (begin, end) in zip(of, ranges, strict=True):
-            for u in range(begin, end):
+        for worker, parts in zip(of, hosted, strict=True):
+            for u in (u for part in parts for u in range(*part)):
                 on[u].add(nodes[worker])
         return [u for u, each in enumerate(on) if len(each) < 2]
 
     def new(of: Sequence[Worker]) -> int:
-        return sum(_new(part, had[worker.rank]) for worker, part in zip(of, ranges, strict=True))
+        return sum(_new(parts, had[worker.rank]) for worker, parts in zip(of, hosted, strict=True))
 
     spare = [worker for worker in live if worker not in set(chosen)]
     while bad := together(chosen):
         u = bad[0]
         tries = []
-        for i in [i for i, (begin, end) in enumerate(ranges) if begin <= u < end]:
+        for i in [i for i, parts in enumerate(hosted) if common(parts, ((u, u + 1),))]:
             for j in range(len(chosen)):
                 if nodes[chosen[j]] != nodes[chosen[i]]:
                     other = list(chosen)
@@ -268,5 +277,5 @@ def _apart(
     return chosen
 
 
-def _new(part: Range, had: Range) -> int:
-    return part[1] - part[0] - max(0, min(part[1], had[1]) - max(part[0], had[0]))
+def _new(parts: Parts, had: Parts) -> int:
+    return count_of(parts) - common(parts, had)

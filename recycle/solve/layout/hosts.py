@@ -2,13 +2,15 @@
 
 A worker keeps the units that it has. First whoever has just what a position wants takes it, in the chain of its own
 pipeline where that can be. What is left, positions and workers, are both brought into the order of their place in the
-model and matched so that least is copied: a matching without crossings, as the shortest way through a table.
+model and matched so that least is copied: a matching without crossings, as the shortest way through a table. Workers
+that have several ranges each have no place in the model; they are matched by a linear program over the kinds of both.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import product
 
 import numpy as np
 
@@ -16,15 +18,8 @@ from recycle.plans import Move
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from recycle.solve.layout.chains import Cut
-from recycle.solve.layout.units import Units
-
-Range = tuple[int, int]
-"""Units from the first up to but without the last."""
-
-
-def ranges_of(cut: Cut) -> list[Range]:
-    """The units of each part of a chain."""
-    return list(pairwise([0, *accumulate(cut)]))
+from recycle.solve.layout.linear import LinearProgram
+from recycle.solve.layout.units import Parts, Range, Units, common, count_of, ranges_of
 
 
 def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[list[list[Worker]], list[int]]:
@@ -33,18 +28,18 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     Args:
         live: workers that host what fault-free stages have; as many as there are positions, or more.
     """
-    had = ranges_of(units.whole)
+    had = units.given
     by_pipeline: dict[int, list[Worker]] = {}
     for worker in live:
         by_pipeline.setdefault(worker.pipeline, []).append(worker)
     # Chains that are longest take the pipelines with most live workers as homes.
     homes = sorted(by_pipeline, key=lambda k: (-len(by_pipeline[k]), k))[: len(cuts)]
-    positions = [(k, r, part) for k, cut in enumerate(cuts) for r, part in enumerate(ranges_of(cut))]
+    positions = [(k, r, (part,)) for k, cut in enumerate(cuts) for r, part in enumerate(ranges_of(cut))]
     free = set(live)
     taken: dict[tuple[int, int], Worker] = {}
 
     def take(own: bool) -> None:
-        waiting: dict[Range, list[Worker]] = {}
+        waiting: dict[Parts, list[Worker]] = {}
         for worker in sorted(free):
             waiting.setdefault(had[worker.rank], []).append(worker)
         for k, r, part in positions:
@@ -60,35 +55,63 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
 
     take(own=True)
     take(own=False)
-    left = sorted(((part, k, r) for k, r, part in positions if (k, r) not in taken), key=lambda one: sum(one[0]))
-    spare = sorted(free, key=lambda worker: (sum(had[worker.rank]), worker.pipeline))
+    left = sorted(((part, k, r) for k, r, part in positions if (k, r) not in taken), key=lambda one: _place(one[0]))
+    spare = sorted(free, key=lambda worker: (_place(had[worker.rank]), worker.pipeline))
     wanted = [part for part, _, _ in left]
     for (_, k, r), which in zip(left, _matched(wanted, [had[worker.rank] for worker in spare]), strict=True):
         taken[k, r] = spare[which]
     return [[taken[k, r] for r in range(len(cut))] for k, cut in enumerate(cuts)], homes
 
 
-def assign_ranges(units: Units, live: Sequence[Worker], wanted: Sequence[Range]) -> list[Worker]:
-    """The worker of each range: first those who have just what is wanted, then so that fewest units are copied.
+def assign_ranges(units: Units, live: Sequence[Worker], wanted: Sequence[Parts]) -> list[Worker]:
+    """Who is to host each of what is wanted: first those who have just that, then so that fewest units are copied.
 
     Args:
-        live: workers that host what fault-free stages have; as many as there are ranges, or more.
+        live: workers that host what fault-free stages have; as many as are wanted, or more.
     """
-    had = ranges_of(units.whole)
-    waiting: dict[Range, list[Worker]] = {}
+    had = units.given
+    waiting: dict[Parts, list[Worker]] = {}
     for worker in sorted(live, reverse=True):
         waiting.setdefault(had[worker.rank], []).append(worker)
     taken = {i: waiting[part].pop() for i, part in enumerate(wanted) if waiting.get(part)}
-    left = sorted((i for i in range(len(wanted)) if i not in taken), key=lambda i: sum(wanted[i]))
+    left = sorted((i for i in range(len(wanted)) if i not in taken), key=lambda i: _place(wanted[i]))
     spare = [worker for workers in waiting.values() for worker in workers]
-    spare.sort(key=lambda worker: (sum(had[worker.rank]), worker.pipeline))
+    spare.sort(key=lambda worker: (_place(had[worker.rank]), worker.pipeline))
     matched = _matched([wanted[i] for i in left], [had[worker.rank] for worker in spare])
     taken |= {i: spare[which] for i, which in zip(left, matched, strict=True)}
     return [taken[i] for i in range(len(wanted))]
 
 
-def _matched(wanted: Sequence[Range], had: Sequence[Range]) -> list[int]:
-    """For each wanted range who takes it, in order, so that fewest units are new to whoever takes them."""
+def _place(parts: Parts) -> tuple[int, Parts]:
+    """Where in the model its middle is."""
+    return parts[0][0] + parts[-1][1], () if len(parts) == 1 else parts
+
+
+def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
+    """For each of what is wanted who takes it, so that fewest units are new to whoever takes them; in order where all
+    are single ranges."""
+    if all(len(parts) == 1 for parts in (*wanted, *had)):
+        return _matched_in_order([parts[0] for parts in wanted], [parts[0] for parts in had])
+    program, kinds, holders = LinearProgram(), Counter(wanted), Counter(had)
+    takes = {(want, has): program.variable(count_of(want) - common(want, has)) for want in kinds for has in holders}
+    for want, count in kinds.items():
+        program.row([(takes[want, has], 1.0) for has in holders], float(count), float(count))
+    for has, count in holders.items():
+        program.row([(takes[want, has], 1.0) for want in kinds], 0.0, float(count))
+    solution = program.solve()  # such programs have whole numbers in their corners
+    assert solution is not None
+    waiting: dict[Parts, list[int]] = {}
+    for which in range(len(had) - 1, -1, -1):
+        waiting.setdefault(had[which], []).append(which)
+    givers = {
+        want: [waiting[has].pop() for has in holders for _ in range(round(solution[takes[want, has]]))]
+        for want in kinds
+    }
+    return [givers[want].pop(0) for want in wanted]
+
+
+def _matched_in_order(wanted: Sequence[Range], had: Sequence[Range]) -> list[int]:
+    """As `_matched`: a matching without crossings."""
     most = np.full(len(had) + 1, 0.0)
     kept: list[np.ndarray] = []
     starts, ends = (np.array([each[i] for each in had], dtype=np.int64) for i in (0, 1))
@@ -108,7 +131,7 @@ def _matched(wanted: Sequence[Range], had: Sequence[Range]) -> list[int]:
 
 
 def moves_to(
-    units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Range], profile: Profile
+    units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Parts], profile: Profile
 ) -> tuple[tuple[Move, ...], float]:
     """(what each worker copies and from whom, seconds until all is there, each source sending one after the other).
 
@@ -117,14 +140,14 @@ def moves_to(
     Args:
         wanted: the units of each worker, in the order in which copies are arranged.
     """
-    had = ranges_of(units.whole)
+    stages = ranges_of(units.whole)
     bytes_of = np.concatenate([[0.0], np.cumsum(units.static)]) if units.has_bytes else np.zeros(len(units) + 1)
     hosts = {rank: [worker for worker in live if worker.rank == rank] for rank in range(shape.ranks)}
     until = dict.fromkeys(live, 0.0)
     moves: list[Move] = []
-    for worker, (begin, end) in wanted.items():
-        for rank, (first, last) in enumerate(had):
-            a, b = max(begin, first), min(end, last)
+    for worker, parts in wanted.items():
+        for (begin, end), (stage, (first, last)) in product(parts, enumerate(stages)):
+            a, b, rank = max(begin, first), min(end, last), stage % shape.ranks
             if a >= b or rank == worker.rank:
                 continue
             amount = float(bytes_of[b] - bytes_of[a])

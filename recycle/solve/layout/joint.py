@@ -1,7 +1,7 @@
 """The schedule of an elastic layout: its stages lie between the ends of any legs.
 
-A worker hosts several such stages in a row, and runs a leg's forwards, or backwards, one behind the other. So only the
-ends of legs are sent, and every unit is in one stage, whose gradients are summed over all its hosts.
+A worker hosts several such stages, those of a range in a row, and runs a leg's forwards, or backwards, one behind the
+other. So only the ends of legs are sent, and every unit is in one stage, whose gradients are summed over all its hosts.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def joint_schedule(
             that host one of the two and others in between would wait for each other.
     """
     cut = routes.common_cut()
-    shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, cut=cut)
+    shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks, cut)
     ends = np.concatenate([[0], np.cumsum(cut)])
     first, last = np.searchsorted(ends, routes.begin), np.searchsorted(ends, routes.end)
     codes = np.array([cls.kind for cls in (Forward, BackwardInput if split else Backward, BackwardWeight, Backward)])
     pipeline, index = (np.array([name[i] for name in names]) for i in (0, 1))
     by_worker: list[dict[str, Operations]] = [dict.fromkeys(_COLUMNS, _NONE) for _ in range(shape.worker_count)]
     placement: dict[Worker | str, Sequence[int]] = {}
-    spans = routes.units_of()
-    for worker, program, (begin, end) in zip(routes.workers, programs, spans, strict=True):
-        stages = range(int(np.searchsorted(ends, begin)), int(np.searchsorted(ends, end)))
+    for worker, program, parts in zip(routes.workers, programs, routes.parts, strict=True):
+        ranges = [range(*np.searchsorted(ends, part).tolist()) for part in parts]
+        stages = [stage for each in ranges for stage in each]
         placement[worker] = tuple(stages)
         kind, leg = np.divmod(program, len(routes))
         sizes = last[leg] - first[leg]

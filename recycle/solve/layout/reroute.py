@@ -21,7 +21,6 @@ from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import Maker
 from recycle.solve.layout.hostings import hosting_as_held
-from recycle.solve.layout.hosts import ranges_of
 from recycle.solve.layout.units import Units
 
 
@@ -39,8 +38,8 @@ def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], 
     begun = time.perf_counter()
     failed = frozenset(failed)
     units = Units.of(job)
-    held = {w: part for w in within.live if w not in failed and (part := within.units_of(w)) is not None}
-    held |= {w: ranges_of(units.whole)[w.rank] for w in within.failed - failed}
+    held = {w: parts for w in within.live if w not in failed and (parts := within.unit_runs(w))}
+    held |= {w: units.given[w.rank] for w in within.failed - failed}
     hosting = hosting_as_held(units, job.shape, held, job.prices)
     if hosting is None:
         raise PlanError("in the layout at hand a unit of the model has no live host")

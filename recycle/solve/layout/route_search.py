@@ -19,7 +19,7 @@ from recycle.shape import Shape
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.layout.route_kernels import LegQueues, Legs, Preferences, latest_starts, list_legs
 from recycle.solve.layout.routes import Routes
-from recycle.solve.layout.units import Units
+from recycle.solve.layout.units import Units, common
 from recycle.solve.problem import Floats, Operations
 
 UNLIMITED = 1 << 30
@@ -185,10 +185,9 @@ def _scheduled(
 def _ready(routes: Routes, units: Units, end: Floats) -> Floats:
     """When each worker has reduced and stepped all its units, first unit first, each with all its hosts."""
     ready = end.copy()
-    hosted = routes.units_of()
     cuts = [0, *np.cumsum(routes.common_cut()).tolist()]
     updates = np.concatenate([[0.0], np.cumsum(units.update_seconds)])
     for begin, stop in pairwise(cuts):
-        hosts = [w for w, (first, last) in enumerate(hosted) if first <= begin and stop <= last]
+        hosts = [w for w, parts in enumerate(routes.parts) if common(parts, ((begin, stop),))]
         ready[hosts] = ready[hosts].max() + updates[stop] - updates[begin]
     return ready

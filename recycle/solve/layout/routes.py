@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.shape import MicroBatch, Shape, Worker
+from recycle.solve.layout.units import Parts
 from recycle.solve.problem import Operations
 
 
@@ -26,6 +27,7 @@ class Routes:
         host: [legs], of each its worker's place in `workers`.
         begin, end: [legs], its first unit, and that behind its last.
         micro_batch: [legs], in the order in which they are to go through the model.
+        parts: the units that each worker hosts.
     """
 
     workers: tuple[Worker, ...]
@@ -33,6 +35,7 @@ class Routes:
     begin: Operations
     end: Operations
     micro_batch: Operations
+    parts: tuple[Parts, ...]
 
     def __len__(self) -> int:
         return len(self.host)
@@ -48,13 +51,6 @@ class Routes:
         following[-1] = -1
         following[:-1][np.diff(self.micro_batch) != 0] = -1
         return following
-
-    def units_of(self) -> list[tuple[int, int]]:
-        """The units of each worker, from the first up to but without the last."""
-        first, last = np.full(len(self.workers), np.iinfo(np.int64).max), np.zeros(len(self.workers), dtype=np.int64)
-        np.minimum.at(first, self.host, self.begin)
-        np.maximum.at(last, self.host, self.end)
-        return list(zip(first.tolist(), last.tolist(), strict=True))
 
     def common_cut(self) -> tuple[int, ...]:
         """Units of each stage that lies between neighbouring ends of any legs."""
@@ -72,12 +68,13 @@ class Routes:
         return [name or next(spare) for name in names]
 
 
-def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[int]) -> Routes:
+def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[int], parts: Sequence[Parts]) -> Routes:
     """Routes in which each worker runs so many micro-batches of each unit.
 
     Args:
         quotas: [workers, units]; of each unit they add up to all micro-batches.
         groups: of each worker, its pipeline or chain, in which micro-batches stay where they can.
+        parts: of each worker, the units that it hosts, the first and the last of each range with a micro-batch.
     """
     count = int(quotas[:, 0].sum())
     here = np.array(_dealt(dict(enumerate(quotas[:, 0].tolist()))), dtype=np.int64)
@@ -100,7 +97,14 @@ def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[in
     host = by_unit[begin, micro_batch]
     used = np.unique(host)
     assert len(np.unique(micro_batch)) == count
-    return Routes(tuple(workers[w] for w in used), np.searchsorted(used, host), begin, end, micro_batch)
+    return Routes(
+        tuple(workers[w] for w in used),
+        np.searchsorted(used, host),
+        begin,
+        end,
+        micro_batch,
+        tuple(parts[w] for w in used),
+    )
 
 
 def _flows(groups: Sequence[int], change: Operations) -> dict[int, dict[int, int]]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import ceil
 
 import numpy as np
 
 from recycle.cut import units_of
-from recycle.errors import PlanError
 from recycle.job import PricedJob
+from recycle.plans.hosting import joined
 from recycle.pricing import profile_of_layout
 from recycle.solve.problem import TOLERANCE, Floats
 
-SEVERAL_CHUNKS = (
-    '[planner] layout: "elastic" layouts are planned for one chunk per worker, the job has {}; set [shape] chunks = 1'
-)
+Range = tuple[int, int]
+"""Units from the first up to but without the last."""
+Parts = tuple[Range, ...]
+"""The units of a worker: ranges in order, with units between them."""
+
+
+def ranges_of(cut: Sequence[int]) -> list[Range]:
+    """The units of each part, given how many each has."""
+    return list(pairwise([0, *accumulate(cut)]))
+
+
+def count_of(parts: Parts) -> int:
+    """How many units they are."""
+    return sum(end - begin for begin, end in parts)
+
+
+def common(some: Parts, others: Parts) -> int:
+    """How many units are in both."""
+    return sum(max(0, min(b, d) - max(a, c)) for a, b in some for c, d in others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,36 +42,44 @@ class Units:
     """The units of a job's model, first to last.
 
     Attributes:
-        whole: units of each fault-free stage, by rank.
+        whole: units of each fault-free stage.
         prices: [units] each, what a unit costs alone, by the names of `Profile`; what is left out is 0.
         has_bytes: whether "static" is bytes of parameters, gradients and optimizer state; else 1 for each unit.
-        most_static: what a worker may hold of it: `[memory] state_limit` times the largest fault-free stage.
+        most_static: what a worker may hold of it: `[memory] state_limit` times what the heaviest fault-free one holds.
+        chunks: fault-free stages of each worker: rank r has the stages r, r + P, ...
     """
 
     whole: tuple[int, ...]
     prices: Mapping[str, Floats]
     has_bytes: bool
     most_static: float
+    chunks: int = 1
 
     @classmethod
     def of(cls, job: PricedJob) -> Units:
-        """Of a job. Raises PlanError where it has several chunks per worker, JobError where layers do not divide."""
-        shape = job.shape
-        if shape.chunks > 1:
-            raise PlanError(SEVERAL_CHUNKS.format(shape.chunks))
-        whole = units_of(job)
+        """Of a job. Raises JobError where layers do not divide."""
+        shape, whole = job.shape, units_of(job)
         count = sum(whole)
         single = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * count))
         prices = {name: np.array(single.per_stage(name, count)) for name in _PRICES}
         has_bytes = bool(prices["static"].any())
         static = prices["static"] if has_bytes else np.ones(count)
-        ends = np.cumsum(whole)
-        heaviest = max(static[end - size : end].sum() for end, size in zip(ends, whole, strict=True))
-        most = float(job.memory.state_limit * heaviest) * (1 + TOLERANCE)
-        return cls(whole, prices | {"static": static}, has_bytes, most)
+        made = cls(whole, prices | {"static": static}, has_bytes, 0.0, shape.chunks)
+        heaviest = max(made.static_of(parts) for parts in made.given)
+        return replace(made, most_static=float(job.memory.state_limit * heaviest) * (1 + TOLERANCE))
 
     def __len__(self) -> int:
         return sum(self.whole)
+
+    @cached_property
+    def given(self) -> tuple[Parts, ...]:
+        """The units of each rank's fault-free workers."""
+        ranges, ranks = ranges_of(self.whole), len(self.whole) // self.chunks
+        return tuple(joined(ranges[rank::ranks]) for rank in range(ranks))
+
+    def static_of(self, parts: Parts) -> float:
+        """`static` of all of a worker's units."""
+        return float(sum(self.static[begin:end].sum() for begin, end in parts))
 
     def price(self, name: str) -> Floats:
         """[units], what each costs alone."""

@@ -26,10 +26,17 @@ from tests.exec.runs import Run, job, kinds, processes_writing_below
 pytestmark = pytest.mark.process
 
 STEPS = 36
+CHUNKS = pytest.mark.parametrize("chunks", [1, 2])
 
 
 def elastic(
-    pipelines: int, ranks: int, kind: str = "emulated", steps: int = STEPS, every: int | None = None
+    pipelines: int,
+    ranks: int,
+    kind: str = "emulated",
+    steps: int = STEPS,
+    every: int | None = None,
+    chunks: int = 1,
+    **model: Any,
 ) -> PricedJob:
     """A job of eight layers, slow enough for a layout to be planned while it trains."""
     more = {"seconds_per_unit": 0.01} if kind == "emulated" else {"hidden": 32, "heads": 2, "sequence": 16}
@@ -38,8 +45,9 @@ def elastic(
         ranks,
         4,
         kind,
-        model={"layers": 8, **more},
-        memory={"limit": 16, "state_limit": 1.5},
+        shape={"chunks": chunks},
+        model={"layers": 8, **more, **model},
+        memory={"limit": 16 * chunks, "state_limit": 1.5},
         planner={"layout": "elastic", "move_when": "always", "steps": 60},
         train={"checkpoint_every": every or steps, "warmup": 2},
     )
@@ -105,8 +113,10 @@ def moved(result: RunResult) -> list[int]:
     return sorted({event["step"] for event in result.events if event["kind"] == "moved"})
 
 
-def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm) -> None:
-    of = elastic(3, 2)
+@CHUNKS
+def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm, chunks: int) -> None:
+    """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
+    of = elastic(3, 2, chunks=chunks)
     struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{STEPS - 4}", observer=AwaitsLayout())
     assert_same(struck, calm(of))
     there, back = moved(struck)
@@ -125,8 +135,9 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm
 
 
 @pytest.mark.soak
-def test_a_schedule_whose_workers_host_unlike_layers_trains(launch: Run, calm: Calm) -> None:
-    of = elastic(3, 2)
+@CHUNKS
+def test_a_schedule_whose_workers_host_unlike_layers_trains(launch: Run, calm: Calm, chunks: int) -> None:
+    of = elastic(3, 2, chunks=chunks)
     own = plan(of, [Worker(1, 1)], seconds=3.0).schedule
     assert len({own.stages_of(worker) for worker in own.live}) == len(own.live)
     assert_same(launch(of, STEPS, schedule=own), calm(of))
@@ -145,15 +156,19 @@ def test_where_moving_does_not_pay_its_pause_layers_stay(launch: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "phase"),
+    ("victim", "phase", "chunks"),
     [
-        pytest.param(*each, marks=() if each == ("1.0", "copy") else pytest.mark.soak)
+        pytest.param(*each, 1, marks=() if each == ("1.0", "copy") else pytest.mark.soak)
         for each in product(("0.0", "1.0", "2.1"), ("acknowledge", "form", "copy"))
-    ],
+    ]
+    + [pytest.param(victim, "copy", 2, marks=pytest.mark.soak) for victim in ("0.0", "2.0", "2.1")],
 )
-def test_who_dies_while_layers_move_back_takes_nothing_along(launch: Run, calm: Calm, victim: str, phase: str) -> None:
-    """1.0 hosts the middle of a chain: it sends layers and gets others. 0.0 only sends, and 2.1 sends to who joins."""
-    of = elastic(3, 2)
+def test_who_dies_while_layers_move_back_takes_nothing_along(
+    launch: Run, calm: Calm, victim: str, phase: str, chunks: int
+) -> None:
+    """1.0 hosts the middle of a chain: it sends layers and gets others. 0.0 only sends, and 2.1 sends to who joins.
+    With two chunks only 2.0 has got any."""
+    of = elastic(3, 2, chunks=chunks)
     back = STEPS - 4
     faults = ("kill:1.1@3.forward", f"rejoin:1.1@{back}", f"kill:{victim}@{back}.{phase}")
     struck = launch(of, STEPS, *faults, observer=AwaitsLayout())
@@ -218,8 +233,9 @@ def test_a_worker_changes_its_stage_where_the_given_stages_stay(launch: Run, cal
 
 
 @pytest.mark.soak
-def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path) -> None:
-    of = elastic(3, 2)
+@CHUNKS
+def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path, chunks: int) -> None:
+    of = elastic(3, 2, chunks=chunks)
     own = plan(of, [Worker(1, 1)], seconds=3.0).schedule
     twice = launch(of, 2 * STEPS)
     launch(of, STEPS, schedule=own, directory=tmp_path / "away")
@@ -230,11 +246,22 @@ def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: 
 
 
 @pytest.mark.slow
-def test_layers_of_a_gpt_move_there_and_back(launch: Run, calm: Calm) -> None:
-    of = elastic(3, 2, "gpt", 24)
+@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_layers_of_a_gpt_move_there_and_back(launch: Run, calm: Calm, chunks: int) -> None:
+    of = elastic(3, 2, "gpt", 24, chunks=chunks)
     struck = launch(of, 24, "kill:1.1@2.forward", "rejoin:1.1@20", observer=AwaitsLayout())
     assert moved(struck)[-1] == 20
     assert len(moved(struck)) == 2
+    assert_same(struck, calm(of))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@CHUNKS
+def test_layers_of_a_gpt_whose_ends_share_a_weight_move_too(launch: Run, calm: Calm, chunks: int) -> None:
+    of = elastic(3, 2, "gpt", 24, chunks=chunks, tied=True)
+    struck = launch(of, 24, "kill:1.1@2.forward", "rejoin:1.1@20", observer=AwaitsLayout())
+    assert 2 < moved(struck)[0] < 20
     assert_same(struck, calm(of))
 
 
@@ -267,8 +294,11 @@ def test_whoever_dies_whenever(
 
 
 @pytest.mark.soak
-def test_a_further_death_in_a_layout_re_routes_in_it_and_then_the_model_is_cut_anew(launch: Run, calm: Calm) -> None:
-    of = elastic(4, 2)
+@CHUNKS
+def test_a_further_death_in_a_layout_re_routes_in_it_and_then_the_model_is_cut_anew(
+    launch: Run, calm: Calm, chunks: int
+) -> None:
+    of = elastic(4, 2, chunks=chunks)
     struck = launch(of, STEPS, "kill:1.1@3.forward", "kill:2.0@20.forward", observer=AwaitsLayout())
     assert_same(struck, calm(of))
     _, second = (event["step"] for event in struck.events if event["kind"] == "detected")

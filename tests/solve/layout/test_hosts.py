@@ -10,19 +10,19 @@ import pytest
 
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from recycle.solve.layout.hosts import Range, _matched, assign, assign_ranges, moves_to, ranges_of
-from recycle.solve.layout.units import Units
+from recycle.solve.layout.hosts import _matched, assign, assign_ranges, moves_to
+from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
 
 EIGHT = Units((2, 2, 2, 2), {"forward": np.ones(8), "static": np.full(8, 10.0)}, True, 40.0)
 
 
-def new_units(wanted: Range, had: Range) -> int:
-    return len(set(range(*wanted)) - set(range(*had)))
+def new_units(wanted: Parts, had: Parts) -> int:
+    return count_of(wanted) - common(wanted, had)
 
 
-def wanted(chains: list[list[Worker]], cuts: list[tuple[int, ...]]) -> dict[Worker, Range]:
+def wanted(chains: list[list[Worker]], cuts: list[tuple[int, ...]]) -> dict[Worker, Parts]:
     return {
-        worker: part
+        worker: (part,)
         for mine, cut in zip(chains, cuts, strict=True)
         for worker, part in zip(mine, ranges_of(cut), strict=True)
     }
@@ -32,12 +32,29 @@ def wanted(chains: list[list[Worker]], cuts: list[tuple[int, ...]]) -> dict[Work
 def test_no_other_matching_in_order_copies_less(seed: int) -> None:
     chance = random.Random(seed)
     ranges = sorted((a, a + chance.randint(1, 3)) for a in (chance.randint(0, 9) for _ in range(6)))
-    wanted, had = sorted(chance.sample(ranges, 4)), ranges
+    wanted: list[Parts] = [(part,) for part in sorted(chance.sample(ranges, 4))]
+    had: list[Parts] = [(part,) for part in ranges]
     cost = [[new_units(want, have) for have in had] for want in wanted]
     found = _matched(wanted, had)
     assert sorted(set(found)) == found
     best = min(sum(cost[i][j] for i, j in enumerate(js)) for js in itertools.combinations(range(len(had)), len(wanted)))
     assert sum(cost[i][j] for i, j in enumerate(found)) == best
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_matching_copies_less_where_workers_have_several_ranges(seed: int) -> None:
+    chance = random.Random(seed)
+    given: list[Parts] = [((2 * r, 2 * r + 2), (2 * r + 6, 2 * r + 8)) for r in range(3)]
+    had = chance.choices(given, k=6)
+    wanted: list[Parts] = [((a, a + chance.randint(2, 5)),) for a in (chance.randint(0, 7) for _ in range(4))]
+    wanted.append(given[0])
+    found = _matched(wanted, had)
+    assert len(set(found)) == len(wanted)
+    best = min(
+        sum(new_units(want, had[j]) for want, j in zip(wanted, js, strict=True))
+        for js in itertools.permutations(range(len(had)), len(wanted))
+    )
+    assert sum(new_units(want, had[j]) for want, j in zip(wanted, found, strict=True)) == best
 
 
 def test_whole_pipelines_stay_as_they_are() -> None:
@@ -79,5 +96,17 @@ def test_everybody_plays_one_position_at_most(seed: int) -> None:
 def test_ranges_go_to_who_has_them_and_else_to_who_lacks_least() -> None:
     """Of five workers, two have just what is wanted; 1.1 lacks unit 4, and 1.3 unit 5."""
     live = [Worker(0, 0), Worker(0, 2), Worker(1, 1), Worker(1, 3), Worker(1, 0)]
-    ranges = [(0, 2), (3, 5), (4, 6), (5, 8)]
+    ranges: list[Parts] = [((0, 2),), ((3, 5),), ((4, 6),), ((5, 8),)]
     assert assign_ranges(EIGHT, live, ranges) == [Worker(0, 0), Worker(1, 1), Worker(0, 2), Worker(1, 3)]
+
+
+def test_of_two_chunks_a_worker_copies_what_lies_in_neither() -> None:
+    """Rank 0 has units 0-1 and 4-5, rank 1 the others; without 0.1 a chain of 1.1 and 0.0 takes four units each."""
+    two = Units((2, 2, 2, 2), EIGHT.prices, True, 40.0, chunks=2)
+    assert two.given == (((0, 2), (4, 6)), ((2, 4), (6, 8)))
+    shape, live = Shape(2, 2, 1, 2), [Worker(0, 0), Worker(1, 0), Worker(1, 1)]
+    moves, _ = moves_to(two, shape, live, {Worker(0, 0): ((0, 5),), Worker(1, 1): ((3, 8),)}, Profile())
+    assert [(move.worker, move.source, move.units) for move in moves] == [
+        ("0.0", "1.1", (2, 4)),
+        ("1.1", "0.0", (4, 6)),
+    ]

@@ -19,6 +19,7 @@ from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import routes_of
 from recycle.solve.layout.units import Units
 from recycle.solve.problem import Operations
+from tests.solve.layout.spans import spans
 
 SHAPE = Shape(2, 3, 6)
 UNITS = Units(
@@ -35,7 +36,7 @@ HELPED = np.array([[8, 6, 0, 0, 0, 0], [0, 3, 9, 3, 0, 0], [0, 0, 0, 2, 6, 7], [
 def made(
     quotas: Operations, split: bool = True, cap: float = 6.0, optimizer: Literal["staggered", "barrier"] = "staggered"
 ) -> Schedule:
-    routes = routes_of(WORKERS, quotas, [worker.pipeline for worker in WORKERS])
+    routes = routes_of(WORKERS, quotas, [worker.pipeline for worker in WORKERS], spans(quotas))
     legs = legs_of(routes, UNITS, Profile(), SHAPE, [cap] * len(routes.workers), split=split, in_bytes=False)
     order = best_order(routes, legs, UNITS, Deadline(None))
     assert order is not None

@@ -21,13 +21,14 @@ from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job
 
 
-def elastic(pipelines: int, ranks: int, micro_batches: int, layers: int, **planner: Any) -> PricedJob:
+def elastic(pipelines: int, ranks: int, micro_batches: int, layers: int, chunks: int = 1, **planner: Any) -> PricedJob:
     return job(
         pipelines,
         ranks,
         micro_batches,
+        shape={"chunks": chunks},
         model={"layers": layers},
-        memory={"limit": 4 * ranks, "state_limit": 1.5},
+        memory={"limit": 4 * ranks * chunks, "state_limit": 1.5},
         planner={"layout": "elastic", **planner},
     )
 
@@ -40,9 +41,9 @@ def without_1_1(of: PricedJob) -> Plan:
 
 
 @pytest.mark.search
-@pytest.mark.parametrize("shape", [(3, 2, 4, 8), (4, 2, 3, 8), (2, 4, 6, 8)])
+@pytest.mark.parametrize("shape", [(3, 2, 4, 8), (4, 2, 3, 8), (2, 4, 6, 8), (3, 2, 4, 8, 2)])
 @pytest.mark.parametrize("staggered", [True, False])
-def test_whoever_is_left_hosts_what_it_hosted(shape: tuple[int, int, int, int], *, staggered: bool) -> None:
+def test_whoever_is_left_hosts_what_it_hosted(shape: tuple[int, ...], *, staggered: bool) -> None:
     of = elastic(*shape, staggered=staggered)
     before = without_1_1(of).schedule
     dead = [w for w in before.live if all(len(before.hosts(s)) > 1 for s in before.stages_of(w))]
@@ -50,11 +51,22 @@ def test_whoever_is_left_hosts_what_it_hosted(shape: tuple[int, int, int, int], 
         made = rerouted_within(of, before, [Worker(1, 1), second], Deadline(None))
         after = made.schedule
         assert after.failed == {Worker(1, 1), second}
-        assert {w: after.units_of(w) for w in after.live} == {w: before.units_of(w) for w in after.live}
+        assert {w: after.unit_runs(w) for w in after.live} == {w: before.unit_runs(w) for w in after.live}
         assert made.moves == ()
         profile = profile_of_layout(of, of.prices, after.shape)
         assert check(after, profile=profile, limits=of.limits) == []
         assert simulate(after, profile).period == made.period >= made.lower_bound
+
+
+@pytest.mark.search
+def test_who_comes_back_hosts_all_its_chunks_beside_a_layout() -> None:
+    of = elastic(3, 2, 4, 8, 2)
+    before = without_1_1(of).schedule
+    after = rerouted_within(of, before, [], Deadline(None)).schedule
+    assert after.failed == frozenset()
+    assert after.unit_runs(Worker(1, 1)) == ((2, 4), (6, 8))
+    assert {w: after.unit_runs(w) for w in before.live} == {w: before.unit_runs(w) for w in before.live}
+    assert check(after, profile=profile_of_layout(of, of.prices, after.shape), limits=of.limits) == []
 
 
 def test_without_a_host_of_a_unit_there_is_no_plan_in_its_layout() -> None:

@@ -19,7 +19,8 @@ from recycle.solve.layout.ranges import balanced
 from recycle.solve.layout.route_kernels import latest_starts, list_legs
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import Routes, routes_of
-from recycle.solve.layout.units import Units
+from recycle.solve.layout.units import Parts, Units
+from tests.solve.layout.spans import spans
 
 SHAPE = Shape(3, 4, 8)
 UNITS = Units(
@@ -40,13 +41,13 @@ UNITS = Units(
 def random_routes(seed: int) -> Routes:
     chance = random.Random(seed)
     live = [worker for worker in SHAPE.workers() if worker != Worker(1, 2)]
-    ranges = []
+    parts: list[Parts] = []
     for worker in live:
         begin = max(0, 2 * worker.rank - chance.randint(0, 1))
-        ranges.append((begin, min(8, 2 * worker.rank + 2 + chance.randint(0, 1))))
-    found = balanced(UNITS, ranges, [1.0] * len(live), 24)
+        parts.append(((begin, min(8, 2 * worker.rank + 2 + chance.randint(0, 1))),))
+    found = balanced(UNITS, parts, [1.0] * len(live), 24)
     assert found is not None
-    return routes_of(live, found[1], [worker.pipeline for worker in live])
+    return routes_of(live, found[1], [worker.pipeline for worker in live], spans(found[1]))
 
 
 @pytest.mark.parametrize("seed", range(6))

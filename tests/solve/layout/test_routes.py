@@ -10,6 +10,7 @@ import pytest
 
 from recycle.shape import Shape, Worker
 from recycle.solve.layout.routes import routes_of
+from tests.solve.layout.spans import spans
 
 
 def random_quotas(seed: int) -> tuple[list[Worker], np.ndarray]:
@@ -31,7 +32,7 @@ def random_quotas(seed: int) -> tuple[list[Worker], np.ndarray]:
 @pytest.mark.parametrize("seed", range(20))
 def test_quotas_are_kept_with_as_few_hand_overs_as_can_be(seed: int) -> None:
     workers, quotas = random_quotas(seed)
-    routes = routes_of(workers, quotas, [worker.pipeline for worker in workers])
+    routes = routes_of(workers, quotas, [worker.pipeline for worker in workers], spans(quotas))
     counted = np.zeros_like(quotas)
     for host, begin, end in zip(routes.host, routes.begin, routes.end, strict=True):
         counted[workers.index(routes.workers[host]), begin:end] += 1
@@ -51,18 +52,19 @@ def test_a_worker_that_helps_two_pipelines_gets_an_even_stream_of_both() -> None
     """Worker 2.0 runs unit 1 of every third micro-batch of pipelines 0 and 1."""
     workers = [Worker(0, 0), Worker(1, 0), Worker(2, 0)]
     quotas = np.array([[6, 4, 6], [6, 4, 6], [0, 4, 0]])
-    routes = routes_of(workers, quotas, [0, 1, 2])
+    routes = routes_of(workers, quotas, [0, 1, 2], spans(quotas))
     helped = routes.micro_batch[routes.host == 2]
     first = {int(g): int(routes.host[np.flatnonzero(routes.micro_batch == g)[0]]) for g in helped}
     assert sorted(first.values()) == [0, 0, 1, 1]
     assert max(b - a for a, b in pairwise([-1, *helped.tolist(), 12])) <= 6
     assert routes.common_cut() == (1, 1, 1)
-    assert routes.units_of() == [(0, 3), (0, 3), (1, 2)]
+    assert routes.parts == (((0, 3),), ((0, 3),), ((1, 2),))
 
 
 def test_micro_batches_start_in_their_home_where_they_can() -> None:
     workers = [Worker(0, 0), Worker(2, 1)]
-    routes = routes_of(workers, np.array([[5, 5], [4, 4]]), [0, 1])
+    quotas = np.array([[5, 5], [4, 4]])
+    routes = routes_of(workers, quotas, [0, 1], spans(quotas))
     names = routes.names(Shape(3, 2, 3))
     assert len(set(names)) == 9
     starts = [routes.workers[host].pipeline for host in routes.host]

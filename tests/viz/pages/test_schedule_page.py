@@ -34,6 +34,15 @@ def test_the_layout_says_who_hosts_which_layers_and_what_is_copied_from_whom() -
     assert "moved.json" in " ".join(words(plain(page.layout())))
 
 
+def test_a_worker_may_host_several_runs_of_layers() -> None:
+    placement = {"0.0": (0, 2), "0.1": (1, 3)}
+    schedule = Schedule.from_text(Shape(1, 2, 1, 2, cut=(2, 3, 1, 2)), {}, placement=placement)
+    page = SchedulePage([schedule_source(Path("runs.json"), schedule)])
+    said = words(plain(page.layout_of(page.files[0])))
+    assert said[6:9] == ["0.0", "0–1, 5", "0–1, 5"]
+    assert said[11:14] == ["0.1", "2–4, 6–7", "2–4, 6–7"]
+
+
 def test_a_schedule_of_the_given_stages_has_no_layout_card() -> None:
     schedule = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0.0 0B0.0", "0.1": "1F0.0 1B0.0"})
     page = SchedulePage([schedule_source(Path("fixed.json"), schedule)])
