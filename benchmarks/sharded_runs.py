@@ -3,9 +3,10 @@
     python -m benchmarks.sharded_runs [--steps N] [--rounds N] [--deaths N] [--layers N] [--hidden N] [--kind KIND]
 
 Worker processes of this machine, D = 4 hosts of one stage, two copies of each shard. Sharded and replicated runs take
-turns, so that other work on the machine meets both. Of an iteration the median over all healthy steps counts; of the
-pauses the median and the longest, from the detection of a death to the start of the next generation, and to the next
-commit. Copies are missing from the detection until the generation runs, as they are made before it does.
+turns, so that other work on the machine meets both. Of everything the lower quartile, which other work disturbs least,
+the median and the longest are shown: of all healthy iterations, and of pauses from the detection of a death to the
+start of the next generation, and to the next commit. Copies are missing until the last of them has come, which is
+before the generation runs.
 """
 
 from __future__ import annotations
@@ -105,16 +106,20 @@ def main() -> None:
                     struck[mode] += pauses(run(server, text, steps, faults))
     finally:
         server.close()
-    print(f"load {os.getloadavg()[0]:.1f}; milliseconds, median (longest)")
+    print(f"load {os.getloadavg()[0]:.1f}; milliseconds: lower quartile / median / longest, and the ratios of these")
     rows = {"iteration": dict(healthy)}
     names = ("death to next generation", "death to next commit", "death to last copy")
     rows |= {name: {mode: [one[n] for one in found] for mode, found in struck.items()} for n, name in enumerate(names)}
     for name, of in rows.items():
         if of and of["false"]:
-            cells = [f"{1000 * statistics.median(found):8.1f} ({1000 * max(found):7.1f})" for found in of.values()]
-            middle, longest = ([pick(found) for found in of.values()] for pick in (statistics.median, max))
-            ratio = f"{middle[1] / middle[0]:.3f} ({longest[1] / longest[0]:.3f})" if middle[0] else ""
-            print(f"  {name:<26} of {len(of['true']):<4} replicated {cells[0]}  sharded {cells[1]}  ratio {ratio}")
+            whole, parts = ([_quartile(found), statistics.median(found), max(found)] for found in of.values())
+            cells = [" / ".join(f"{1000 * each:7.1f}" for each in found) for found in (whole, parts)]
+            ratio = " / ".join(f"{a / b:.3f}" for a, b in zip(parts, whole, strict=True)) if all(whole) else ""
+            print(f"  {name:<25} of {len(of['true']):<4} replicated {cells[0]}  sharded {cells[1]}  {ratio}")
+
+
+def _quartile(found: Sequence[float]) -> float:
+    return sorted(found)[len(found) // 4]
 
 
 if __name__ == "__main__":
