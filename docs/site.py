@@ -63,6 +63,16 @@ without times are for <code>recycle check</code> and <code>recycle simulate</cod
 """
 
 
+PLAYGROUND_PAGE = """# Playground
+
+[Open the playground](playground/viewer.html) and drop a timeline on it: a Chrome trace of a plan, the `trace.json` of a
+run, or a page that `recycle view --export` wrote. It is drawn in your browser, by the lanes that the viewer has, and
+nothing is sent anywhere. A schedule has no times yet:
+
+    recycle convert plan.json timeline.json --to chrome-trace --times 1,1,1
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
@@ -86,7 +96,9 @@ def write_pages(pages: Path) -> None:
     (pages / "index.md").write_text(relinked((ROOT / "README.md").read_text(), "docs/"))
     (pages / "contributing.md").write_text(relinked((ROOT / "CONTRIBUTING.md").read_text(), "docs/"))
     (pages / "gallery.md").write_text(gallery(pages / "gallery"))
-    (pages / "playground.html").write_text(playground())
+    (pages / "playground").mkdir()
+    (pages / "playground" / "viewer.html").write_text(playground())
+    (pages / "playground.md").write_text(PLAYGROUND_PAGE)
     (pages / "api.md").write_text(reference())
 
 
@@ -158,7 +170,7 @@ def reference() -> str:
 
 def configuration(out: Path) -> str:
     """The settings of mkdocs."""
-    navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md", "  - Playground: playground.html"]
+    navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md", "  - Playground: playground.md"]
     for heading, names in NAVIGATION.items():
         navigation += [f"  - {heading}:", *(f"    - {name}.md" for name in names)]
     return "\n".join(

@@ -60,3 +60,16 @@ def test_the_gallery_has_every_family_with_the_same_work(site: ModuleType, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}.{kind}" for name in FAMILIES for kind in ("html", "svg")
     }
+
+
+def test_every_page_that_is_written_is_in_the_navigation_and_its_links_lead_to_files(
+    site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "gallery", lambda folder: "# Gallery")  # whose pages another test makes
+    site.write_pages(tmp_path / "pages")
+    written = {path.name for path in (tmp_path / "pages").glob("*.md")}
+    assert written == set(re.findall(r"([\w-]+\.md)", site.configuration(tmp_path / "out")))
+    text = (tmp_path / "pages" / "playground.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links == ["playground/viewer.html"]
+    assert (tmp_path / "pages" / links[0]).stat().st_size > 100_000
