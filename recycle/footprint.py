@@ -80,7 +80,7 @@ def parameter_bytes(job: Sections) -> ParameterBytes:
     is_rounded, is_sharded = job.train.precision != "fp32", job.train.sharded_optimizer
     live = working if is_rounded or is_sharded else 0  # else one of the 12
     state = live + (12 if is_rounded or not is_sharded else 8) * shards_held(job)
-    kept = int(job.planner.staggered) + 2 * bool(job.integrity.digests)
+    kept = int(job.planner.staggered) + 2 * job.integrity.compares_states
     return ParameterBytes(state, gradient, kept * undone_bytes(job) if job.train.undo == "device" else 0)
 
 

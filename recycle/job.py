@@ -364,30 +364,35 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     def _validate_integrity(self) -> None:
         every, digests, kept = self.integrity.every, self.integrity.digests, self.train.checkpoint_every
-        if every:
-            raise JobError(
-                f"[integrity] every: {every!r}, but micro-batches are not repeated on peers yet; leave it at 0, and"
-                " write digests = N to compare the states of peers every N iterations"
-            )
-        if not digests:
+        if not self.integrity.compares_states:
             return
+        key, interval = ("every", every) if every else ("digests", digests)
         if self.grid.pipelines < 2:
-            raise JobError(
-                "[integrity] digests: with 1 pipeline no worker has a peer to compare its state with; write 0"
-            )
+            compares = "who could run its work again" if every else "to compare its state with"
+            raise JobError(f"[integrity] {key}: with 1 pipeline no worker has a peer {compares}; write 0")
         if self.planner.layout == "elastic" or self.planner.move:
             raise JobError(
-                "[integrity] digests: a worker that comes to host other layers has not kept their states; write"
-                ' [planner] layout = "fixed" and move = false, or digests = 0'
+                f"[integrity] {key}: a worker that comes to host other layers has not kept their states; write"
+                f' [planner] layout = "fixed" and move = false, or {key} = 0'
             )
         if self.train.sharded_optimizer:
             raise JobError(
-                "[integrity] digests: not there yet with [train] sharded_optimizer = true, whose hosts hold different"
+                f"[integrity] {key}: not there yet with [train] sharded_optimizer = true, whose hosts hold different"
                 " shards; leave out one of the two"
             )
-        if kept % digests:
+        if every and self.grid.tensor_parallel > 1:
             raise JobError(
-                f"[integrity] digests: {digests} does not divide [train] checkpoint_every = {kept}, so that checkpoints"
+                f"[integrity] every: not there yet with [shape] tensor_parallel = {self.grid.tensor_parallel}, where a"
+                " replay takes all processes of a worker at once; write digests = N to compare states alone"
+            )
+        if every and digests not in (0, every):
+            raise JobError(
+                f"[integrity] digests: {digests}, but with every = {json.dumps(every)} states are compared whenever"
+                " everything was replayed once; leave digests out"
+            )
+        if isinstance(interval, int) and kept % interval:
+            raise JobError(
+                f"[integrity] {key}: {interval} does not divide [train] checkpoint_every = {kept}, so that checkpoints"
                 " would be kept that nobody compares; change one of the two"
             )
 

@@ -26,7 +26,7 @@ class Part(StrEnum):
     USEFUL = "useful"
     """computing iterations that count, and stepping, as the mean over the live workers"""
     REPLAYING = "replaying"
-    """work that is done twice on purpose: redundant forwards"""
+    """work that is done twice on purpose: redundant forwards, replays"""
     WAITING = "waiting"
     """bubbles and transfers of such iterations, silences before their detection, and re-joins that are awaited"""
     REDONE = "redone"

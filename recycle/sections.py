@@ -323,12 +323,20 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
     With `digests` = N the hosts of each stage compare their parameters and optimizer state every N iterations, and in
     the first iteration of each generation; 0 for never. The last state on which all agreed is kept in memory, twice the
     state beside it, and training goes back to it where they do not (docs/faults.md). N must divide `[train]
-    checkpoint_every`, so that no checkpoint is gone back to that was not compared. `every`, which is to repeat
-    micro-batches on peers, is refused.
+    checkpoint_every`, so that no checkpoint is gone back to that was not compared.
+
+    With `every` = N each micro-batch of each stage is run again by a peer once in N iterations, and what comes of it is
+    compared; states are compared every N iterations, too. "gaps" does so where the schedule has room for it, one of
+    each worker in an iteration, and 0 never.
     """
 
     digests: Count = 0
     every: Count | Literal["gaps"] = 0
+
+    @property
+    def compares_states(self) -> bool:
+        """Whether hosts compare their states, and keep them."""
+        return bool(self.digests or self.every)
 
 
 class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError
-from recycle.exec.faults.faults import Fault, check_faults, parse_fault
+from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
@@ -62,8 +62,7 @@ def requested_faults(
             raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
         mean, seed = parse_punishment(punish)
         faults = draw_faults(job.shape, steps, mean, seed, absent)
-    digests, gathers = bool(job.integrity.digests), job.train.sharded_optimizer
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, digests, gathers)
+    check_faults_of_job(faults, job, steps, absent)
     if punish is not None:
         print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
     return faults

@@ -4,3 +4,4 @@ Importing the package registers the kinds of instructions that have a module of 
 """
 
 from recycle.ir import redundant_forward as redundant_forward
+from recycle.ir import replay as replay

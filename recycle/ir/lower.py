@@ -91,7 +91,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     place = np.concatenate([producer + 1, consumer])
     by_worker = np.lexsort((np.tile(np.arange(len(value)), 2), worker))
     place = _no_later_than_the_next(place[by_worker], is_send[by_worker])
-    return _insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
+    return insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
 
 
 def _global_rank(schedule: Schedule) -> Rows:
@@ -131,7 +131,7 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     if schedule.buckets > 1 and not (schedule.columns.kind == ReduceBucket.kind).any():
         worker, place, stage, bucket = bucket_starts(schedule)
         begins = {"kind": np.full(len(stage), ReduceBucket.kind), "stage": stage, "bucket": bucket}
-        schedule, came_from = _insert(schedule, worker, place, begins)
+        schedule, came_from = insert(schedule, worker, place, begins)
     ends = [
         (w, cls.kind, stage)
         for w, worker in enumerate(schedule.shape.workers())
@@ -140,7 +140,7 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
         for stage in sorted(schedule.placement[w], reverse=True)
     ]
     worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
-    lowered, rows = _insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
+    lowered, rows = insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
     return lowered, np.append(came_from, -1)[rows]
 
 
@@ -154,10 +154,10 @@ def add_gathers(schedule: Schedule) -> tuple[Schedule, Rows]:
     ]
     worker, stage = np.array(hosted, dtype=np.int64).reshape(-1, 2).T
     gathers = {"kind": np.full(len(stage), GatherParameters.kind), "stage": stage}
-    return _insert(schedule, worker, schedule.columns.offsets[worker + 1], gathers)
+    return insert(schedule, worker, schedule.columns.offsets[worker + 1], gathers)
 
 
-def _insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
+def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
     """The schedule with rows added, each to the program of `worker` before row `place`, and where all rows came from.
 
     Args:

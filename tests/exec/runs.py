@@ -41,6 +41,27 @@ def kinds(result: RunResult) -> list[str]:
     return [event["kind"] for event in result.events]
 
 
+def only(result: RunResult, kind: str) -> dict[str, Any]:
+    """The run's only event of a kind."""
+    (event,) = (event for event in result.events if event["kind"] == kind)
+    return event
+
+
+def figures(result: RunResult) -> list[tuple[int, float, float]]:
+    """(step, loss, gradient norm) of all iterations."""
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
+
+
+_CALM: dict[tuple[str, int], RunResult] = {}
+
+
+def calm_run(of: Job, launch: Run, steps: int) -> RunResult:
+    """A run without faults; shared by all tests that train the same job."""
+    if (of.to_toml(), steps) not in _CALM:
+        _CALM[of.to_toml(), steps] = launch(of, steps)
+    return _CALM[of.to_toml(), steps]
+
+
 def processes_writing_below(path: str) -> list[int]:
     """Processes whose standard output is a file below `path`."""
     found = []

@@ -29,7 +29,7 @@ from tests.viz.lanes_bin import decode
 FILE, USE = blocks("docs/add-an-instruction.md", "python")
 SHAPE = Shape(2, 2, 2)
 PROGRAMS = {
-    "0.0": "0F0.0 0F0.1 0REPLAY1.1 0B0.0 0B0.1",
+    "0.0": "0F0.0 0F0.1 0RERUN1.1 0B0.0 0B0.1",
     "0.1": "1F0.0 1B0.0 1F0.1 1B0.1",
     "1.0": "0F1.0 0F1.1 0B1.0 0B1.1",
     "1.1": "1F1.0 1B1.0 1F1.1 1B1.1",
@@ -37,41 +37,41 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The file of the page, imported; its kind is gone when the test is over."""
-    (tmp_path / "replay.py").write_text(FILE)
+    (tmp_path / "rerun.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    module = import_module("replay")
+    module = import_module("rerun")
     yield module
-    unregister(module.Replay)
-    del sys.modules["replay"]
+    unregister(module.Rerun)
+    del sys.modules["rerun"]
 
 
 @pytest.fixture
-def schedule(replay: ModuleType) -> Schedule:
+def schedule(rerun: ModuleType) -> Schedule:
     return Schedule.from_text(SHAPE, PROGRAMS)
 
 
-def test_the_code_of_the_page_runs(replay: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_the_page_runs(rerun: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(USE, "use.py", "exec"), {})
     printed = capsys.readouterr().out
-    assert "0REPLAY1.1" in printed
-    assert "1RECV_F1.1@1.0 0REPLAY1.1" in printed
+    assert "0RERUN1.1" in printed
+    assert "1RECV_F1.1@1.0 0RERUN1.1" in printed
     assert "C1'" in printed
 
 
-def test_it_is_written_read_and_numbered_behind_the_others(replay: ModuleType, schedule: Schedule) -> None:
-    assert replay.Replay.kind == len(KIND_CLASSES) - 1 == 15
+def test_it_is_written_read_and_numbered_behind_the_others(rerun: ModuleType, schedule: Schedule) -> None:
+    assert rerun.Rerun.kind == len(KIND_CLASSES) - 1 == 16
     assert schedule.text() == PROGRAMS
-    assert isinstance(parse_instruction("0REPLAY1.1"), replay.Replay)
+    assert isinstance(parse_instruction("0RERUN1.1"), rerun.Rerun)
     # Other white space is read instruction by instruction, not in one pass.
     spread = {worker: text.replace(" ", "  ") for worker, text in PROGRAMS.items()}
     assert Schedule.from_text(SHAPE, spread) == schedule
     schedule.save("checked.json")
     assert Schedule.load("checked.json") == schedule
-    assert table_as_json()[15] == {
-        "token": "REPLAY",
+    assert table_as_json()[16] == {
+        "token": "RERUN",
         "title": "forward of a peer, run again to check it",
         "letter": "C",
         "numbered": True,
@@ -85,7 +85,7 @@ def test_it_is_written_read_and_numbered_behind_the_others(replay: ModuleType, s
 
 def test_lowering_brings_what_it_needs_and_the_simulator_times_it(schedule: Schedule) -> None:
     programs = lower(schedule).text()
-    assert "1RECV_F1.1@1.0 0REPLAY1.1" in programs["0.0"]
+    assert "1RECV_F1.1@1.0 0RERUN1.1" in programs["0.0"]
     assert "0SEND_F1.1@0.0" in programs["1.0"]
     assert check(lower(schedule), about_to_run=True) == []
     timeline = simulate(schedule, Profile.uniform(2, 1, 1))
@@ -98,25 +98,25 @@ def test_lowering_brings_what_it_needs_and_the_simulator_times_it(schedule: Sche
 @pytest.mark.parametrize(
     ("worker", "program", "message"),
     [
-        ("1.0", "0F1.0 0F1.1 0REPLAY1.1 0B1.0 0B1.1", "this worker ran the forward itself"),
-        ("0.1", "1F0.0 1B0.0 1REPLAY1.1 1F0.1 1B0.1", "the last stage hands no output on"),
+        ("1.0", "0F1.0 0F1.1 0RERUN1.1 0B1.0 0B1.1", "this worker ran the forward itself"),
+        ("0.1", "1F0.0 1B0.0 1RERUN1.1 1F0.1 1B0.1", "the last stage hands no output on"),
     ],
 )
-def test_its_own_rule_is_checked(replay: ModuleType, worker: str, program: str, message: str) -> None:
+def test_its_own_rule_is_checked(rerun: ModuleType, worker: str, program: str, message: str) -> None:
     plain = PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", worker: program}
     (finding,) = check(Schedule.from_text(SHAPE, plain))
-    assert (finding.rule, finding.worker, finding.position, finding.message) == ("replay", worker, 2, message)
+    assert (finding.rule, finding.worker, finding.position, finding.message) == ("rerun", worker, 2, message)
 
 
-def test_the_common_rules_know_it(replay: ModuleType) -> None:
-    elsewhere = PROGRAMS | {"0.1": "1F0.0 1B0.0 0REPLAY1.0 1F0.1 1B0.1"}
+def test_the_common_rules_know_it(rerun: ModuleType) -> None:
+    elsewhere = PROGRAMS | {"0.1": "1F0.0 1B0.0 0RERUN1.0 1F0.1 1B0.1"}
     (finding,) = check(Schedule.from_text(SHAPE, elsewhere))
-    assert (finding.rule, finding.instruction) == ("not-hosted", "0REPLAY1.0")
+    assert (finding.rule, finding.instruction) == ("not-hosted", "0RERUN1.0")
     lowered = lower(Schedule.from_text(SHAPE, PROGRAMS)).text()
     unsent = lowered | {"0.0": lowered["0.0"].replace("1RECV_F1.1@1.0 ", "")}
     unsent["1.0"] = unsent["1.0"].replace("0SEND_F1.1@0.0 ", "")
     (finding,) = check(Schedule.from_text(SHAPE, unsent))
-    assert (finding.rule, finding.instruction) == ("no-transfer", "0REPLAY1.1")
+    assert (finding.rule, finding.instruction) == ("no-transfer", "0RERUN1.1")
 
 
 def test_the_viewer_draws_it_in_both_forms(schedule: Schedule) -> None:
@@ -126,24 +126,24 @@ def test_the_viewer_draws_it_in_both_forms(schedule: Schedule) -> None:
             main(["view", "checked.json", "--export", name])
         assert ended.value.code in (0, None)
     drawn = Path("checked.svg").read_text()
-    assert "0REPLAY1.1" in drawn
+    assert "0RERUN1.1" in drawn
     assert "forward of a peer, run again to check it" in drawn
     assert ">C1.1<" in drawn
     (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', Path("checked.html").read_text())
     lanes = decode(gzip.decompress(b64decode(held)))
-    number = next(i for i, kind in enumerate(lanes["description"]["kinds"]) if kind["token"] == "REPLAY")
+    number = next(i for i, kind in enumerate(lanes["description"]["kinds"]) if kind["token"] == "RERUN")
     (at,) = np.flatnonzero(lanes["kind"] == number).tolist()
     assert (lanes["stage"][at], lanes["pipeline"][at], lanes["micro_batch"][at]) == (0, 1, 1)
 
 
 def test_it_runs_on_real_stages_and_finds_a_wrong_output(
-    replay: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+    rerun: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpt: Job = job(2, 2, 2, kind="gpt")
     plain = Schedule.from_text(SHAPE, PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1"})
-    with_replay, without = run(schedule, gpt, steps=2), run(plain, gpt, steps=2)
-    assert with_replay.losses == without.losses
-    assert with_replay.digests == without.digests
+    with_rerun, without = run(schedule, gpt, steps=2), run(plain, gpt, steps=2)
+    assert with_rerun.losses == without.losses
+    assert with_rerun.digests == without.digests
     forward = MegatronStage.forward
 
     def wrong(stage: MegatronStage, *inputs: Any) -> torch.Tensor | None:
@@ -151,7 +151,7 @@ def test_it_runs_on_real_stages_and_finds_a_wrong_output(
         return None if output is None else output * (1 + 2**-20)
 
     monkeypatch.setattr(MegatronStage, "forward", wrong)
-    with pytest.raises(RunError, match=r"0REPLAY1\.1: the output differs"):
+    with pytest.raises(RunError, match=r"0RERUN1\.1: the output differs"):
         run(schedule, gpt, steps=2)
 
 
@@ -171,11 +171,11 @@ def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
 
 def test_a_token_that_is_taken_or_no_token_is_refused() -> None:
     before = list(KIND_CLASSES)
-    for token, message in (("F", "that of Forward already"), ("replay", "is no token"), ("R2", "is no token")):
+    for token, message in (("F", "that of Forward already"), ("rerun", "is no token"), ("R2", "is no token")):
         with pytest.raises(ValueError, match=message):
             register(InstructionKind(token=token, title="", run=print))(type("Own", (Compute,), {"__slots__": ()}))
     with pytest.raises(ScheduleError, match="not an instruction"):
-        parse_instruction("0REPLAY1.1")
+        parse_instruction("0RERUN1.1")
     with pytest.raises(ValueError, match="not the kind that was registered last"):
         unregister(KIND_CLASSES[0])
     assert before == KIND_CLASSES

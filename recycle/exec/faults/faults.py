@@ -17,6 +17,7 @@ from recycle.errors import JobError
 from recycle.exec.faults.kinds import GATHER, KINDS
 from recycle.exec.membership.failure_detector import whom_to_fence
 from recycle.exec.membership.members import member_name
+from recycle.job import Job
 from recycle.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
@@ -126,6 +127,13 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
     return value
 
 
+def check_faults_of_job(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
+    """`check_faults` for a run of `steps` iterations of a job."""
+    compares, replays = job.integrity.compares_states, bool(job.integrity.every)
+    tensor_parallel, gathers = job.grid.tensor_parallel, job.train.sharded_optimizer
+    check_faults(faults, job.shape, steps, absent, tensor_parallel, compares, gathers, replays)
+
+
 def check_faults(
     faults: Sequence[Fault],
     shape: Shape,
@@ -134,6 +142,7 @@ def check_faults(
     tensor_parallel: int = 1,
     are_compared: bool = False,
     gathers: bool = True,
+    are_replayed: bool = False,
 ) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
 
@@ -142,6 +151,7 @@ def check_faults(
         tensor_parallel: processes of each worker.
         are_compared: hosts compare their states, so that whoever is struck in memory is fenced some time later.
         gathers: the job shards its optimizer's state.
+        are_replayed: hosts replay each other's work, so that whoever computes wrong is.
     """
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
@@ -166,7 +176,8 @@ def check_faults(
         else:
             hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
             target = None if fault.target is None else kind.targets[fault.target]
-            if target is not None and target.shows_in_state and are_compared:
+            is_found = target is not None and (are_compared if target.shows_in_state else are_replayed)
+            if target is not None and is_found and not target.ends:
                 alive[fault.worker] = None
             elif target is not None and target.ends:
                 alive[fault.worker] = hosts < MAJORITY_HOSTS

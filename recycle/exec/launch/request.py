@@ -11,7 +11,7 @@ from pathlib import Path
 from recycle.architecture import Architecture
 from recycle.errors import JobError
 from recycle.exec.checkpoint.checkpoint import verify_files
-from recycle.exec.faults.faults import Fault, check_faults
+from recycle.exec.faults.faults import Fault, check_faults_of_job
 from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
@@ -177,8 +177,7 @@ def check_request(
         text_digest = batches.digest
     transport_of(job)
     require_packages(job)
-    digests, gathers = bool(job.integrity.digests), job.train.sharded_optimizer
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, digests, gathers)
+    check_faults_of_job(faults, job, steps, absent)
     return text_digest
 
 

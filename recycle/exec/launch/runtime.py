@@ -320,7 +320,7 @@ class CoordinatorRuntime:
         )
         self._event("corrupt", step=step, workers=[], what=what, held=unlike)
         verified = self.coordinator.record.verified
-        if self._job.integrity.digests and verified is not None:
+        if self._job.integrity.compares_states and verified is not None:
             self._went_back(verified.step)
             raise RunError(
                 f"{what}; what came after step {verified.step}, where they agreed, is taken back; go on from a"

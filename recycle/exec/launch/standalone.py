@@ -14,6 +14,7 @@ from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
+from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
@@ -74,6 +75,11 @@ def run(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
+    if job.integrity.every:
+        raise JobError(
+            f'[integrity] every: {job.integrity.every!r}, but transport = "local" runs one schedule; run one that holds'
+            ' the replays (recycle.ir.replays.with_replays), or with transport = "gloo"'
+        )
     providers = Providers(model, data, loss, evaluation).over(job)
     request = request_run(job, steps=steps, schedule=schedule, providers=providers)
     assert request.schedule is not None
@@ -102,6 +108,7 @@ class LocalRun:
         if job.train.sharded_optimizer:
             self._own_shards()
         self.order = _global_order(schedule)
+        self.rotation = rotation_of(schedule, job)
         self.evaluated_by = evaluation_schedule(schedule, job)
 
     def _own_shards(self) -> None:
@@ -148,6 +155,7 @@ class LocalRun:
                 updates=Updates(stages, iteration - 1),
                 ties=self.schedule.ties,
                 buckets=self.schedule.buckets,
+                rotation=self.rotation,
             )
             for worker, stages in self.stages.items()
         }

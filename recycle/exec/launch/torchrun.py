@@ -26,6 +26,7 @@ from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, 
 from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.membership.schema import EvaluationReportKey, Note, ReportKey, Value
 from recycle.exec.model.build import build_stages
+from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
@@ -81,6 +82,8 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
             " with: recycle train"
         )
+    if job.integrity.every:
+        raise JobError("[integrity] every: is not there under torchrun; train with: recycle train, or set it to 0")
     workers = sorted(schedule.live)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size != len(workers):
@@ -135,6 +138,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         buckets=schedule.buckets,
         evaluation=evaluation,
         compared_every=job.integrity.digests,
+        rotation=rotation_of(schedule, job),
     ).run()
 
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from recycle.errors import RunError
 from recycle.exec.membership.disagreement import compare, stage_name
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import (
@@ -25,10 +26,13 @@ from recycle.exec.membership.messages import (
     Mode,
     Report,
 )
+from recycle.exec.membership.replay_votes import count, replayed_as, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.checksum import Checksum
+from recycle.exec.model.made import Making
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
+from recycle.ir.replays import Checked
 from recycle.job import Job
 from recycle.plans.shards import shard_name
 from recycle.shape import Worker
@@ -68,9 +72,10 @@ def report_of(
     stages: Mapping[int, Stage],
     compute: Sequence[Computed] = (),
     states: Mapping[int, Checksum] = MappingProxyType({}),
+    replayed: Mapping[Checked, Making] = MappingProxyType({}),
 ) -> Report:
-    """What a worker reports once the gradients of all its stages are summed over their hosts, its times, and the
-    checksums of the states that it began with."""
+    """What a worker reports once the gradients of all its stages are summed over their hosts, its times, the checksums
+    of the states that it began with, and of what it and others made of micro-batches that were replayed."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
@@ -82,7 +87,9 @@ def report_of(
             replicated[number] = exact_parts([found[place] for place in sorted(common)])
         checksums[number] = checksum
     told = {index: (checksum.words, checksum.places) for index, checksum in states.items()}
-    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums, told)
+    made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
+    made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
+    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums, told, made)
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:
@@ -163,8 +170,15 @@ def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRe
 
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
-    """The commit of `step` in such a run of `steps` iterations, whose stages step with the barrier."""
-    commit = decide(job, step, ReportColumns.of(reports))
+    """The commit of `step` in such a run of `steps` iterations, whose stages step with the barrier.
+
+    Raises:
+        RunError: hosts hold different bits, or made different things of one micro-batch.
+    """
+    columns = ReportColumns.of(reports)
+    commit = decide(job, step, columns)
+    if unlike := count(votes_of(columns.replayed)):
+        raise RunError(f"step {step}: {unlike.what}: one of them computes wrong")
     is_last = step + 1 >= steps
     return msgspec.structs.replace(
         commit, next_mode="barrier", last=steps - 1, finished=is_last, evaluate=job.is_evaluated(step, is_last)

@@ -45,6 +45,7 @@ from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.shard_holdings import ShardHoldings
 from recycle.exec.membership.store import Gathering, RunStore
 from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind
+from recycle.exec.membership.verified_states import verified_after
 from recycle.exec.model.checksum import StateTensor, described
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
@@ -123,6 +124,7 @@ class Coordinator:
     _ticked: float = 0.0
     _waited: float = 0.0
     _repeated: str | None = None
+    _disputed: list[tuple[int, int, int]] = field(default_factory=list)
     _reports: Gathering[Report] | None = None
     _evaluations: Gathering[EvaluationReport] | None = None
     _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
@@ -336,7 +338,7 @@ class Coordinator:
         self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
         self.departures.start_over()
-        self._attempts, self._repeated = 0, None
+        self._attempts, self._repeated, self._disputed = 0, None, []
         self._judge.start_over()
         self._forming.forgive()
         self._enter(GenerationPhase.BETWEEN)
@@ -399,6 +401,8 @@ class Coordinator:
             self._holdings.plan,
             self._holdings.name_of(plan.digest, wanted),
             self._verified(),
+            rounds=plan.rounds,
+            disputed=self._disputed,
         )
         self._forming.begin(self.record, self._present())
         self._announce()
@@ -594,13 +598,18 @@ class Coordinator:
         if not isinstance(verdict, Commit):
             self._follow(verdict)
             return False
-        verified = Verified(n - 1, _without_orders(self.record.commit)) if reports.has_states else self.record.verified
+        verified, candidate = verified_after(self.record, reports.has_states)
         after = msgspec.structs.replace(
-            self.record, committed=n, commit=verdict, mode=verdict.next_mode, verified=verified
+            self.record,
+            committed=n,
+            commit=verdict,
+            mode=verdict.next_mode,
+            verified=verified,
+            candidate=candidate,
         )
         # All have read the commit before the last: they stepped n - 1 after it.
         self._advance(after, (schema.CommitKey(g, n), verdict), [key, schema.CommitKey(g, n - 2)])
-        self._attempts = 0
+        self._attempts, self._disputed = 0, []
         self._forming.forgive()
         self.committed(verdict, after)
         if not after.is_evaluation_due:
@@ -643,7 +652,10 @@ class Coordinator:
             copies=[],
             held=plan,
             holds=plan,
+            candidate=None,
+            disputed=[],
         )
+        self._disputed = []
         self.store.set(schema.StopKey(generation), True)
         self._announce()
         self.went_back(verified.step)
@@ -674,13 +686,7 @@ class Coordinator:
         self._end()
         if isinstance(verdict, Repeat):
             self._repeated = verdict.cause
+            self._disputed = [(stage, *micro_batch) for stage, micro_batch in verdict.disputed]
         else:
             self._lost_since = self.now()
             raise StageLost(verdict.cause)
-
-
-def _without_orders(commit: Commit | None) -> Commit | None:
-    """The commit for whoever goes on from it later: what it announced has been done."""
-    if commit is None:
-        return None
-    return msgspec.structs.replace(commit, last=None, finished=False, checkpoint=False, evaluate=False)

@@ -25,6 +25,7 @@ class Ready:
         periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
         is_kept: the run directory holds the file, where every process finds it by its hash.
         hosts: who hosts what; None where it is what processes start with.
+        rounds: iterations in which everything is replayed once; 0 where nothing is.
     """
 
     digest: str
@@ -33,6 +34,7 @@ class Ready:
     periods: Mapping[Mode, float]
     is_kept: bool = False
     hosts: Hosts | None = None
+    rounds: int = 0
 
 
 class Plans(Protocol):

@@ -99,6 +99,10 @@ class GenerationRecord(Struct, frozen=True):
         held: hash of the plan that the others hold the units of; empty for what processes start with.
         holds: likewise, of what all hold once the generation runs.
         verified: the state to go back to where hosts disagree; None before the first comparison of digests.
+        candidate: the state that takes its place once everything was replayed since, and nothing differed.
+        rounds: iterations in which everything is replayed once by the plan; 0 where nothing is.
+        disputed: (stage, pipeline, index) of micro-batches of which hosts made different things when the iteration
+            behind the committed one ran before.
         committed: last committed iteration, -1 before the first.
         commit: of the last committed iteration; None before the first.
         mode: of the iteration behind it.
@@ -120,6 +124,9 @@ class GenerationRecord(Struct, frozen=True):
     held: str = ""
     holds: str = ""
     verified: Verified | None = None
+    candidate: Verified | None = None
+    rounds: int = 0
+    disputed: list[tuple[int, int, int]] = []
 
     @property
     def is_evaluation_due(self) -> bool:
@@ -144,6 +151,22 @@ class Computed(Struct, frozen=True, array_like=True, gc=False):
     seconds: float
 
 
+class Replayed(Struct, frozen=True, array_like=True):
+    """What a worker says that came of a micro-batch which more than one host of a stage ran in an iteration.
+
+    Attributes:
+        stage, pipeline, index: whose work on which micro-batch.
+        is_home: it counts; else the worker has replayed it.
+        sums: both sums of each checksum of `recycle.exec.model.made.Made`.
+    """
+
+    stage: int
+    pipeline: int
+    index: int
+    is_home: bool
+    sums: tuple[int, ...]
+
+
 class Report(Struct, frozen=True):
     """A worker's part of a commit.
 
@@ -156,6 +179,7 @@ class Report(Struct, frozen=True):
         replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
         checksums: of all bits of the sums of each hosted stage, as `Stage.gradient_checksum` makes it.
         states: likewise the checksums of the states that the iteration began with, where these are compared.
+        replayed: what came of micro-batches that were replayed.
     """
 
     norms: dict[int, list[float]]
@@ -164,6 +188,7 @@ class Report(Struct, frozen=True):
     replicated: dict[int, list[float]] = {}
     checksums: dict[int, int] = {}
     states: dict[int, tuple[int, int]] = {}
+    replayed: list[Replayed] = []
 
 
 class EvaluationReport(Struct, frozen=True):

@@ -50,6 +50,9 @@ class PackedRecord(Struct, frozen=True, omit_defaults=True):
     held: str = ""
     holds: str = ""
     verified: Verified | None = None
+    candidate: Verified | None = None
+    rounds: int = 0
+    disputed: list[tuple[int, int, int]] = []
 
 
 def pack_record(record: GenerationRecord) -> PackedRecord:
@@ -71,6 +74,9 @@ def pack_record(record: GenerationRecord) -> PackedRecord:
         record.held,
         record.holds,
         record.verified,
+        record.candidate,
+        record.rounds,
+        record.disputed,
     )
 
 
@@ -102,4 +108,7 @@ def unpack_record(packed: PackedRecord) -> GenerationRecord:
         packed.held,
         packed.holds,
         packed.verified,
+        packed.candidate,
+        packed.rounds,
+        packed.disputed,
     )

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.messages import Computed, Report
+from recycle.exec.membership.messages import Computed, Replayed, Report
 
-HEAD_CHARACTERS = 12
+HEAD_CHARACTERS = 16
 """Of a text, that say its layout."""
-_HEAD = struct.Struct("<HHBBBBB")
+_HEAD = struct.Struct("<HHHBBBBBB")
 HAS_CHECKSUM, HAS_REPLICATED, HAS_STATE = 1, 2, 4
 """Flags of a hosted stage."""
 
@@ -31,19 +31,23 @@ class Layout(NamedTuple):
     Attributes:
         stages: hosted.
         computed: kinds of instructions, by stage, whose times are told.
+        replayed: micro-batches of which it is told what hosts made.
         parts, replicated: numbers of the longest squared norm, and of the longest of what all tensor ranks hold.
         has_loss: whether there is a loss.
         letters: of the longest kind's name.
         has_states: whether the checksums of states are told.
+        sums: numbers that are told of each of those.
     """
 
     stages: int
     computed: int
+    replayed: int
     parts: int
     replicated: int
     has_loss: int
     letters: int
     has_states: int
+    sums: int
 
 
 @lru_cache(maxsize=256)
@@ -58,7 +62,9 @@ def row_of(layout: Layout) -> np.dtype[Any]:
         ("state", "<u8", (2 * layout.has_states,)),
     ]
     computed = [("stage", "<u4"), ("token", f"S{max(1, layout.letters)}"), ("count", "<u4"), ("seconds", "<f8")]
+    work = [("stage", "<u4"), ("pipeline", "<u4"), ("index", "<u4"), ("is_home", "u1"), ("sums", "<u8", (layout.sums,))]
     fields = [("loss", "<f8"), ("stages", stage, (layout.stages,)), ("computed", computed, (layout.computed,))]
+    fields.append(("replayed", work, (layout.replayed,)))
     width = np.dtype(fields).itemsize
     return np.dtype([("head", f"V{_HEAD.size}"), *fields, ("rest", f"V{-width % 3}")])
 
@@ -68,11 +74,13 @@ def pack_report(report: Report) -> str:
     layout = Layout(
         len(report.norms),
         len(report.compute),
+        len(report.replayed),
         max(map(len, report.norms.values()), default=0),
         max(map(len, report.replicated.values()), default=0),
         int(report.loss is not None),
         max((len(one.token) for one in report.compute), default=0),
         int(bool(report.states)),
+        max((len(one.sums) for one in report.replayed), default=0),
     )
     row = np.zeros((), row_of(layout))
     row["loss"] = 0.0 if report.loss is None else report.loss
@@ -90,6 +98,8 @@ def pack_report(report: Report) -> str:
             at["state"] = report.states[stage]
     for place, one in enumerate(report.compute):
         row["computed"][place] = (one.stage, one.token.encode(), one.count, one.seconds)
+    for place, work in enumerate(report.replayed):
+        row["replayed"][place] = (work.stage, work.pipeline, work.index, work.is_home, work.sums)
     row["head"] = np.void(_HEAD.pack(*layout))
     return base64.b64encode(row.tobytes()).decode()
 
@@ -131,7 +141,22 @@ def unpack_report(text: str) -> Report:
         Computed(int(one["stage"]), one["token"].decode(), int(one["count"]), float(one["seconds"]))
         for one in row["computed"]
     ]
-    return Report(norms, float(row["loss"]) if has_loss(row) else None, compute, replicated, checksums, states)
+    loss = float(row["loss"]) if has_loss(row) else None
+    return Report(norms, loss, compute, replicated, checksums, states, replayed_of(row["replayed"]))
+
+
+def replayed_of(rows: npt.NDArray[np.void]) -> list[Replayed]:
+    """What rows of a report say of micro-batches that were replayed."""
+    return [
+        Replayed(
+            int(one["stage"]),
+            int(one["pipeline"]),
+            int(one["index"]),
+            bool(one["is_home"]),
+            tuple(one["sums"].tolist()),
+        )
+        for one in rows
+    ]
 
 
 def without_zeros(parts: npt.NDArray[np.float64]) -> list[float]:

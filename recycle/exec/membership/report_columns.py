@@ -7,7 +7,7 @@ Thousands of reports come at once, so nothing here is done one by one: texts of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.members import Members, members_columns
-from recycle.exec.membership.messages import Report
+from recycle.exec.membership.members import Members, members_columns, split_member
+from recycle.exec.membership.messages import Replayed, Report
 from recycle.exec.membership.packed_report import (
     HAS_CHECKSUM,
     HAS_REPLICATED,
@@ -24,6 +24,7 @@ from recycle.exec.membership.packed_report import (
     HEAD_CHARACTERS,
     has_loss,
     pack_report,
+    replayed_of,
     unpack_report,
     unpack_rows,
 )
@@ -41,6 +42,7 @@ class ReportColumns:
         host, stage, flags, norms, replicated, checksum, state: of each hosted stage, ordered by process: the place of
             the process in `members`, and what its report says of the stage. Norms are filled up with zeros.
         ran, of_stage, token, count, seconds: of each kind of instruction, likewise.
+        replayed: (worker, what it says) of each micro-batch that was replayed.
     """
 
     members: Sequence[str]
@@ -59,6 +61,7 @@ class ReportColumns:
     token: Column
     count: Column
     seconds: Column
+    replayed: Sequence[tuple[str, Replayed]] = field(default=(), kw_only=True)
 
     @classmethod
     def read(cls, texts: Mapping[str, str]) -> ReportColumns:
@@ -69,21 +72,29 @@ class ReportColumns:
             alike.setdefault(text[:HEAD_CHARACTERS], []).append(place)
         losses, said = np.zeros(len(written)), np.zeros(len(written), bool)
         stages, computed = list[dict[str, Column]](), list[dict[str, Column]]()
+        replayed: list[tuple[str, Replayed]] = []
+        members = list(texts)
         for places in alike.values():
             rows = unpack_rows([written[place] for place in places])
             losses[places], said[places] = rows["loss"], has_loss(rows)
+            if rows["replayed"].size:
+                of_processes = zip(places, rows["replayed"], strict=True)
+                replayed += [
+                    (split_member(members[place])[0], one) for place, of in of_processes for one in replayed_of(of)
+                ]
             for found, name in ((stages, "stages"), (computed, "computed")):
                 of = rows[name]
                 columns = {field: of[field].reshape(of.size, *of[field].shape[2:]) for field in of.dtype.names or ()}
                 found.append({"process": np.repeat(places, of.shape[1]), **columns})
         one, other = _joined(stages), _joined(computed)
         return cls(
-            list(texts),
+            members,
             written,
             losses,
             said,
             *(one[name] for name in ("process", "stage", "flags", "norms", "replicated", "checksum", "state")),
             *(other[name] for name in ("process", "stage", "token", "count", "seconds")),
+            replayed=replayed,
         )
 
     @classmethod

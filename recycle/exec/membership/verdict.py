@@ -3,12 +3,13 @@
 An iteration whose gradient is not finite, or that stepped ahead of a norm which has to be clipped, is repeated. Where
 hosts disagree, whoever is odd is fenced if a peer is left. Else the iteration is repeated once, and then training goes
 back to a checkpoint, once for each iteration. Where states disagree, what was computed since they last agreed may be
-wrong, so training goes back to then.
+wrong, so training goes back to then. Where hosts made different things of one micro-batch, the iteration is repeated to
+see who is wrong, and then likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,21 @@ from recycle.exec.membership.disagreement import Bit, Disagreement
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log
 from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
+from recycle.exec.membership.replay_votes import Unlike, Votes, count, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.model.made import Made
+from recycle.ir.replays import Checked
 from recycle.job import PricedJob
 from recycle.shape import Worker
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """The iteration is to be repeated in another generation of the same workers; why."""
+    """The iteration is to be repeated in another generation of the same workers; why, and what more hosts are to replay
+    then."""
 
     cause: str
+    disputed: tuple[Checked, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,11 @@ class Judge:
         self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
         self._last, self._ends_early = steps - 1, False
         self._retried = self._disagreed = self._gone_back = -1
+        self._voted, self._votes = -1, dict[Checked, Mapping[str, Made]]()
 
     def start_over(self) -> None:
         """Training has gone back to a checkpoint: iterations behind it may be repeated once more."""
-        self._retried = self._disagreed = -1
+        self._retried = self._disagreed = self._voted = -1
 
     def end_early(self) -> None:
         """The run ends with the next iteration after which all workers can stop together."""
@@ -116,6 +123,10 @@ class Judge:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as found:
             return self._settle(found, holders, record.verified)
+        votes = votes_of(reports.replayed)
+        unlike = count(votes, self._votes if self._voted == step else None)
+        if unlike is not None:
+            return self._settle_votes(step, votes, unlike, holders, record.verified)
         finite = commit.clip_factor is not None
         if not finite and self._retried != step:
             self._retried = step
@@ -135,11 +146,37 @@ class Judge:
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
         )
 
+    def _settle_votes(
+        self, step: int, votes: Votes, unlike: Unlike, holders: Collection[Worker], verified: Verified | None
+    ) -> Fence | Repeat | Rewind | GoBack:
+        """Fence who computed wrong and go back; have the iteration repeated as long as nobody can say who did."""
+        if not unlike.odd and self._voted != step:
+            self._voted, self._votes = step, dict(votes)
+            return Repeat(f"{unlike.what}; it is seen who is wrong when they do it again", unlike.disputed)
+        parts = {"bits": list(unlike.parts)} if unlike.parts else {}
+        self._log("corrupt", step=step, workers=list(unlike.odd), what=unlike.what, held=unlike.held, **parts)
+        self._voted = -1
+        odd = {worker: why for name, why in unlike.odd.items() if (worker := Worker.parse(name)) in holders}
+        is_right = bool(unlike.odd) and not self._holdings.lost(set(holders) - odd.keys())
+        if verified is not None and verified.step < step - 1 and (is_right or self._disagreed != step):
+            self._disagreed = step
+            return Rewind(unlike.what, odd if is_right else {})
+        return Fence(odd) if is_right else self._from_checkpoint(step, f"step {step}: {unlike.what}")
+
+    def _from_checkpoint(self, step: int, cause: str) -> GoBack:
+        """Once for each iteration; the run cannot go on after that."""
+        again = f"{cause}, also when repeated"
+        if self._gone_back == step:
+            raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
+        self._gone_back = step
+        return GoBack(again)
+
     def _settle(
         self, found: Disagreement, holders: Collection[Worker], verified: Verified | None
     ) -> Fence | Repeat | Rewind | GoBack:
         """Fence who holds other numbers than its peers, if somebody can say who does and a peer is left."""
         step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
+        self._voted = -1
         left = set(holders) - odd.keys()
         where = {"bits": self._name_bits(found.bits)} if found.bits else {}
         self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held, **where)
@@ -154,8 +191,4 @@ class Judge:
             return Repeat(found.what)
         if is_right:
             return Fence(odd)
-        again = f"{found}, also when repeated"
-        if self._gone_back == step:
-            raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
-        self._gone_back = step
-        return GoBack(again)
+        return self._from_checkpoint(step, str(found))

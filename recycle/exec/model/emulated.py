@@ -28,6 +28,7 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.flips import flipped
+from recycle.exec.model.made import Making
 from recycle.exec.model.shards import Shards, SumBuffer
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.model.stored_tensors import piece_name
@@ -35,6 +36,7 @@ from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
 from recycle.ir.kinds import ValueKind
 from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.replay import Replay
 from recycle.job import Job, price
 from recycle.plans.hosting import layers_of, stage_units
 from recycle.profile import Profile
@@ -200,6 +202,7 @@ class EmulatedStage(Stage):
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False
+        self.watch(())
         self._held.clear()
         self._waiting.clear()
         self._sum.zero_()
@@ -224,10 +227,34 @@ class EmulatedStage(Stage):
                 self._evaluated.append((drawn + seen, 1.0))
                 return None
             error = self._hold(Forward, micro_batch, activation)
+            making = self._making(micro_batch)
+            if making is not None:
+                making.activation(self._output(micro_batch, error))
             if self._is_last:
-                self._loss += _draw(1, "loss", self._iteration, micro_batch)[0] + _spread("loss", error)
+                self._loss += self._loss_of(micro_batch, error)
                 return None
             return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
+
+    def _loss_of(self, micro_batch: MicroBatch, error: float) -> float:
+        return _draw(1, "loss", self._iteration, micro_batch)[0] + _spread("loss", error)
+
+    def _output(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
+        """The output of a forward, or the loss."""
+        if self._is_last:
+            return torch.tensor([self._loss_of(micro_batch, error)], dtype=torch.float64)
+        return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
+
+    def replay(self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> Making:
+        making = Making()
+        with self._lasting("forward"):
+            self._hold(Replay, micro_batch, activation)
+            making.activation(self._output(micro_batch, self._held[micro_batch]))
+        message, error = self._take_gradient(Replay, micro_batch, gradient)
+        with self._lasting("backward_weight"):
+            if message is not None:
+                making.input_gradient(message)
+            making.weight_gradient(0, self._addend(micro_batch, error))
+        return making
 
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         with self._lasting("redundant_forward"):
@@ -239,6 +266,7 @@ class EmulatedStage(Stage):
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message, self._waiting[micro_batch] = self._take_gradient(BackwardInput, micro_batch, gradient)
+        self._note(micro_batch, message)
         return message
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
@@ -254,15 +282,25 @@ class EmulatedStage(Stage):
             del self._waiting[micro_batch]
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         with self._lasting("backward_weight", 1 / buckets):
-            self._sum[begin:end] += self.gradient(self._iteration, micro_batch)[begin:end] + _spread("W", error)
+            addend, making = self._addend(micro_batch, error)[begin:end], self._making(micro_batch)
+            if making is not None:
+                making.weight_gradient(2 * begin, addend)  # two words each
+            self._sum[begin:end] += addend
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         return [len(self._sum) * bucket // buckets for bucket in range(buckets + 1)]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message, error = self._take_gradient(Backward, micro_batch, gradient)
+        self._note(micro_batch, message)
         self._add_gradient(micro_batch, error)
         return message
+
+    def _note(self, micro_batch: MicroBatch, message: torch.Tensor | None) -> None:
+        """Take the checksum of the gradient by the input, if it is wanted and there is one."""
+        making = self._making(micro_batch)
+        if making is not None and message is not None:
+            making.input_gradient(message)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum]
@@ -363,7 +401,14 @@ class EmulatedStage(Stage):
 
     def _add_gradient(self, micro_batch: MicroBatch, error: float) -> None:
         with self._lasting("backward_weight"):
-            self._sum.add_(self.gradient(self._iteration, micro_batch) + _spread("W", error))
+            addend, making = self._addend(micro_batch, error), self._making(micro_batch)
+            if making is not None:
+                making.weight_gradient(0, addend)
+            self._sum.add_(addend)
+
+    def _addend(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
+        """What a micro-batch whose values have an error adds to the sum."""
+        return self.gradient(self._iteration, micro_batch) + _spread("W", error)
 
     @contextlib.contextmanager
     def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:

@@ -6,8 +6,10 @@ it or when. With `exact` accumulation the sum does not depend on order either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +20,7 @@ from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.joined_sums import JoinedSums, Summed
+from recycle.exec.model.made import Making, word_count
 from recycle.exec.model.optimizer import COUNTED, SHAPED, decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
@@ -35,6 +38,7 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.replay import Replay
 from recycle.job import Job
 from recycle.plans.hosting import stage_units
 from recycle.shape import MicroBatch
@@ -173,6 +177,10 @@ class MegatronStage(Stage):
         # To look at the graph of a layer that runs again would run it once more.
         is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
         self._graph = GraphSplit(parameters, self._store, self._accumulate) if is_looked_at else None
+        counts = [word_count(parameter) for parameter in parameters]
+        self._first_word: dict[torch.Tensor, int] = dict(zip(parameters, accumulate(counts, initial=0), strict=False))
+        self._current: Making | None = None
+        self._is_scratch = False
         self._half: Literal["I", "W"] | None = None
         self._placed: dict[torch.Tensor, Literal["I", "W"]] = {}
         self._is_struck = False
@@ -213,6 +221,8 @@ class MegatronStage(Stage):
 
     def _take_up(self, iteration: int, evaluates: bool) -> None:
         self._iteration = iteration
+        self.watch(())
+        self._current, self._is_scratch = None, False
         self._activations.clear()
         self._store.clear()
         self._delayed.clear()
@@ -235,6 +245,9 @@ class MegatronStage(Stage):
         if self._evaluates:
             return self._evaluate(micro_batch, activation)
         output = self._hold(Forward, micro_batch, activation)
+        making = self._making(micro_batch)
+        if making is not None:
+            making.activation(output)
         if self._is_last:
             self._losses.add(0, output.detach().reshape(1))
         return None if self._is_last else output.detach()
@@ -249,14 +262,35 @@ class MegatronStage(Stage):
         """Compute the forward, and hold what its backward needs."""
         if micro_batch in self._activations:
             raise self._misuse(cls, micro_batch, "its activations are already held")
-        self._require_input(cls, micro_batch, activation)
-        entry = None if activation is None else activation.detach()
-        if entry is not None and (bit := self._flips.of_input()) is not None:
-            entry = flipped(entry, bit)
+        entry = self._entry(cls, micro_batch, activation)
         with torch.set_grad_enabled(not self._recomputes):
             output = self._compute(micro_batch, entry)
         self._activations[micro_batch] = (entry, None if self._recomputes else output)
         return output
+
+    def _entry(
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """What a forward begins with."""
+        self._require_input(cls, micro_batch, activation)
+        entry = None if activation is None else activation.detach()
+        if entry is not None and (bit := self._flips.of_input()) is not None:
+            entry = flipped(entry, bit)
+        return entry
+
+    def replay(self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> Making:
+        if micro_batch in self._activations or micro_batch in self._store.waiting():
+            raise self._misuse(Replay, micro_batch, "this worker runs it itself")
+        entry, making = self._entry(Replay, micro_batch, activation), Making()
+        self._half, self._current, self._is_scratch = None, making, True
+        with torch.enable_grad():
+            output = self._compute(micro_batch, entry)
+        making.activation(output)
+        by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
+        if by_entry is not None:
+            making.input_gradient(by_entry)
+        self._current, self._is_scratch = None, False
+        return making
 
     def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
         if (activation is None) != self._is_first:
@@ -276,21 +310,23 @@ class MegatronStage(Stage):
         if micro_batch in self._store.waiting():
             raise self._misuse(BackwardInput, micro_batch, "its I is done already")
         self._half = "I"
-        with self._store.record(micro_batch):
+        with self._store.record(micro_batch), self._watching(micro_batch):
             return self._run_backward(BackwardInput, micro_batch, gradient)
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         if micro_batch not in self._store.waiting():
             raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
         self._half = "W"
-        self._store.flush(micro_batch)
+        with self._watching(micro_batch):
+            self._store.flush(micro_batch)
 
     def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
         if micro_batch not in self._store.waiting():
             raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
         self._half = "W"
         if bucket == buckets - 1:
-            self._store.flush(micro_batch)
+            with self._watching(micro_batch):
+                self._store.flush(micro_batch)
             return
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
 
@@ -298,7 +334,8 @@ class MegatronStage(Stage):
             accumulator, position = self._place[weight]
             return accumulator is self._sum and begin <= accumulator.layout.offsets[position] < end
 
-        self._store.flush_some(micro_batch, is_in_bucket)
+        with self._watching(micro_batch):
+            self._store.flush_some(micro_batch, is_in_bucket)
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         if buckets not in self._bounds:
@@ -307,7 +344,15 @@ class MegatronStage(Stage):
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         self._half = None
-        return self._run_backward(Backward, micro_batch, gradient)
+        with self._watching(micro_batch):
+            return self._run_backward(Backward, micro_batch, gradient)
+
+    @contextmanager
+    def _watching(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """The gradients of weights that come up inside are of this micro-batch."""
+        self._current = self._making(micro_batch)
+        yield
+        self._current = None
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum.buffer] + ([] if self._has_ties else [s.buffer for s in self._sums()[:-1]])
@@ -425,9 +470,23 @@ class MegatronStage(Stage):
     ) -> torch.Tensor | None:
         if micro_batch not in self._activations:
             raise self._misuse(cls, micro_batch, "its F has not run")
+        entry, output = self._activations.pop(micro_batch)
+        by_entry = self._backward_from(cls, micro_batch, entry, output, gradient)
+        if self._current is not None and by_entry is not None:
+            self._current.input_gradient(by_entry)
+        return by_entry
+
+    def _backward_from(
+        self,
+        cls: type[Instruction],
+        micro_batch: MicroBatch,
+        entry: torch.Tensor | None,
+        output: torch.Tensor | None,
+        gradient: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """The backward behind a forward's input and output, which is made again where it is None."""
         if (gradient is None) != self._is_last:
             raise self._misuse(cls, micro_batch, "the last stage takes no gradient, every other stage takes one")
-        entry, output = self._activations.pop(micro_batch)
         if output is None:
             output = self._compute(micro_batch, entry)
         if self._graph is not None:
@@ -449,11 +508,23 @@ class MegatronStage(Stage):
 
             gradient = gradient.contiguous()
             torch.distributed.all_reduce(gradient, group=get_tensor_model_parallel_group())
-        accumulator.add(position, gradient)
-        self._note(parameter)
+        if self._current is not None:
+            self._current.weight_gradient(self._first_word[parameter], gradient)
+        if not self._is_scratch:
+            accumulator.add(position, gradient)
+            self._note(parameter)
 
     def _accumulate_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
         accumulator, position = self._place[weight]
+        if self._current is not None:
+            product = rows.t().matmul(inputs)
+            self._current.weight_gradient(self._first_word[weight], product)
+            if self._is_scratch:
+                return
+            if isinstance(accumulator, ExactSum):  # which would make it once more
+                accumulator.add(position, product)
+                self._note(weight)
+                return
         accumulator.add_product(position, rows.t(), inputs)
         self._note(weight)
 

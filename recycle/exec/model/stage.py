@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
+from recycle.exec.model.made import Made, Making
 from recycle.exec.model.shards import Shard, Shards, digest
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
@@ -66,6 +67,8 @@ class Stage(ABC):
         self._message_spec = message_shape, message_type
         self._iteration = 0
         self._flips = FlipsOfForwards()
+        self._watched: frozenset[MicroBatch] = frozenset()
+        self._made: dict[MicroBatch, Making] = {}
         self.shards: Shards | None = None
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -106,6 +109,25 @@ class Stage(ABC):
     @abstractmethod
     def release(self, micro_batch: MicroBatch) -> None:
         """Let go of what R holds, as no backward will want it."""
+
+    def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
+        """Take checksums of what this iteration's work on these micro-batches makes; of those that run here."""
+        self._watched, self._made = frozenset(micro_batches), {}
+
+    def made(self) -> dict[MicroBatch, Made]:
+        """What was made of the watched micro-batches that ran here; their W is done."""
+        return {micro_batch: making.finish() for micro_batch, making in self._made.items()}
+
+    def _making(self, micro_batch: MicroBatch) -> Making | None:
+        """What takes the checksums of a micro-batch's work; None for one that is not watched."""
+        return self._made.setdefault(micro_batch, Making()) if micro_batch in self._watched else None
+
+    @abstractmethod
+    def replay(self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> Making:
+        """REPLAY: F and B of a micro-batch that another host runs, from the same input and gradient by the output.
+
+        Nothing is held or summed, and the loss does not count. Returns what it makes.
+        """
 
     @abstractmethod
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -23,6 +23,7 @@ from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
 from recycle.exec.membership.plan_files import plan_file
 from recycle.exec.planning.planner_process import Answer, Planner, PlannerProcess, Question, answer
+from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check, require_no_errors
@@ -227,6 +228,9 @@ class PlanService:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
         schedule = with_updates_of(schedule, self._job)
         require_valid(schedule, self._job)
+        rotation = rotation_of(schedule, self._job)
+        if rotation is not None:
+            require_valid(rotation.whole, self._job)  # what runs in an iteration is this without some replays
         profile = profile_of_layout(self._job, profile, schedule.shape)
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
@@ -238,8 +242,9 @@ class PlanService:
         except RecycleError as error:
             is_kept = False
             self._warn(f"a plan in use is not kept, and goes through the store: {error}")
+        rounds = 0 if rotation is None else rotation.rounds
         hosts = self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
-        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept, hosts)
+        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept, hosts, rounds)
 
     def hosts(self, digest: str) -> Hosts | None:
         """Who hosts what by the plan with this hash, if it was in use here or the directory holds it."""

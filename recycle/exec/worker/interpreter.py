@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from recycle.exec.device.clock import HostClock, Mark
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.membership.messages import Computed
+from recycle.exec.model.made import Making
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
 from recycle.exec.worker.streams import Streams
@@ -32,6 +33,7 @@ from recycle.ir.instruction import (
     Send,
     WeightPart,
 )
+from recycle.ir.replays import Checked
 from recycle.ir.values import Value, inputs, needs, produced
 from recycle.shape import MicroBatch
 
@@ -64,6 +66,7 @@ class Interpreter:
 
     Attributes:
         executed: the instructions of the iteration so far.
+        replayed: what replays of the iteration made.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Interpreter:
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self._device = device or DeviceProgress(HostClock())
         self.executed: list[Executed] = []
+        self.replayed: dict[Checked, Making] = {}
         self._compute: dict[tuple[int, str], list[tuple[float, Executed]]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
@@ -93,12 +97,20 @@ class Interpreter:
         self._held: dict[Value, Compute] = {}
         self._summed_groups: set[int] = set()
 
-    def begin(self, program: Sequence[Instruction], iteration: int, batch: int | None = None) -> None:
+    def begin(
+        self,
+        program: Sequence[Instruction],
+        iteration: int,
+        batch: int | None = None,
+        checked: Collection[Checked] = (),
+    ) -> None:
         """Start an iteration from a clean state, whatever the one before left behind.
 
         Args:
             batch: of an evaluation, which this is; `iteration` is then its number among transfers alone.
+            checked: what hosts replay in this iteration.
         """
+        self.replayed = {}
         self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
@@ -110,6 +122,8 @@ class Interpreter:
                 stage.begin_iteration(iteration)
             else:
                 stage.begin_evaluation(batch)
+            if watched := [one.micro_batch for one in checked if one.stage == index]:
+                stage.watch(watched)
             stage.expect(iteration if batch is None else batch, self._of_stage[index])
         self.transport.begin(program, iteration)
 
@@ -223,6 +237,11 @@ class Interpreter:
     def receive(self, instruction: Receive) -> None:
         """Take up the value that the instruction names; who reads it first waits for it."""
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
+
+    def replay(self, one: Compute, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
+        """Run a peer's work on a micro-batch again, and keep the checksums of what comes of it."""
+        made = self.stages[one.stage].replay(one.micro_batch, activation, gradient)
+        self.replayed[Checked(one.stage, one.micro_batch)] = made
 
     def reduce(self, stage: int) -> None:
         """Sum the weights that the stage shares, then its own gradients, each over their hosts.

@@ -11,7 +11,7 @@ generation begins with an evaluation that the one before it did not come to an e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from recycle.exec.faults.kinds import GATHER, REDUCED
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Report
 from recycle.exec.membership.progress import Progress
+from recycle.exec.membership.verified_states import kept_state
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
@@ -41,6 +42,8 @@ from recycle.ir.instruction import (
     StageWide,
     Transfer,
 )
+from recycle.ir.replays import Checked, Rotation
+from recycle.shape import Worker
 
 
 class Commits(Protocol):
@@ -61,7 +64,7 @@ class Iterations:
     Args:
         record: that the generation began with.
         role: position of the plan that this worker plays.
-        program: of its role; the same in every iteration, however it steps.
+        program: of its role; the same in every iteration, however it steps, but for replays.
         model_stages: S, the stages of the whole model.
         stages: that this worker hosts.
         transport: to the other workers.
@@ -77,6 +80,7 @@ class Iterations:
         buckets: in how many the gradients of each stage are reduced.
         evaluation: between iterations; None for a job without.
         compared_every: iterations from one whose state hosts compare to the next; the first is always one. 0: never.
+        rotation: the plan with its replays, which gives the program of each iteration; None without any.
     """
 
     record: GenerationRecord
@@ -97,6 +101,7 @@ class Iterations:
     buckets: int = 1
     evaluation: Evaluation | None = None
     compared_every: int = 0
+    rotation: Rotation | None = None
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
@@ -110,7 +115,7 @@ class Iterations:
             self.device,
             self.buckets,
         )
-        self._last_reduce = max((p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients)), default=-1)
+        self._last_reduce = _last_reduce(self.program)
         self._iteration = self.record.committed
         self._commit = self.record.commit
 
@@ -153,12 +158,17 @@ class Iterations:
         """Begin the next iteration."""
         self._iteration += 1
         self.progress.begins("begin")
+        checked: Collection[Checked] = ()
+        if self.rotation is not None:
+            self.program = self.rotation.program(Worker.parse(self.role), self._iteration)
+            self._last_reduce = _last_reduce(self.program)
+            checked = self.rotation.checked(self._iteration)
         self.injector.begin(self.program, self._iteration)
-        self._interpreter.begin(self.program, self._iteration)
+        self._interpreter.begin(self.program, self._iteration, checked=checked)
         is_first = self._iteration == self.record.committed + 1
         self._is_compared = self.compared_every > 0 and (is_first or self._iteration % self.compared_every == 0)
         if not is_first:  # the first of a generation waits for its own commit
-            self.updates.begin(self._iteration, self._is_compared)
+            self.updates.begin(self._iteration, self._is_compared, self._kept_besides())
         self._late: list[StageWide] = []
         self._is_reported = False
         self.progress.ended()
@@ -220,7 +230,8 @@ class Iterations:
         self.device.clock.set()
         self.injector.at_phase(REDUCED, self._iteration)
         states = self._keep_state() if self._is_compared else {}
-        self.commits.report(self._iteration, report_of(self.stages, self._interpreter.compute, states))
+        interpreter = self._interpreter
+        self.commits.report(self._iteration, report_of(self.stages, interpreter.compute, states, interpreter.replayed))
         self.injector.at_phase("commit", self._iteration)
 
     def _keep_state(self) -> Mapping[int, Checksum]:
@@ -228,8 +239,15 @@ class Iterations:
         by then, so that an older one is not needed any more."""
         if self._iteration > self.record.committed + 1:
             self._committed(self._iteration - 1)
-        self.updates.keep_state(self._iteration - 1)
+        self.updates.keep_state(self._iteration - 1, self._kept_besides())
         return self.updates.kept_checksums()
+
+    def _kept_besides(self) -> int | None:
+        """The step of the state that stays kept besides that which this iteration begins with."""
+        if not self.record.rounds:
+            return None
+        verified = None if self.record.verified is None else self.record.verified.step
+        return kept_state(self._iteration, self.record.committed + 1, self.record.rounds, verified)
 
     def _mode(self) -> Mode:
         """How this iteration steps; waits for the commit of the one before, which every step needs."""
@@ -245,11 +263,16 @@ class Iterations:
     def _step(self, stage: int) -> None:
         self.injector.at_phase("step", self._iteration)
         if self._is_compared:
-            self.updates.keep_state(self._iteration - 1)
+            self.updates.keep_state(self._iteration - 1, self._kept_besides())
         if self._commit is not None and self._commit.step == self._iteration:
             self.updates.step(stage, self._commit)
         else:
             self.updates.step_ahead(stage, self._iteration)
+
+
+def _last_reduce(program: Sequence[Instruction]) -> int:
+    """The position behind which a worker reports; -1 for none."""
+    return max((p for p, one in enumerate(program) if isinstance(one, ReduceGradients)), default=-1)
 
 
 def _operation(instruction: Instruction) -> str:

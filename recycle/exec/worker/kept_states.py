@@ -1,8 +1,8 @@
 """Copies of whole states with their checksums: what hosts compare, and what training goes back to where they differ.
 
 A copy is made of the state that an iteration begins with, piece by piece, and is what the checksum is of. Two are held:
-the last one on which all hosts agreed, and the one that is being compared. An iteration whose commit stands has been
-compared, so when the next copy is begun the older one is not needed any more.
+the one that is gone back to, and the one that is being compared. Which one is gone back to the caller knows: the last
+one on which all hosts agreed, or where they replay each other's work an older one (verified_states.py).
 """
 
 from __future__ import annotations
@@ -62,8 +62,12 @@ class KeptStates:
         self._begun: int | None = None
         self.checksums: dict[int, Checksum] = {}
 
-    def begin(self, step: int) -> None:
-        """The state after `step`, which all stages have now and which is committed, is to be kept and compared."""
+    def begin(self, step: int, besides: int | None = None) -> None:
+        """The state after `step`, which all stages have now and which is committed, is to be kept and compared.
+
+        Args:
+            besides: the step of the state that stays kept besides; the newest one when left out.
+        """
         if self._begun == step:
             return
         self._begun, self.checksums = step, {}
@@ -71,7 +75,7 @@ class KeptStates:
         if step in self._kept:
             buffers = self._kept.pop(step)
         elif len(older) == _COPIES:
-            buffers = self._kept.pop(older[0])
+            buffers = self._kept.pop(next(kept for kept in older if kept != besides))
         else:
             buffers = {i: [self._empty_like(one) for one in s.state_tensors()] for i, s in self._stages.items()}
         self._kept[step] = buffers

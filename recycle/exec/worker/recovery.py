@@ -23,6 +23,7 @@ from recycle.exec.membership.plan_files import read_plan
 from recycle.exec.membership.schema import StateLayoutKey, generation_folder
 from recycle.exec.model.checksum import layout_of
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -35,11 +36,13 @@ from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import streams_of
 from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
+from recycle.ir.check import check, require_no_errors
 from recycle.ir.lower import lower
+from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.plans.shards import Owners, StageShards
-from recycle.shape import Worker
+from recycle.shape import MicroBatch, Worker
 
 
 @dataclass(kw_only=True)
@@ -122,7 +125,10 @@ class WorkerLoop:
         began = time.monotonic()
         try:
             schedule = read_plan(self.plans, self.member.store, record.generation, record.plan, self.member.over)
-            lowered = lower(schedule)
+            rotation = rotation_of(schedule, self.job, [Checked(s, MicroBatch(k, j)) for s, k, j in record.disputed])
+            lowered = lower(schedule) if rotation is None else rotation.whole
+            if record.disputed:
+                require_no_errors(check(lowered, about_to_run=True))
             program = lowered.program(role)
             self._place(record, schedule, role)
             transport, copied = self._form(record, lowered, role)
@@ -133,7 +139,7 @@ class WorkerLoop:
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
-            if self.job.integrity.digests:
+            if self.job.integrity.compares_states:
                 self._tell_layouts()
             if self.shards is None:
                 self.saver.follow(schedule, record)
@@ -159,7 +165,8 @@ class WorkerLoop:
                 streams=self._streams,
                 device=self.transport.progress,
                 evaluation=self._evaluation(record, schedule, role, transport),
-                compared_every=self.job.integrity.digests,
+                compared_every=record.rounds or self.job.integrity.digests,
+                rotation=rotation,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):

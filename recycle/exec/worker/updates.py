@@ -53,19 +53,22 @@ class Updates:
         self._before: dict[int, list[torch.Tensor]] = {}
         self._kept: dict[int, int] = {}
         self._last, self._is_due, self._is_compared = -1, False, False
+        self._besides: int | None = None
         self.kept_states = KeptStates(stages, self._empty_like)
         self._waits = threading.Event()
         self._lock = threading.Lock()
         if decided is not None:
             threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
 
-    def begin(self, iteration: int, is_compared: bool = False) -> None:
+    def begin(self, iteration: int, is_compared: bool = False, besides: int | None = None) -> None:
         """`iteration` begins, and will end with a step; the steps of the one before are done.
 
         Args:
             is_compared: whether hosts compare the state that it begins with, which is kept then.
+            besides: the step of the state that stays kept besides; the newest one of those when left out.
         """
         with self._lock:
+            self._besides = besides
             self._last, self._kept, self._is_compared = iteration - 1, dict.fromkeys(self._stages, 0), is_compared
             self._is_due = self._decided is not None
 
@@ -80,10 +83,14 @@ class Updates:
         """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
         self._reduced = iteration
 
-    def keep_state(self, step: int) -> None:
-        """The committed state after `step` is to be kept and compared, in waits or when `kept_checksums` is called."""
+    def keep_state(self, step: int, besides: int | None = None) -> None:
+        """The committed state after `step` is to be kept and compared, in waits or when `kept_checksums` is called.
+
+        Args:
+            besides: as of `begin`.
+        """
         with self._lock:
-            self.kept_states.begin(step)
+            self.kept_states.begin(step, besides)
 
     def kept_checksums(self) -> Mapping[int, Checksum]:
         """The checksums of the state that was to be kept last, complete now."""
@@ -192,7 +199,7 @@ class Updates:
         """Do a piece of the state that is to be kept, if there is one after `step`, which is committed; whether there
         was one."""
         if self._is_compared:
-            self.kept_states.begin(step)
+            self.kept_states.begin(step, self._besides)
         return self.kept_states.piece()
 
     def _copy_piece(self) -> bool:

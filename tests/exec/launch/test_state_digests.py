@@ -9,8 +9,7 @@ import pytest
 
 from recycle import Job, RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, verify
-from recycle.exec.launch.launcher import RunResult
-from tests.exec.runs import Run, job, kinds
+from tests.exec.runs import Run, calm_run, figures, job, kinds, only
 
 STEPS = 10
 EVERY = 3
@@ -21,25 +20,6 @@ def compared(pipelines: int, kind: str = "emulated", every: int = EVERY, **secti
     return job(
         pipelines, 2, 2, kind=kind, integrity={"digests": every}, train=train, planner={"seconds": 0.2}, **sections
     )
-
-
-_CALM: dict[str, RunResult] = {}
-
-
-def calm_run(of: Job, launch: Run) -> RunResult:
-    """Without faults; shared by all tests that train the same job."""
-    if of.to_toml() not in _CALM:
-        _CALM[of.to_toml()] = launch(of, STEPS)
-    return _CALM[of.to_toml()]
-
-
-def only(run: RunResult, kind: str) -> dict[str, Any]:
-    (event,) = (event for event in run.events if event["kind"] == kind)
-    return event
-
-
-def figures(run: RunResult) -> list[tuple[int, float, float]]:
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in run.metrics]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +38,7 @@ def test_of_three_hosts_the_one_whose_state_is_wrong_is_fenced_and_all_go_back_t
     """The flip at step 4 is in what iteration 6 begins with, whose commit compares that; iteration 3 did before."""
     of = compared(3, kind)
     worker = fault.split(":")[1].split("@")[0]
-    run, calm = launch(of, STEPS, fault, f"rejoin:{worker}@8"), calm_run(of, launch)
+    run, calm = launch(of, STEPS, fault, f"rejoin:{worker}@8"), calm_run(of, launch, STEPS)
     assert figures(run) == figures(calm)
     assert run.digests == calm.digests
     corrupt = only(run, "corrupt")
@@ -74,7 +54,7 @@ def test_of_three_hosts_the_one_whose_state_is_wrong_is_fenced_and_all_go_back_t
 
 def test_two_hosts_that_differ_both_go_back_and_nobody_is_fenced(launch: Run) -> None:
     of = compared(2, every=2)
-    run, calm = launch(of, STEPS, "flip=weight:1.1@5"), calm_run(of, launch)
+    run, calm = launch(of, STEPS, "flip=weight:1.1@5"), calm_run(of, launch, STEPS)
     assert (figures(run), run.digests) == (figures(calm), calm.digests)
     assert kinds(run) == ["generation", "fault", "corrupt", "generation", "undone"]
     assert only(run, "corrupt")["what"] == "workers 0.1 and 1.1 hold different states of stage 1"
@@ -83,7 +63,7 @@ def test_two_hosts_that_differ_both_go_back_and_nobody_is_fenced(launch: Run) ->
 
 def test_a_weight_that_makes_all_gradients_infinite_is_found_when_the_iteration_is_repeated(launch: Run) -> None:
     of = compared(3, "gpt")
-    run, calm = launch(of, STEPS, "flip=weight,30:1.0@4"), calm_run(of, launch)
+    run, calm = launch(of, STEPS, "flip=weight,30:1.0@4"), calm_run(of, launch, STEPS)
     assert figures(run) == figures(calm)
     assert all(run.digests[worker] == calm.digests[worker] for worker in run.digests)
     assert "1.0" not in run.digests
@@ -97,7 +77,7 @@ def test_a_worker_that_joined_since_they_agreed_copies_the_state_that_the_others
     is flipped at 6 shows when the death at 8 begins another generation."""
     of = compared(3, every=100)
     faults = ("kill:0.1@2", "rejoin:0.1@5", "flip=weight:1.1@6", "kill:2.0@8", "rejoin:2.0@9")
-    run, calm = launch(of, STEPS, *faults), calm_run(of, launch)
+    run, calm = launch(of, STEPS, *faults), calm_run(of, launch, STEPS)
     assert figures(run) == figures(calm)
     assert all(run.digests[worker] == calm.digests[worker] for worker in run.digests)
     assert set(calm.digests) - set(run.digests) == {"1.1"}
@@ -109,7 +89,7 @@ def test_kept_checkpoints_that_may_be_wrong_are_removed_and_written_anew(launch:
     of = compared(3, train={"checkpoint_every": 6}, every=6)
     run, calm = (
         launch(of, STEPS, "flip=activation:0.0@1", "flip=weight:1.1@4", directory=tmp_path),
-        calm_run(of, launch),
+        calm_run(of, launch, STEPS),
     )
     assert figures(run)[0] == figures(calm)[0]
     assert only(run, "corrupt")["step"] == 6
@@ -124,7 +104,7 @@ def test_states_that_differ_in_the_end_are_taken_back_and_the_run_says_so(launch
     with pytest.raises(RunError, match=says):
         launch(of, STEPS + 1, "flip=weight:1.1@10", directory=tmp_path)
     run = launch(of, STEPS + 1, resume=True, directory=tmp_path)
-    assert figures(run)[:STEPS] == figures(calm_run(compared(3, train={"checkpoint_every": 3}), launch))
+    assert figures(run)[:STEPS] == figures(calm_run(compared(3, train={"checkpoint_every": 3}), launch, STEPS))
     assert len({tuple(sorted(stages.items())) for worker, stages in run.digests.items() if worker.endswith(".1")}) == 1
 
 
@@ -133,7 +113,7 @@ def test_nobody_is_suspected_where_workers_die_and_come_back(kind: str, launch: 
     train = {"precision": "bf16"} if kind == "bf16" else {}
     of = compared(3, "gpt" if kind == "bf16" else kind, every=1, train=train)
     faults = ("kill:1.1@1", "nan:0.0@3", "rejoin:1.1@4", "kill:0.0@6.step", "kill:2.1@7.reduce", "rejoin:0.0@8")
-    run, calm = launch(of, STEPS, *faults), calm_run(of, launch)
+    run, calm = launch(of, STEPS, *faults), calm_run(of, launch, STEPS)
     assert figures(run) == figures(calm)
     assert all(run.digests[worker] == calm.digests[worker] for worker in run.digests)
     assert "corrupt" not in kinds(run)

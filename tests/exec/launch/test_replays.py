@@ -1,0 +1,98 @@
+"""Hosts that replay each other's work: who computes wrong is found and fenced, and the bits are the calm run's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recycle import Job
+from recycle.exec.launch.launcher import RunResult
+from tests.exec.runs import Run, calm_run, figures, job, kinds, only
+
+STEPS = 9
+
+
+def replayed(pipelines: int, kind: str = "emulated", every: int | str = 1, **sections: Any) -> Job:
+    train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
+    return job(
+        pipelines, 2, 2, kind=kind, integrity={"every": every}, train=train, planner={"seconds": 0.2}, **sections
+    )
+
+
+def assert_calm(run: RunResult, calm: RunResult) -> None:
+    """Losses of all iterations, and final states of all who are there, have the calm run's bits."""
+    assert figures(run) == figures(calm)
+    assert all(run.digests[worker] == calm.digests[worker] for worker in run.digests)
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "kind", "fault", "tensor"),
+    [
+        (3, "emulated", "flip=activation:1.0@4", "activation"),
+        (2, "emulated", "flip=input:1.1@4", "activation"),
+        (3, "gpt", "flip=activation,18:1.1@4", "activation"),
+        pytest.param(2, "gpt", "flip=input:0.0@4", "activation", marks=pytest.mark.soak),
+        pytest.param(2, "llama", "flip=activation:1.0@4", "activation", marks=pytest.mark.soak),
+        pytest.param(3, "gpt", "flip=input,12:2.1@4", "activation", marks=pytest.mark.soak),
+    ],
+)
+def test_who_made_something_else_once_is_fenced_before_it_is_committed(
+    pipelines: int, kind: str, fault: str, tensor: str, launch: Run
+) -> None:
+    """The iteration is repeated; now all agree, and the struck one differs from that in what it had reported."""
+    of, worker = replayed(pipelines, kind), fault.split(":")[1].split("@")[0]
+    run, calm = launch(of, STEPS, fault), calm_run(of, launch, STEPS)
+    assert_calm(run, calm)
+    corrupt = only(run, "corrupt")
+    assert (corrupt["step"], corrupt["workers"]) == (4, [worker])
+    assert {part["worker"] for part in corrupt["bits"]} == {worker}
+    assert corrupt["bits"][0]["tensor"] == tensor
+    assert corrupt["bits"][0]["stage"] == int(worker[-1])
+    assert only(run, "detected")["worker"] == worker
+    assert worker not in run.digests
+    assert kinds(calm) == ["generation"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "every"), [("emulated", 3), pytest.param("gpt", 3, marks=pytest.mark.soak), ("emulated", 2)]
+)
+def test_a_stuck_unit_is_found_within_the_interval_and_what_it_spoilt_is_taken_back(
+    kind: str, every: int, launch: Run
+) -> None:
+    """Two of three hosts agree; training goes back to the state before the last round in which nothing differed."""
+    of = replayed(3, kind, every)
+    run, calm = launch(of, STEPS, "flip=kernel:1.1@4"), calm_run(of, launch, STEPS)
+    assert_calm(run, calm)
+    corrupt = only(run, "corrupt")
+    assert corrupt["workers"] == ["1.1"]
+    assert 4 <= corrupt["step"] < 4 + every
+    causes = [event["cause"] for event in run.events if event["kind"] == "undone"]
+    assert "it is seen who is wrong when they do it again" in causes[0]
+    assert "all are back behind step" in causes[-1]
+    assert [line["live_workers"] for line in run.metrics][-1] == 5
+
+
+def test_of_two_hosts_a_stuck_unit_is_nobodys_until_new_processes_go_on_from_a_checkpoint(launch: Run) -> None:
+    of = replayed(2, every=2, train={"checkpoint_every": 2})
+    run = launch(of, STEPS, "flip=kernel:1.1@5")
+    assert figures(run) == figures(calm_run(of, launch, STEPS))
+    corrupt = [event for event in run.events if event["kind"] == "corrupt"]
+    assert [event["workers"] for event in corrupt] == [[], []]
+    assert only(run, "restored")["step"] == 2
+    assert "detected" not in kinds(run)
+
+
+def test_nobody_is_suspected_where_workers_die_and_come_back(launch: Run) -> None:
+    of = replayed(3, every=2)
+    faults = ("kill:1.1@1", "nan:0.0@3", "rejoin:1.1@4", "kill:0.0@5.step", "kill:2.1@6.reduce", "rejoin:0.0@7")
+    run, calm = launch(of, STEPS, *faults), calm_run(of, launch, STEPS)
+    assert_calm(run, calm)
+    assert "corrupt" not in kinds(run)
+
+
+def test_a_wrong_weight_is_found_by_states_or_by_what_is_made_of_it(launch: Run) -> None:
+    of = replayed(3, "gpt", every=2)
+    run, calm = launch(of, STEPS, "flip=weight,20:1.0@5"), calm_run(of, launch, STEPS)
+    assert_calm(run, calm)
+    assert only(run, "corrupt")["workers"] == ["1.0"]

@@ -1,0 +1,168 @@
+"""Replays in gaps: all micro-batches have their turn, schedules stay valid, and nothing gets longer where gaps hold."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from recycle import MicroBatch, Profile, Schedule, Shape, Worker, check, simulate
+from recycle.ir.families import one_f_one_b, zb_h1, zb_v
+from recycle.ir.instruction import Compute, Forward, OverlappedPair
+from recycle.ir.lower import lower, with_barrier
+from recycle.ir.replay import Replay
+from recycle.ir.replays import ALWAYS, Checked, Rotation, replays_of, with_replays
+from recycle.ir.schedule import loop_placement
+from tests.ir.random_schedules import random_profile, random_schedule
+
+
+def hosts_of(schedule: Schedule) -> dict[Checked, Worker]:
+    found = {}
+    for worker in schedule.live:
+        for one in schedule.program(worker):
+            forward = one.forward if isinstance(one, OverlappedPair) else one
+            if isinstance(forward, Forward):
+                found[Checked(forward.stage, forward.micro_batch)] = worker
+    return found
+
+
+def replays(schedule: Schedule) -> list[tuple[Worker, Checked]]:
+    return [
+        (worker, Checked(one.stage, one.micro_batch))
+        for worker in schedule.live
+        for one in schedule.program(worker)
+        if isinstance(one, Replay)
+    ]
+
+
+def computes(schedule: Schedule) -> dict[str, list[str]]:
+    """Of each worker, without replays."""
+    return {
+        str(worker): [
+            str(one)
+            for one in schedule.program(worker)
+            if isinstance(one, Compute | OverlappedPair) and not isinstance(one, Replay)
+        ]
+        for worker in schedule.live
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_round_of_a_random_schedule_is_valid_and_all_have_their_turn(seed: int) -> None:
+    """Failed workers, re-routed micro-batches, split backwards, overlapped pairs, chunks in loops and Vs."""
+    rng = random.Random(seed)
+    schedule = random_schedule(rng)
+    profile = random_profile(rng, schedule)
+    given, every = rng.choice([schedule, lower(schedule)]), rng.choice([1, 2, 3, 7, "gaps"])
+    rotation = with_replays(given, every, profile)
+    assert [f for f in check(rotation.whole, profile=profile) if f.severity == "error"] == []
+    hosts, seen = hosts_of(schedule), Counter[Checked]()
+    plain = simulate(schedule, profile)
+    for iteration in range(max(1, rotation.rounds)):
+        one = rotation.schedule(iteration)
+        assert [f for f in check(with_barrier(one), profile=profile, about_to_run=True) if f.severity == "error"] == []
+        assert computes(one) == computes(schedule)
+        assert all(hosts[checked] != worker for worker, checked in replays(one))
+        assert {checked for _, checked in replays(one)} == rotation.checked(iteration)
+        assert {str(w): rotation.program(w, iteration) for w in one.live} == {str(w): one.program(w) for w in one.live}
+        seen.update(checked for _, checked in replays(one))
+        timeline = simulate(one, profile)
+        held = zip(timeline.peak_activations, plain.peak_activations, strict=True)
+        assert all(with_it is None or with_it <= max(without or 0, 1) for with_it, without in held)
+        if every == "gaps":
+            assert timeline.period <= plain.period * (1 + 1e-6)
+    have_peers = {checked for checked in hosts if len(schedule.hosts(checked.stage)) > 1}
+    assert set(seen.values()) <= {1}
+    if every != "gaps":
+        assert (rotation.rounds, set(seen)) == (every, have_peers)
+
+
+def test_a_host_is_checked_by_all_its_peers_in_turn() -> None:
+    rotation = with_replays(zb_h1(Shape(4, 2, 6)), every=6)
+    checked_by = Counter((checked.micro_batch.pipeline, turn.worker.pipeline) for turn in rotation.turns
+                         for checked in [turn.checked])  # fmt: skip
+    assert checked_by == {(home, peer): 4 for home in range(4) for peer in range(4) if home != peer}
+    # As every worker has six, each iteration has one of each worker.
+    assert [len(rotation.checked(n)) for n in range(6)] == [8] * 6
+
+
+def test_of_fewer_iterations_than_micro_batches_each_has_several_and_of_more_some_have_none() -> None:
+    schedule = one_f_one_b(Shape(3, 4, 6))
+    assert [len(with_replays(schedule, 2).checked(n)) for n in range(4)] == [36] * 4
+    assert [len(with_replays(schedule, 12).checked(n)) for n in range(4)] == [12, 0, 12, 0]
+
+
+def test_gaps_hold_those_of_the_later_stages_of_1f1b_and_none_of_the_first() -> None:
+    """Each of 6 micro-batches takes 3 slots at each of 4 stages. Worker 0.0 has no gap of 3 behind the first gradient;
+    a later stage has the gap before its first input, which ends later the later it stands."""
+    schedule = one_f_one_b(Shape(3, 4, 6))
+    period = simulate(schedule).period
+    rotation = with_replays(schedule, "gaps")
+    assert {turn.checked.stage for turn in rotation.turns} == {1, 2, 3}
+    assert rotation.rounds == 6
+    assert [simulate(rotation.schedule(n)).period for n in range(6)] == [period] * 6
+    forced = with_replays(schedule, 6)
+    assert {turn.checked.stage for turn in forced.turns} == {0, 1, 2, 3}
+    assert [simulate(forced.schedule(n)).period - period for n in range(6)] == [3.0] * 6
+
+
+def test_a_gap_in_the_middle_is_used_where_it_holds_the_replay_and_memory_allows() -> None:
+    """The second stage is done with its first micro-batch long before the second comes: each worker of it waits from 3
+    to 10, and the replay of a micro-batch of the other pipeline, which is ready at 2, fits in between."""
+    shape = Shape(2, 2, 2)
+    programs = {f"{k}.0": f"0F{k}.0 0B{k}.0 0F{k}.1 0B{k}.1" for k in range(2)}
+    programs |= {f"{k}.1": f"1F{k}.0 1B{k}.0 1F{k}.1 1B{k}.1" for k in range(2)}
+    schedule = Schedule.from_text(shape, programs)
+    rotation = with_replays(schedule, 2)
+    assert computes(rotation.schedule(0)) == computes(schedule)
+    texts = [rotation.schedule(n).text()["0.1"] for n in range(2)]
+    assert [" ".join(w for w in text.split() if "SEND" not in w and "RECV" not in w) for text in texts] == [
+        "1F0.0 1B0.0 1REPLAY1.0 1F0.1 1B0.1 1REDUCE_GRAD 1STEP",
+        "1F0.0 1B0.0 1F0.1 1B0.1 1REPLAY1.1 1REDUCE_GRAD 1STEP",
+    ]
+    assert simulate(rotation.schedule(0)).peak_activations == [1, 1, 1, 1]
+
+
+def test_what_is_disputed_is_replayed_by_all_other_hosts_in_every_iteration() -> None:
+    schedule = one_f_one_b(Shape(4, 2, 2))
+    disputed = Checked(1, MicroBatch(2, 1))
+    rotation = with_replays(schedule, 50, disputed=[disputed])
+    for iteration in (0, 1, 30):
+        who = [str(worker) for worker, checked in replays(rotation.schedule(iteration)) if checked == disputed]
+        assert who == ["0.1", "1.1", "3.1"]
+        assert check(rotation.schedule(iteration), about_to_run=True) == []
+    alone = with_replays(schedule, 0, disputed=[disputed])
+    assert (alone.rounds, {turn.round for turn in alone.turns}) == (0, {ALWAYS})
+    assert alone.checked(7) == {disputed}
+
+
+def test_without_peers_or_without_a_rate_nothing_changes() -> None:
+    alone = one_f_one_b(Shape(1, 3, 4))
+    assert with_replays(alone, 5).whole == lower(alone)
+    assert with_replays(one_f_one_b(Shape(2, 3, 4)), 0).whole == lower(one_f_one_b(Shape(2, 3, 4)))
+
+
+def test_transfers_that_others_need_too_stay_when_the_replay_has_not_its_turn() -> None:
+    """On the V a worker hosts two stages, and may get a value for its own work that a replay of its needs as well."""
+    schedule = zb_v(Shape(2, 2, 4, 2))
+    assert schedule.placement != loop_placement(schedule.shape)
+    rotation = with_replays(schedule, 16)
+    plain = Counter(word for word in lower(schedule).words())
+    for iteration in range(16):
+        here = Counter(word for word in rotation.schedule(iteration).words() if "REPLAY" not in word)
+        extra = here - plain
+        assert plain <= here
+        assert sum(extra.values()) <= 4 * len(rotation.checked(iteration))
+
+
+def test_a_schedule_may_hold_replays_itself() -> None:
+    shape = Shape(2, 1, 2)
+    schedule = Schedule.from_text(
+        shape, {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1 0REPLAY1.1", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1"}
+    )
+    assert replays_of(schedule, Worker(1, 0)) == [Checked(0, MicroBatch(1, 1))]
+    assert replays_of(schedule, Worker(0, 0)) == []
+    rotation = with_replays(schedule, 0, Profile.uniform())
+    assert isinstance(rotation, Rotation)
+    assert rotation.checked(3) == {Checked(0, MicroBatch(1, 1))}
