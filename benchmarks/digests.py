@@ -1,7 +1,7 @@
 """What comparing states costs, and whether every flipped bit of a state is found: real runs, real flips.
 
     python -m benchmarks.digests cost [--every N] [--repeats R] [--layers L] [--hidden H]
-    python -m benchmarks.digests flips [--flips N] [--kind gpt|llama|emulated] [--hosts D] [--every N]
+    python -m benchmarks.digests flips [--flips N] [--kind gpt|llama|emulated] [--hosts D] [--every N] [--replay]
 
 cost: one stage of a GPT in this process. Iterations whose state is kept and compared take turns with others; nothing of
 the work is done in waits, as there are none, so what is printed is the most that it can cost: the seconds of such an
@@ -10,7 +10,9 @@ iteration over those of another, and that over N iterations of which one is comp
 flips: one run with N flips, each of a random bit of a random worker's weights or moments, drawn by the seed. The worker
 that was fenced for one re-joins before the next. Ends with exit code 1 unless each is found within `every` iterations,
 the worker that was struck is the one that is fenced, and losses and final states are those of the calm run. A flip that
-is no event `corrupt` is counted as missed.
+is no event `corrupt` is counted as missed. With --replay the hosts replay each other's work as well, everything once in
+N iterations, and kernels get stuck; where N is 1 activations and inputs are struck, too. In the first stage an input's
+flip takes the bit that leaves a token, so several of the drawn bits are one.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ trace = "off"
 [membership]
 drift = 0.0
 [integrity]
-digests = {every}
+{key} = {every}
 """
 SETTLED = 3
 """Iterations from the last that may find a flip to the re-join, and from that to the next flip."""
@@ -99,12 +101,15 @@ def cost(every: int, repeats: int, layers: int, hidden: int, micro_batches: int)
     )
 
 
-def flips_of(count: int, hosts: int, every: int, seed: int) -> tuple[list[Fault], int]:
+def flips_of(count: int, hosts: int, every: int, seed: int, is_replayed: bool = False) -> tuple[list[Fault], int]:
     """The faults, in order, and the iterations that they need."""
     draw, faults, step = random.Random(seed), list[Fault](), every
+    targets = ["weight", "moment"]
+    if is_replayed:
+        targets += ["kernel", *(("activation", "input") if every == 1 else ())]
     for _ in range(count):
         worker = Worker(draw.randrange(hosts), draw.randrange(2))
-        target, bit = draw.choice(("weight", "moment")), draw.randrange(32)
+        target, bit = draw.choice(targets), draw.randrange(32)
         faults.append(Fault("flip", worker, step, argument=float(bit), target=target))
         back = step + every + SETTLED
         faults.append(Fault("rejoin", worker, back))
@@ -112,9 +117,10 @@ def flips_of(count: int, hosts: int, every: int, seed: int) -> tuple[list[Fault]
     return faults, step + every
 
 
-def flips(count: int, kind: str, hosts: int, every: int, seed: int) -> bool:
-    job = price(Job.from_toml(FLIPS.format(kind=kind, hosts=hosts, every=every)))
-    faults, steps = flips_of(count, hosts, every, seed)
+def flips(count: int, kind: str, hosts: int, every: int, seed: int, is_replayed: bool) -> bool:
+    key = "every" if is_replayed else "digests"
+    job = price(Job.from_toml(FLIPS.format(kind=kind, hosts=hosts, every=every, key=key)))
+    faults, steps = flips_of(count, hosts, every, seed, is_replayed)
 
     def run(struck: list[Fault]) -> RunResult:
         with tempfile.TemporaryDirectory() as directory:
@@ -133,9 +139,10 @@ def flips(count: int, kind: str, hosts: int, every: int, seed: int) -> bool:
         line["step"] for line, other in zip(struck.metrics, calm.metrics, strict=True) if line["loss"] != other["loss"]
     ]
     states = [worker for worker in struck.digests if struck.digests[worker] != calm.digests[worker]]
-    named = sum("bits" in event for event in found)
+    named = sum(any("bit" in part for part in event.get("bits", ())) for event in found)
+    how = "replayed" if is_replayed else "compared"
     print(
-        f"{kind}, {hosts} hosts, compared every {every}: {right} of {count} flips found within {every} iterations and"
+        f"{kind}, {hosts} hosts, {how} every {every}: {right} of {count} flips found within {every} iterations and"
         f" the right worker fenced ({named} with tensor, index and bit); {len(found) - right} other events;"
         f" {len(wrong)} of {steps} losses and {len(states)} of {len(struck.digests)} final states differ from the"
         " calm run's"
@@ -157,10 +164,11 @@ def main() -> None:
     parser.add_argument("--kind", default="gpt", choices=("gpt", "llama", "emulated"))
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replay", action="store_true")
     given = parser.parse_args()
     if given.what == "cost":
         cost(given.every or 100, given.repeats, given.layers, given.hidden, given.micro_batches)
-    elif not flips(given.flips, given.kind, given.hosts, given.every or 3, given.seed):
+    elif not flips(given.flips, given.kind, given.hosts, given.every or 3, given.seed, given.replay):
         sys.exit(1)
 
 
