@@ -16,10 +16,10 @@ import tempfile
 
 from recycle import Job, Schedule
 from recycle.exec.launch.launcher import train
-from recycle.exec.planning.replaying import rotation_of
 from recycle.ir.families import FAMILIES
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob, price
+from recycle.plans.replaying import rotation_of
 
 SKIPPED = 5
 """Iterations at the beginning, which form and settle."""

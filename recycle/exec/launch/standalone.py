@@ -14,7 +14,6 @@ from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
-from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
@@ -25,6 +24,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
+from recycle.plans.replaying import rotation_of
 from recycle.shape import Worker
 
 

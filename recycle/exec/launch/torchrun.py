@@ -26,7 +26,6 @@ from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, 
 from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.membership.schema import EvaluationReportKey, Note, ReportKey, Value
 from recycle.exec.model.build import build_stages
-from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
@@ -39,6 +38,7 @@ from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
 from recycle.job import Job
+from recycle.plans.replaying import rotation_of
 from recycle.shape import Worker
 
 REPORT_SECONDS = 600.0

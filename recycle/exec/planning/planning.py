@@ -23,7 +23,6 @@ from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
 from recycle.exec.membership.plan_files import plan_file
 from recycle.exec.planning.planner_process import Answer, Planner, PlannerProcess, Question, answer
-from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check, require_no_errors
@@ -33,6 +32,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_updates_of
 from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
+from recycle.plans.replaying import rotation_of
 from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Worker

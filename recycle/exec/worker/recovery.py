@@ -23,7 +23,6 @@ from recycle.exec.membership.plan_files import read_plan
 from recycle.exec.membership.schema import StateLayoutKey, generation_folder
 from recycle.exec.model.checksum import layout_of
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.planning.replaying import rotation_of
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -41,6 +40,7 @@ from recycle.ir.lower import lower
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.plans.replaying import rotation_of
 from recycle.plans.shards import Owners, StageShards
 from recycle.shape import MicroBatch, Worker
 
