@@ -77,11 +77,8 @@ class ElasticReCycle(ReCycle):
         return [(plan.schedule, profile_of_layout(self.job, self.profile, plan.shape))]
 
     def _layout(self, state: RecycleRunning) -> Plan | None:
-        """The layout for so many live workers; None where it is no faster than what runs, or where workers have
-        several chunks, for which no layouts are planned."""
+        """The layout for so many live workers; None where it is no faster than what runs."""
         count = len(self.setting.slots(state.live))
-        if self.job.shape.chunks > 1:
-            return None
         key = self._key, count
         if key not in _LAYOUTS:
             live = {self.job.shape.worker_at(slot) for slot in self.setting.slots(state.live)}

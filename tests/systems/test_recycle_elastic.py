@@ -15,17 +15,18 @@ from recycle.systems.setting import Setting
 from recycle.systems.system import Loss
 
 
-def setting(bandwidth: float = 1e3) -> Setting:
-    """Three pipelines of four stages of four layers, whose bubbles hold no second worker's load."""
-    text = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 24\n[model]\nlayers = 16\n[memory]\nlimit = 8\n"
-    made = Setting.of(Job.from_toml(text))
+def setting(bandwidth: float = 1e3, chunks: int = 1) -> Setting:
+    """Three pipelines of four workers with four layers each, whose bubbles hold no second worker's load."""
+    text = f"[shape]\npipelines = 3\nranks = 4\nmicro_batches = 24\nchunks = {chunks}\n[model]\nlayers = 16\n"
+    made = Setting.of(Job.from_toml(f"{text}[memory]\nlimit = {8 * chunks}\n"))
     layers = tuple(replace(layer, state=100.0) for layer in made.layers)
     return replace(made, layers=layers, bandwidth=bandwidth)
 
 
 @pytest.mark.search
-def test_a_set_of_live_nodes_runs_the_faster_of_both() -> None:
-    ours, plain = ElasticReCycle(setting()), ReCycle(setting())
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_set_of_live_nodes_runs_the_faster_of_both(chunks: int) -> None:
+    ours, plain = ElasticReCycle(setting(chunks=chunks)), ReCycle(setting(chunks=chunks))
     nodes = ours.setting.all_nodes
     whole, other = ours.begin(nodes), plain.begin(nodes)
     assert isinstance(whole, RecycleRunning)
@@ -34,10 +35,10 @@ def test_a_set_of_live_nodes_runs_the_faster_of_both() -> None:
     moved, rerouted = ours.begin(nodes - {5}), plain.begin(nodes - {5})
     assert isinstance(moved, RecycleRunning)
     assert isinstance(rerouted, RecycleRunning)
-    assert rerouted.period >= 72 / 2 * 3
-    assert moved.period <= 1.06 * 72 * 4 * 3 / 11
+    assert rerouted.period >= 72 / 2 * 3 * chunks
+    assert moved.period <= 1.06 * 72 * 4 * 3 * chunks / 11
     for schedule, profile in moved.schedules():
-        assert check(schedule, profile=profile, limits=[8.0] * 4) == []
+        assert check(schedule, profile=profile, limits=[8.0 * chunks] * 4) == []
         assert simulate(schedule, profile).period == moved.period
 
 
