@@ -34,6 +34,7 @@ from recycle.job import Job
 from recycle.plans.moves import Move
 from recycle.plans.roles import align, assign_roles, rename
 from recycle.plans.vectors import Vector
+from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
 VERSION = 1
@@ -108,6 +109,17 @@ class Plan:
         beside = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
         metadata = {**self.schedule.metadata, **self.summary(), **beside, "plan_version": VERSION}
         return replace(self.schedule, metadata=metadata).dumps()
+
+    def show(self, profile: Profile | None = None) -> Any:
+        """The lanes as a picture that notebooks draw, named by its figures; `.page()` of it can be zoomed and searched.
+
+        Args:
+            profile: times to draw it with, those that it was planned with; 1 for each of F, I and W if left out.
+        """
+        gap = f"gap {100 * self.gap:.3g} %" if self.gap > 0 else "optimal"
+        dead = ", ".join(map(str, sorted(self.schedule.failed)))
+        title = f"{f'without {dead}' if dead else 'all workers'}: period {self.period:.6g}, {gap}"
+        return self.schedule.show(profile, title)
 
     def save(self, path: str | Path) -> None:
         """Write the plan file; whole or not at all."""

@@ -11,6 +11,8 @@ import pytest
 
 from recycle import Profile, RecycleError, Schedule, Shape, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.plans import Plan
+from viz.notebook import show_run
 
 
 def test_a_schedule_shows_its_lanes(broken: Schedule, tmp_path: Path) -> None:
@@ -47,6 +49,23 @@ def test_a_page_is_the_viewers_canvas_in_a_frame(broken: Schedule) -> None:
     assert "data:application/gzip;base64," in inside
     assert "&lt;without&gt; 1.1" in inside
     assert repr(page).endswith("a notebook shows it>")
+
+
+def test_a_plan_is_named_by_its_figures(broken: Schedule) -> None:
+    plan = Plan(broken, makespan=11.0, period=11.0, lower_bound=10.0, seconds=0.1, profile="")
+    picture = plan.show(Profile.uniform(forward=2.0))
+    assert "without 1.1: period 11, gap 10 %" in picture._repr_svg_()
+    assert picture.source.lanes.span == simulate(broken, Profile.uniform(forward=2.0)).makespan
+    whole = Plan(one_f_one_b(Shape(1, 2, 2)), 9.0, 9.0, 9.0, 0.1, "")
+    assert "all workers: period 9, optimal" in whole.show()._repr_svg_()
+
+
+def test_a_run_is_its_page_in_a_frame(run_dir: Path, tmp_path: Path) -> None:
+    inside = unescape(show_run(run_dir, height=700)._repr_html_())
+    assert "During the failure, step 4: executed" in inside
+    assert "Loss and live workers" in inside
+    with pytest.raises(RecycleError):
+        show_run(tmp_path / "absent")
 
 
 def test_times_are_those_of_the_profile() -> None:
