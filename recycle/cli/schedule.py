@@ -19,6 +19,7 @@ from recycle.ir import formats
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
 from recycle.ir.forward_only import forward_only as forwards_of
 from recycle.ir.lower import lower as lowered
+from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.ir.text_grid import DRAWN
@@ -57,6 +58,14 @@ def schedule(
     gather: Annotated[
         bool, typer.Option("--gather", help="Gather parameters behind the steps of a sharded optimizer.")
     ] = False,
+    replays: Annotated[
+        str | None,
+        typer.Option(
+            "--replays",
+            metavar="N|gaps",
+            help="Replay all work on peers once in N iterations, or where gaps hold it: the first iteration, lowered.",
+        ),
+    ] = None,
     forward_only: Annotated[
         bool, typer.Option("--forward-only", help="Its forwards alone, as an evaluation runs them.")
     ] = False,
@@ -84,7 +93,11 @@ def schedule(
             raise ScheduleError(f"--buckets: {buckets}, but with --forward-only no gradient is summed; leave out one")
         if gather:
             raise ScheduleError("--gather: with --forward-only no parameter is stepped; leave out one")
+        if replays is not None:
+            raise ScheduleError("--replays: with --forward-only there is no backward to replay; leave out one")
         built = forwards_of(built)
+    if replays is not None:
+        built = _with_replays(built, replays)
     if lower:
         built = lowered(built)
     if output is not None:
@@ -95,6 +108,16 @@ def schedule(
         print(built.dumps(), end="")
     else:
         _show(built)
+
+
+def _with_replays(schedule: Schedule, every: str) -> Schedule:
+    if schedule.shape.pipelines < 2:
+        raise ScheduleError("--replays: with 1 pipeline no worker has a peer; give -D 2 or more")
+    if every == "gaps":
+        return with_replays(schedule, "gaps").schedule(0)
+    if not every.isdecimal() or not 1 <= int(every) <= MOST_ROUNDS:
+        raise ScheduleError(f"--replays: {every!r} is neither gaps nor a number of iterations up to {MOST_ROUNDS}")
+    return with_replays(schedule, int(every)).schedule(0)
 
 
 def _show(schedule: Schedule) -> None:

@@ -49,6 +49,8 @@ from recycle.ir.simulate import event_graph, time_graph, timeline_of
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 
+MOST_ROUNDS = 1_000_000
+"""Iterations in which all have their turn, at most."""
 ALWAYS = -1
 """The round of what runs in every iteration."""
 
@@ -83,8 +85,13 @@ class Rotation:
     turns: tuple[Turn, ...]
 
     def round_of(self, iteration: int) -> int:
-        """The round of an iteration."""
-        return iteration % self.rounds if self.rounds else ALWAYS
+        """The round of an iteration; `ALWAYS` of all in which nothing has its turn."""
+        number = iteration % self.rounds if self.rounds else ALWAYS
+        return number if number in self._used else ALWAYS
+
+    @cached_property
+    def _used(self) -> frozenset[int]:
+        return frozenset(turn.round for turn in self.turns)
 
     @cached_property
     def _rounds_of_rows(self) -> Rows:
@@ -136,7 +143,7 @@ class Rotation:
         return only
 
     def program(self, worker: Worker, iteration: int) -> tuple[Instruction, ...]:
-        """What `worker` runs in an iteration: the same object in all iterations of a round."""
+        """What `worker` runs in an iteration: the same object in all of a round, and in all without replays in turn."""
         key = worker, self.round_of(iteration)
         if key not in self._programs:
             w = self.whole.shape.worker_index(worker)
@@ -156,7 +163,7 @@ class Rotation:
 
     @cached_property
     def _checked(self) -> Mapping[int, frozenset[Checked]]:
-        found: dict[int, set[Checked]] = {number: set() for number in (ALWAYS, *range(self.rounds))}
+        found: dict[int, set[Checked]] = {number: set() for number in (ALWAYS, *self._used)}
         c = self.whole.columns
         rows = np.flatnonzero(c.kind == Replay.kind)
         for (_, checked), number in zip(_named(self.whole, rows), self._rounds_of_rows[rows].tolist(), strict=True):

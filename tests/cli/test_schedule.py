@@ -57,6 +57,20 @@ def test_a_group_size_is_an_option_of_interleaved_alone(command: Command) -> Non
         assert refused.refused(f"--group-size: {family} takes none, it is for interleaved")
 
 
+def test_replays_are_an_option(command: Command, tmp_path: Path) -> None:
+    arguments = ("1f1b", "-D", 2, "-P", 2, "-m", 2)
+    file = tmp_path / "s.json"
+    for every, count in ((1, 8), (2, 4), (50, 4), ("gaps", 2)):
+        assert command("schedule", *arguments, "--replays", every, "-o", file).status == 0
+        assert sum("REPLAY" in word for word in Schedule.load(file).words()) == count
+        assert command("check", file, "--strict").status == 0
+    for refused in ("0", "-1", "gap", "1.5", "9999999"):
+        outcome = command("schedule", *arguments, f"--replays={refused}")
+        assert outcome.refused(f"--replays: '{refused}' is neither gaps nor a number of iterations up to 1000000")
+    assert command("schedule", "1f1b", "-P", 2, "-m", 2, "--replays", 3).refused("no worker has a peer; give -D 2")
+    assert command("schedule", *arguments, "--replays", 3, "--forward-only").refused("there is no backward to replay")
+
+
 def test_buckets_are_an_option(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "s.json"
     arguments = ("-D", 2, "-P", 2, "-m", 3, "--buckets", 4)

@@ -91,6 +91,9 @@ def test_of_fewer_iterations_than_micro_batches_each_has_several_and_of_more_som
     schedule = one_f_one_b(Shape(3, 4, 6))
     assert [len(with_replays(schedule, 2).checked(n)) for n in range(4)] == [36] * 4
     assert [len(with_replays(schedule, 12).checked(n)) for n in range(4)] == [12, 0, 12, 0]
+    rare, worker = with_replays(schedule, 2**31 - 1), Worker(1, 2)
+    assert len({id(rare.program(worker, iteration)) for iteration in range(1, 1000)}) == 1
+    assert len(rare.program(worker, 0)) > len(rare.program(worker, 1)) == len(lower(schedule).program(worker))
 
 
 def test_gaps_hold_those_of_the_later_stages_of_1f1b_and_none_of_the_first() -> None:
