@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,24 @@ class Profile:
         with np.errstate(over="ignore"):
             seconds: npt.NDArray[np.float64] = latency + np.asarray(amount) / bandwidth
         return seconds
+
+    def with_slow_link(self, shape: Shape, one: Worker, other: Worker, factor: float) -> Profile:
+        """The same, but transfers between two workers take `factor` times as long, in both directions.
+
+        Raises:
+            JobError: a link names a worker outside `shape`, or the factor is not above 0 and finite.
+        """
+        links = dict(self.links)
+        for ends in ((one, other), (other, one)):
+            link = self.link_between(shape, *ends)
+            bandwidth = None if link.bandwidth is None else link.bandwidth / factor
+            links["{}>{}".format(*ends)] = Link(factor * link.latency, bandwidth)
+        return replace(self, links=links)
+
+    def link_between(self, shape: Shape, sender: Worker, receiver: Worker) -> Link:
+        """The link from one worker to another. Raises JobError where `links` names a worker outside `shape`."""
+        pair = shape.worker_index(sender) * shape.worker_count + shape.worker_index(receiver)
+        return self._links_of(shape, [pair])[0]
 
     def _links_of(self, shape: Shape, pairs: list[int]) -> list[Link]:
         """The link of each directed pair `sender * workers + receiver`."""

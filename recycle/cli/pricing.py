@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +16,22 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
+from recycle.shape import Shape, Worker
 
 Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
 Overlap = Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")]
 Comm = Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")]
 ProfileFile = Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")]
+
+SlowLinks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--link",
+        metavar="WORKER,WORKER=FACTOR",
+        help="Transfers between the two workers take that many times as long, as in 1.0,1.1=4; any number of times.",
+    ),
+]
+_LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
 def priced(command: str, times: str | None, overlap: str | None, comm: str | None, file: Path | None) -> Profile:
@@ -51,6 +64,20 @@ def overridden(profile: Profile, overlap: str | None, comm: str | None) -> Profi
         profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
     if comm is not None:
         profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
+    return profile
+
+
+def with_slow_links(profile: Profile, shape: Shape, written: Sequence[str]) -> Profile:
+    """`profile` with the links of --link. Raises JobError for one that cannot be read or that `shape` does not have."""
+    for text in written:
+        match = _LINK.fullmatch(text)
+        if match is None or match[1] == match[2]:
+            raise JobError(f"--link {text!r}: write WORKER,WORKER=FACTOR, two workers, for example 1.0,1.1=4")
+        one, other = (shape.require(Worker.parse(name), f"--link {text}") for name in match.groups()[:2])
+        (factor,) = _numbers("--link", match[3], "FACTOR", 1)
+        if not factor:
+            raise JobError(f"--link {text!r}: a transfer takes some time; write a factor above 0")
+        profile = profile.with_slow_link(shape, one, other, factor)
     return profile
 
 

@@ -34,6 +34,7 @@ def simulate(
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,
     job: Annotated[Path | None, typer.Option(help="Job file: its times, and its memory limits in the gaps.")] = None,
+    link: pricing.SlowLinks = None,
     serialised: Annotated[
         bool, typer.Option("--serialised", help="One transfer per worker at a time, unbuffered, in program order.")
     ] = False,
@@ -50,7 +51,7 @@ def simulate(
     given, limits, byte_limit = (
         pricing.job_limits(schedule, file, job) if job is not None else (pricing.base(times, profile), None, None)
     )
-    priced = pricing.overridden(given, overlap, comm)
+    priced = pricing.with_slow_links(pricing.overridden(given, overlap, comm), schedule.shape, link or ())
     timeline = timeline_of(schedule, priced, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
     errors = check(schedule, profile=priced).number("error")

@@ -133,6 +133,23 @@ def test_other_bad_values_are_refused(command: Command, file: Path, tmp_path: Pa
     assert command("simulate", deadlock, "--json").refused("deadlocks", "recycle check")
 
 
+def test_a_slow_link_is_slow_in_both_directions_and_no_other_is(command: Command, file: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "p.json"
+    links = {pair: Link(2.0) for pair in ("0.1>0.2", "0.2>0.1")}
+    Profile(latency=0.5, links=links).save(profile)
+    slow = command("simulate", file, "--profile", profile, "--json").json
+    assert command("simulate", file, "--comm", "0.5", "--link", "0.1,0.2=4", "--json").json == slow
+    assert slow["makespan"] > command("simulate", file, "--comm", "0.5", "--json").json["makespan"] == 41
+    Profile(latency=0.125, bandwidth=8.0, message=3.0).save(profile)  # 0.5 in all
+    assert (
+        command("simulate", file, "--profile", profile, "--link", "0.2,0.1=4", "--json").json["makespan"]
+        == slow["makespan"]
+    )
+    for text in ("0.1=4", "0.1,0.1=4", "0.1,0.2", "0.1,0.2=x", "0.1,0.2=0", "0.1,0.2=-1"):
+        assert command("simulate", file, "--link", text).refused("--link")
+    assert command("simulate", file, "--link", "0.1,1.2=4").refused("worker 1.2 is outside the grid")
+
+
 def test_zero_times_are_allowed(command: Command, file: Path) -> None:
     figures = command("simulate", file, "--times", "0,0,0", "--json").json
     assert (figures["makespan"], figures["period"]) == (0, 0)

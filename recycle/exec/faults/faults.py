@@ -1,4 +1,4 @@
-"""Faults to strike on purpose, read from text and checked: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`.
+"""Faults to strike on purpose, read from text and checked: `KIND[=ARGUMENT]:WORKER[,WORKER]@STEP[-STEP][.PHASE]`.
 
 A fault strikes in the middle of that iteration, or at the given phase, and once per run, also when its iteration is
 repeated; one in the `undo` of a step strikes only if a step is undone, one in its `evaluation` only if it has one. With
@@ -23,7 +23,8 @@ from recycle.shape import Shape, Worker
 _NUMBER = "[0-9]{1,9}"
 _WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
 _FAULT = re.compile(
-    rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
+    rf"([a-z-]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?(?:,({_NUMBER}\.{_NUMBER}))?"
+    rf"@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
 )
 MAJORITY_HOSTS = 3
 """Hosts of a stage of which more than half agree if one is wrong."""
@@ -39,7 +40,7 @@ class Fault:
         argument: number behind the `=`; None when none is given.
         target: what is struck, of a kind that may strike several things; stands before the argument.
         last: last step of a fault that lasts, None for one that strikes at `step` alone.
-        other: the second worker of a fault that strikes a pair.
+        other: the second worker of a fault that strikes a pair, or the link between two.
         tensor_rank: which process of the worker is struck.
     """
 
@@ -55,10 +56,11 @@ class Fault:
 
     def __str__(self) -> str:
         number = None if self.argument is None else f"{self.argument:g}"
-        given = [str(part) for part in (self.other, self.target, number) if part is not None]
+        of_link = KINDS[self.kind].of_link
+        given = [str(part) for part in (None if of_link else self.other, self.target, number) if part is not None]
         written = f"={','.join(given)}" if given else ""
         last = "" if self.last is None else f"-{self.last}"
-        struck = member_name(self.worker, self.tensor_rank)
+        struck = member_name(self.worker, self.tensor_rank) + (f",{self.other}" if of_link else "")
         return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
 
     def lasts(self, step: int) -> bool:
@@ -73,21 +75,25 @@ def parse_fault(text: str) -> Fault:
         raise JobError(
             f"fault {text!r}: expected KIND[=ARGUMENT]:WORKER@STEP[.PHASE], for example kill:1.1@10 or rejoin:1.1@20"
         )
-    name, argument, worker, tensor_rank, step, last, phase = match.groups()
+    name, argument, worker, tensor_rank, second, step, last, phase = match.groups()
     if name not in KINDS:
         raise JobError(f"fault {text!r}: unknown kind {name!r}; known are {', '.join(KINDS)}")
     kind = KINDS[name]
     if phase is not None and phase not in kind.phases:
         takes = f"one of {', '.join(kind.phases)}" if kind.phases else "none"
         raise JobError(f"fault {text!r}: unknown phase {phase!r}; {name} takes {takes}")
-    if tensor_rank is not None and (kind.pair or not kind.struck):
+    if kind.of_link and (second is None or Worker.parse(second) == Worker.parse(worker)):
+        raise JobError(f"fault {text!r}: {name} takes two workers with a ',' between, for example {kind.example}")
+    if second is not None and not kind.of_link:
+        raise JobError(f"fault {text!r}: {name} strikes one worker; leave out ,{second}")
+    if tensor_rank is not None and (kind.pair or kind.of_link or not kind.struck):
         raise JobError(f"fault {text!r}: {name} is of a worker as a whole; leave out t{tensor_rank}")
     if last is not None and not kind.ranged:
         raise JobError(f"fault {text!r}: {name} strikes at one step, not in a range")
     if last is not None and int(last) < int(step):
         raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
     until = None if last is None else int(last)
-    other = _other(text, name, worker, argument) if kind.pair else None
+    other = _other(text, name, worker, argument) if kind.pair else None if second is None else Worker.parse(second)
     target, argument = _target(text, name, argument) if kind.targets else (None, argument)
     value = None if kind.pair else _argument(text, name, argument)
     return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0), target)
@@ -170,9 +176,12 @@ def check_faults(
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
         if not kind.struck and alive[fault.worker] is True:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
-        if fault.other is not None:
+        if kind.of_link:
+            _check_link(fault, shape, alive)
+        elif fault.other is not None:
             fenced = _check_pair(fault, shape, alive)
-            alive[fenced] = False
+            if fenced is not None:
+                alive[fenced] = False
         else:
             hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
             target = None if fault.target is None else kind.targets[fault.target]
@@ -185,18 +194,39 @@ def check_faults(
                 alive[fault.worker] = not kind.ends
 
 
-def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> Worker:
-    """The worker that a cut ends. Raises JobError when one of the two is dead, when they have no connection, or when
-    both are the last host of their stage."""
+def _check_link(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> None:
+    """Raise JobError when the second worker is dead, or when no stage of one comes behind a stage of the other."""
     worker, other = fault.worker, fault.other
     assert other is not None
     shape.require(other, f"fault {fault}")
     if alive[other] is False:
         raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
-    if worker.rank != other.rank and (worker.pipeline != other.pipeline or abs(worker.rank - other.rank) != 1):
+    apart = (worker.rank - other.rank) % shape.ranks
+    wraps = shape.chunks > 1 and apart in (1, shape.ranks - 1)
+    if abs(worker.rank - other.rank) != 1 and (not wraps or worker.rank == other.rank):
         raise JobError(
-            f"fault {fault}: workers {worker} and {other} send each other nothing;"
-            " cut neighbours of a pipeline or two of the same stage"
+            f"fault {fault}: workers {worker} and {other} send each other no messages; take two of neighbouring ranks"
+        )
+
+
+def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
+    """The worker that a cut ends; None where the two send each other nothing as long as no other worker is dead.
+
+    Raises:
+        JobError: one of the two is dead, or each is the last host of its stage.
+    """
+    worker, other = fault.worker, fault.other
+    assert other is not None
+    shape.require(other, f"fault {fault}")
+    if alive[other] is False:
+        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+    apart = abs(worker.rank - other.rank)
+    if apart > 1 and not (shape.chunks > 1 and apart == shape.ranks - 1):
+        return None
+    if apart == 1 and worker.pipeline != other.pipeline:
+        raise JobError(
+            f"fault {fault}: whether workers {worker} and {other} send each other anything depends on the plan;"
+            " cut neighbours of a pipeline, two of the same stage, or two of ranks further apart"
         )
     fenced = whom_to_fence((worker, other), [w for w, here in alive.items() if here is not False])
     if fenced is None:

@@ -18,6 +18,7 @@ from recycle.exec.faults.kinds import BETWEEN, KINDS, REDUCED
 from recycle.exec.membership.members import member_name, members_of, split_member
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, StrikeKey
 from recycle.exec.membership.store import Store
+from recycle.exec.transport.paced_links import PacedLinks
 from recycle.ir.instruction import Instruction
 
 EXCHANGE_SECONDS = 10.0
@@ -33,9 +34,11 @@ class FaultInjector:
         claim: claims a fault by number; True only once per run. claim_in_thread: likewise, from another thread.
         poison: spoils the gradients that this worker has summed so far.
         flip: flips a bit of what this worker computes with: called with the target and the bit's number.
+        links: those that this process sends over.
         exchange: tells the other worker of a fault the ends of this process's connections; returns those that it tells.
 
     Attributes:
+        iteration: the one at hand.
         factor: how many times as long every computation of this iteration takes.
         failing: the fault by which the next computation raises an exception.
     """
@@ -48,11 +51,12 @@ class FaultInjector:
         exchange: Callable[[int, Fault, Sequence[str]], list[str]] = lambda number, fault, ends: [],
         claim_in_thread: Callable[[int], bool] = lambda number: True,
         flip: Callable[[str, int], None] = lambda target, bit: None,
+        links: PacedLinks | None = None,
     ) -> None:
         self._claim, self._claim_in_thread = claim, claim_in_thread
         self.poison: Callable[[], None] = poison
         self.flip: Callable[[str, int], None] = flip
-        self.exchange = exchange
+        self.exchange, self.links = exchange, links
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
         self._in_program: list[_Numbered] = []
@@ -65,11 +69,13 @@ class FaultInjector:
                 self._in_program.append((number, fault))
         self._places: dict[int, list[_Numbered]] = {}
         self.failing: Fault | None = None
-        self.factor = 1.0
+        self.factor, self.iteration = 1.0, -1
 
     def begin(self, program: Sequence[Instruction], step: int) -> None:
         """An iteration begins: find where in its program the faults strike."""
-        self._places, self.factor = {}, 1.0
+        self._places, self.factor, self.iteration = {}, 1.0, step
+        if self.links is not None:
+            self.links.begin()
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
@@ -129,6 +135,7 @@ def start_injector(
     store: Store,
     poison: Callable[[], None],
     flip: Callable[[str, int], None],
+    links: PacedLinks | None = None,
 ) -> FaultInjector:
     """The injector of a worker process, with a thread for each fault of a pair that another process comes to.
 
@@ -139,10 +146,15 @@ def start_injector(
         faults: texts of all faults of the run.
         poison: spoils the gradients that this process has summed so far.
         flip: flips a bit, as of `FaultInjector`.
+        links: those that this process sends over.
     """
     worker, _ = split_member(member)
     own: list[_Numbered] = []
     for number, fault in enumerate(map(parse_fault, faults)):
+        if KINDS[fault.kind].of_link:
+            if worker in (str(fault.worker), str(fault.other)):
+                own.append((number, fault))
+            continue
         if KINDS[fault.kind].struck and member_name(fault.worker, fault.tensor_rank) == member:
             own.append((number, fault))
             continue
@@ -159,6 +171,7 @@ def start_injector(
         partial(_exchange, store, member, tensor_parallel),
         lambda number: threads.claim(ReachedKey(number)),
         flip,
+        links,
     )
 
 

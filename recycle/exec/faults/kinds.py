@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recycle.exec.transport.connections import cut, open_sockets, own_connections
+from recycle.exec.transport.paced_links import LOST_SECONDS
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -116,6 +117,8 @@ class FaultKind:
         argument_is_delay: the argument is the seconds from the fault's point to the strike.
         pair: it strikes two workers; the other one stands behind the `=`. `strike` is called in all their processes, in
             a thread of those that do not come to the fault's point.
+        of_link: it strikes the link between two workers, which are written one behind the other. `strike` is called in
+            all their processes, as each of them begins an iteration.
         ranged: it holds from one step to another, and strikes at the beginning of each iteration.
     """
 
@@ -130,6 +133,7 @@ class FaultKind:
     argument: Argument | None = None
     argument_is_delay: bool = False
     pair: bool = False
+    of_link: bool = False
     ranged: bool = False
 
     @property
@@ -155,6 +159,19 @@ FLIPPED = {
 
 def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:
     injector.factor *= fault.argument or 1.0
+
+
+def _slow_link(injector: FaultInjector, number: int, fault: Fault) -> None:
+    assert fault.other is not None
+    if injector.links is not None:
+        injector.links.slow_down(fault.worker, fault.other, fault.argument or 1.0)
+
+
+def _flaky_link(injector: FaultInjector, number: int, fault: Fault) -> None:
+    assert fault.other is not None
+    if injector.links is not None:
+        seed = f"{number} {injector.iteration}"
+        injector.links.make_flaky(fault.worker, fault.other, fault.argument or 0.0, seed)
 
 
 def _fail_in_stage(injector: FaultInjector, number: int, fault: Fault) -> None:
@@ -227,6 +244,26 @@ KINDS = {
         ends=False,
         phases=(),
         argument=Argument("a factor", 1.0, 1000.0, needed=True),
+        ranged=True,
+    ),
+    "slow-link": FaultKind(
+        does="every message between the two workers takes that many times as long, from one step to the other",
+        example="slow-link=4:1.0,1.1@5-20",
+        strike=_slow_link,
+        ends=False,
+        phases=(),
+        argument=Argument("a factor", 1.0, 1000.0, needed=True),
+        of_link=True,
+        ranged=True,
+    ),
+    "flaky-link": FaultKind(
+        does=f"with that probability a message between the two workers is held back for {LOST_SECONDS:g} s",
+        example="flaky-link=0.1:1.0,1.1@5-20",
+        strike=_flaky_link,
+        ends=False,
+        phases=(),
+        argument=Argument("a probability", 0.0, 1.0, needed=True),
+        of_link=True,
         ranged=True,
     ),
     "kill": FaultKind(

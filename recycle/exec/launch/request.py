@@ -12,6 +12,7 @@ from recycle.architecture import Architecture
 from recycle.errors import JobError
 from recycle.exec.checkpoint.checkpoint import verify_files
 from recycle.exec.faults.faults import Fault, check_faults_of_job
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
@@ -175,7 +176,12 @@ def check_request(
         if job.evaluation.every:
             load_evaluation(job, providers.of_evaluation(job)).require_vocabulary()
         text_digest = batches.digest
-    transport_of(job)
+    paces_links = transport_of(job).paces_links
+    for fault in faults:
+        if KINDS[fault.kind].of_link and not paces_links:
+            raise JobError(
+                f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
+            )
     require_packages(job)
     check_faults_of_job(faults, job, steps, absent)
     return text_digest

@@ -23,6 +23,7 @@ from recycle.exec.membership.messages import (
     Evaluated,
     EvaluationReport,
     GenerationRecord,
+    LinkTime,
     Mode,
     Report,
 )
@@ -39,6 +40,8 @@ from recycle.shape import Worker
 
 NEAR = 0.5
 """Share of the clipping limit from which a norm counts as near."""
+MOST_LINKS = 24
+"""Other processes that a report says the times of messages of, in 27 bytes each."""
 WINDOW = 4
 """Iterations whose norms are looked at."""
 
@@ -73,9 +76,11 @@ def report_of(
     compute: Sequence[Computed] = (),
     states: Mapping[int, Checksum] = MappingProxyType({}),
     replayed: Mapping[Checked, Making] = MappingProxyType({}),
+    links: Sequence[LinkTime] = (),
 ) -> Report:
-    """What a worker reports once the gradients of all its stages are summed over their hosts, its times, the checksums
-    of the states that it began with, and of what it and others made of micro-batches that were replayed."""
+    """What a worker reports once the gradients of all its stages are summed over their hosts, its times and those of
+    its messages, the checksums of the states that it began with, and of what it and others made of micro-batches that
+    were replayed."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
@@ -89,7 +94,8 @@ def report_of(
     told = {index: (checksum.words, checksum.places) for index, checksum in states.items()}
     made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
     made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
-    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums, told, made)
+    longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
+    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums, told, made, longest)
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.messages import Computed
+from recycle.exec.membership.messages import Computed, LinkTime
 from recycle.shape import Worker
 
 MOST_LISTED = 256
 """Workers whose times stand in a line of metrics one by one; of more, only those that are furthest from their peers."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinkTimes:
+    """A row per worker and other worker that it has messages with.
+
+    Attributes:
+        worker, peer: [rows, 2], pipeline and rank of both.
+        sent: how many messages to the peer have arrived.
+        seconds: the lower quartile of what they took.
+        waited: seconds that the worker waited for messages from the peer.
+    """
+
+    worker: npt.NDArray[np.int64]
+    peer: npt.NDArray[np.int64]
+    sent: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    waited: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, links: Mapping[Worker, Sequence[LinkTime]]) -> LinkTimes:
+        """Of what each worker reports."""
+        rows = [(worker, one) for worker, ones in links.items() for one in ones]
+        return cls(
+            np.array([(worker.pipeline, worker.rank) for worker, _ in rows], np.int64).reshape(-1, 2),
+            np.array([(one.pipeline, one.rank) for _, one in rows], np.int64).reshape(-1, 2),
+            np.array([one.sent for _, one in rows], np.int64),
+            np.array([one.seconds for _, one in rows], np.float64),
+            np.array([one.waited for _, one in rows], np.float64),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +57,7 @@ class ComputeTimes:
         stage: of the instructions.
         tokens, kind: names of kinds, and the place of the row's in them.
         count, seconds: how many ran, and what they took together.
+        links: what their messages took.
     """
 
     workers: Sequence[Worker]
@@ -35,9 +67,14 @@ class ComputeTimes:
     kind: npt.NDArray[np.int64]
     count: npt.NDArray[np.float64]
     seconds: npt.NDArray[np.float64]
+    links: LinkTimes = field(default_factory=lambda: LinkTimes.of({}))
 
     @classmethod
-    def of(cls, compute: Mapping[Worker, Sequence[Computed]]) -> ComputeTimes:
+    def of(
+        cls,
+        compute: Mapping[Worker, Sequence[Computed]],
+        links: Mapping[Worker, Sequence[LinkTime]] = MappingProxyType({}),
+    ) -> ComputeTimes:
         """Of what each worker reports."""
         rows = [(owner, one) for owner, ones in enumerate(compute.values()) for one in ones]
         tokens = sorted({one.token for _, one in rows})
@@ -49,6 +86,7 @@ class ComputeTimes:
             np.array([tokens.index(one.token) for _, one in rows], np.int64),
             np.array([one.count for _, one in rows], np.float64),
             np.array([one.seconds for _, one in rows], np.float64),
+            LinkTimes.of(links),
         )
 
     def line(self, most: int = MOST_LISTED) -> dict[str, Any]:

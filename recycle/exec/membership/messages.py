@@ -167,6 +167,22 @@ class Replayed(Struct, frozen=True, array_like=True):
     sums: tuple[int, ...]
 
 
+class LinkTime(Struct, frozen=True, array_like=True, gc=False):
+    """What a process says of its messages with another one, see `recycle.exec.transport.base.Messaged`.
+
+    Attributes:
+        pipeline, rank: position that the other process started in.
+        sent, seconds: how many messages to it have arrived, and the lower quartile of what they took.
+        waited: what this process waited for messages from it.
+    """
+
+    pipeline: int
+    rank: int
+    sent: int
+    seconds: float
+    waited: float
+
+
 class Report(Struct, frozen=True):
     """A worker's part of a commit.
 
@@ -180,6 +196,7 @@ class Report(Struct, frozen=True):
         checksums: of all bits of the sums of each hosted stage, as `Stage.gradient_checksum` makes it.
         states: likewise the checksums of the states that the iteration began with, where these are compared.
         replayed: what came of micro-batches that were replayed.
+        links: of the worker's messages, where the transport times them; those that took longest, if they are many.
     """
 
     norms: dict[int, list[float]]
@@ -189,6 +206,7 @@ class Report(Struct, frozen=True):
     checksums: dict[int, int] = {}
     states: dict[int, tuple[int, int]] = {}
     replayed: list[Replayed] = []
+    links: list[LinkTime] = []
 
 
 class EvaluationReport(Struct, frozen=True):

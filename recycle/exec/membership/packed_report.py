@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.messages import Computed, Replayed, Report
+from recycle.exec.membership.messages import Computed, LinkTime, Replayed, Report
 
-HEAD_CHARACTERS = 16
+HEAD_CHARACTERS = 20
 """Of a text, that say its layout."""
-_HEAD = struct.Struct("<HHHBBBBBB")
+_HEAD = struct.Struct("<HHHBBBBBBBxx")
 HAS_CHECKSUM, HAS_REPLICATED, HAS_STATE = 1, 2, 4
 """Flags of a hosted stage."""
 
@@ -37,6 +37,7 @@ class Layout(NamedTuple):
         letters: of the longest kind's name.
         has_states: whether the checksums of states are told.
         sums: numbers that are told of each of those.
+        links: other processes that messages are told of.
     """
 
     stages: int
@@ -48,6 +49,7 @@ class Layout(NamedTuple):
     letters: int
     has_states: int
     sums: int
+    links: int
 
 
 @lru_cache(maxsize=256)
@@ -63,8 +65,9 @@ def row_of(layout: Layout) -> np.dtype[Any]:
     ]
     computed = [("stage", "<u4"), ("token", f"S{max(1, layout.letters)}"), ("count", "<u4"), ("seconds", "<f8")]
     work = [("stage", "<u4"), ("pipeline", "<u4"), ("index", "<u4"), ("is_home", "u1"), ("sums", "<u8", (layout.sums,))]
+    link = [("pipeline", "<u4"), ("rank", "<u4"), ("sent", "<u4"), ("seconds", "<f4"), ("waited", "<f4")]
     fields = [("loss", "<f8"), ("stages", stage, (layout.stages,)), ("computed", computed, (layout.computed,))]
-    fields.append(("replayed", work, (layout.replayed,)))
+    fields += [("replayed", work, (layout.replayed,)), ("links", link, (layout.links,))]
     width = np.dtype(fields).itemsize
     return np.dtype([("head", f"V{_HEAD.size}"), *fields, ("rest", f"V{-width % 3}")])
 
@@ -81,6 +84,7 @@ def pack_report(report: Report) -> str:
         max((len(one.token) for one in report.compute), default=0),
         int(bool(report.states)),
         max((len(one.sums) for one in report.replayed), default=0),
+        len(report.links),
     )
     row = np.zeros((), row_of(layout))
     row["loss"] = 0.0 if report.loss is None else report.loss
@@ -100,6 +104,8 @@ def pack_report(report: Report) -> str:
         row["computed"][place] = (one.stage, one.token.encode(), one.count, one.seconds)
     for place, work in enumerate(report.replayed):
         row["replayed"][place] = (work.stage, work.pipeline, work.index, work.is_home, work.sums)
+    for place, link in enumerate(report.links):
+        row["links"][place] = (link.pipeline, link.rank, link.sent, link.seconds, link.waited)
     row["head"] = np.void(_HEAD.pack(*layout))
     return base64.b64encode(row.tobytes()).decode()
 
@@ -142,7 +148,8 @@ def unpack_report(text: str) -> Report:
         for one in row["computed"]
     ]
     loss = float(row["loss"]) if has_loss(row) else None
-    return Report(norms, loss, compute, replicated, checksums, states, replayed_of(row["replayed"]))
+    links = [LinkTime(*(field.item() for field in link)) for link in row["links"]]
+    return Report(norms, loss, compute, replicated, checksums, states, replayed_of(row["replayed"]), links)
 
 
 def replayed_of(rows: npt.NDArray[np.void]) -> list[Replayed]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.membership.compute_times import ComputeTimes, LinkTimes
 from recycle.exec.membership.members import Members, members_columns, split_member
 from recycle.exec.membership.messages import Replayed, Report
 from recycle.exec.membership.packed_report import (
@@ -42,6 +42,8 @@ class ReportColumns:
         host, stage, flags, norms, replicated, checksum, state: of each hosted stage, ordered by process: the place of
             the process in `members`, and what its report says of the stage. Norms are filled up with zeros.
         ran, of_stage, token, count, seconds: of each kind of instruction, likewise.
+        linked, link_pipeline, link_rank, sent, link_seconds, waited: of each other process that it has messages with,
+            likewise.
         replayed: (worker, what it says) of each micro-batch that was replayed.
     """
 
@@ -61,6 +63,12 @@ class ReportColumns:
     token: Column
     count: Column
     seconds: Column
+    linked: Column
+    link_pipeline: Column
+    link_rank: Column
+    sent: Column
+    link_seconds: Column
+    waited: Column
     replayed: Sequence[tuple[str, Replayed]] = field(default=(), kw_only=True)
 
     @classmethod
@@ -71,7 +79,7 @@ class ReportColumns:
         for place, text in enumerate(written):
             alike.setdefault(text[:HEAD_CHARACTERS], []).append(place)
         losses, said = np.zeros(len(written)), np.zeros(len(written), bool)
-        stages, computed = list[dict[str, Column]](), list[dict[str, Column]]()
+        stages, computed, links = list[dict[str, Column]](), list[dict[str, Column]](), list[dict[str, Column]]()
         replayed: list[tuple[str, Replayed]] = []
         members = list(texts)
         for places in alike.values():
@@ -82,11 +90,11 @@ class ReportColumns:
                 replayed += [
                     (split_member(members[place])[0], one) for place, of in of_processes for one in replayed_of(of)
                 ]
-            for found, name in ((stages, "stages"), (computed, "computed")):
+            for found, name in ((stages, "stages"), (computed, "computed"), (links, "links")):
                 of = rows[name]
                 columns = {field: of[field].reshape(of.size, *of[field].shape[2:]) for field in of.dtype.names or ()}
                 found.append({"process": np.repeat(places, of.shape[1]), **columns})
-        one, other = _joined(stages), _joined(computed)
+        one, other, third = _joined(stages), _joined(computed), _joined(links)
         return cls(
             members,
             written,
@@ -94,6 +102,7 @@ class ReportColumns:
             said,
             *(one[name] for name in ("process", "stage", "flags", "norms", "replicated", "checksum", "state")),
             *(other[name] for name in ("process", "stage", "token", "count", "seconds")),
+            *(third[name] for name in ("process", "pipeline", "rank", "sent", "seconds", "waited")),
             replayed=replayed,
         )
 
@@ -172,6 +181,20 @@ class ReportColumns:
             kinds,
             self.count[mine].astype(np.float64),
             self.seconds[mine],
+            self._links(),
+        )
+
+    def _links(self) -> LinkTimes:
+        firsts = self._of.tensor_ranks[self.linked] == 0
+        workers = self._of.workers
+        mine = np.array([(worker.pipeline, worker.rank) for worker in workers], np.int64).reshape(-1, 2)
+        peers = np.stack([self.link_pipeline[firsts], self.link_rank[firsts]], axis=1).astype(np.int64)
+        return LinkTimes(
+            mine[self._of.worker[self.linked[firsts]]],
+            peers,
+            self.sent[firsts].astype(np.int64),
+            self.link_seconds[firsts].astype(np.float64),
+            self.waited[firsts].astype(np.float64),
         )
 
 

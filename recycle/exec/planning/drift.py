@@ -9,7 +9,7 @@ Of these two things are estimated, both as ratios, so that neither a job's unit 
 An estimate stands when more than half of the last N iterations depart from what the plan counts on, on one side, by
 more than the threshold; it is then the median of these. So a single odd iteration never counts, a change is seen after
 N / 2 + 1 iterations, and what a new plan was made for is the new reference: the same threshold lies between it and the
-next plan, whichever way the times go. See docs/profile.md for the numbers.
+next plan, whichever way the times go. See docs/profile.md for the numbers. What messages take is in link_drift.py.
 
 Limits: a worker that runs nothing any more cannot be measured. It is tried again at full speed after `RETRY` windows,
 then after twice as many, and so on. Times are a process's wall clock: on a device that runs ahead of it, or on cores
@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.planning.link_drift import LinkChange, LinkMonitor
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
 from recycle.profile import Profile
@@ -122,6 +123,9 @@ class DriftMonitor:
         threshold: departure from what is planned for that counts, as a share.
         iterations: N, the window.
         stages_too: whether the profile's times are measured ones, so that those of stages can be compared with them.
+
+    Attributes:
+        slow_links: those that the last call of `departed` has found to be slow.
     """
 
     shape: Shape
@@ -129,11 +133,13 @@ class DriftMonitor:
     threshold: float
     iterations: int
     stages_too: bool
+    slow_links: list[LinkChange] = field(default_factory=list)
     _speeds: _Speeds = field(init=False)
     _times: dict[_Key, _Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._speeds = _Speeds(self.shape.worker_count, self.iterations)
+        self._links = LinkMonitor(self.shape, self.profile, self.iterations)
 
     @classmethod
     def of(cls, job: PricedJob) -> DriftMonitor:
@@ -159,6 +165,8 @@ class DriftMonitor:
         usual = 1.0 if by_stage else _usual(places[is_measured] % self.shape.ranks, cost[is_measured])
         self._speeds.take(places[is_measured], cost[is_measured] / usual)
         self._speeds.rest(places[~is_measured])
+        if not by_stage and is_measured.any():
+            self._links.observe(times.links, median_low(cost[is_measured].tolist()))
         if self.stages_too and not by_stage:
             self._observe_stages(times)
 
@@ -199,6 +207,7 @@ class DriftMonitor:
     def forget(self, worker: Worker) -> None:
         """The worker's process has ended; another one in its place starts unmeasured."""
         self._speeds.forget(self._place(worker))
+        self._links.forget(worker)
 
     def _place(self, worker: Worker) -> int:
         return worker.pipeline * self.shape.ranks + worker.rank
@@ -228,8 +237,12 @@ class DriftMonitor:
             if ratio is not None:
                 times[name][stage] = _rounded(ratio * base)
                 changes.append(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says")
+        moved = self._links.departed(planned, set(live))
+        self.slow_links = [link for link in moved if link.price is not None]
+        changes += map(str, moved)
         if not changes:
             return None
+        planned = self._links.priced(planned, moved)
         changed = {name: values for name, values in times.items() if values != planned.per_stage(name, len(values))}
         return replace(planned, speed=speed, **changed), "; ".join(changes)
 

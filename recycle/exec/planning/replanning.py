@@ -71,7 +71,7 @@ class Replanner:
         job: its `[membership]` section says what counts as drift.
         plans: makes plans for the job's own profile, and others in the background.
         directory: profiles that are planned with are left here as `<digest>.json`.
-        log: takes the event `replanned`.
+        log: takes the events `replanned` and `slow-link`.
 
     Attributes:
         compute: what the line of metrics says of the last iteration that was observed, see `ComputeTimes.line`.
@@ -157,6 +157,15 @@ class Replanner:
         if departed is None:
             return
         profile, cause = departed
+        for link in self._drift.slow_links:
+            self._log(
+                "slow-link",
+                worker=str(link.sender),
+                peer=str(link.receiver),
+                step=self._step,
+                seconds=round(link.seconds, 6),
+                factor=None if link.factor is None else round(link.factor, 3),
+            )
         self._directory.mkdir(exist_ok=True)
         file = self._directory / f"{profile.digest()}.json"
         profile.save(file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -21,6 +21,22 @@ Lane = tuple[Worker, Worker]
 """(sender, receiver)."""
 Pending = Callable[[], torch.Tensor]
 """A posted receive: calling it waits for the tensor and returns it."""
+
+
+class Messaged(NamedTuple):
+    """What a process knows of its messages with another one since it was asked last.
+
+    Attributes:
+        process: position that the other one started in.
+        sent: how many messages to it have arrived.
+        seconds: the lower quartile of what they took, each from when it was sent, and the one before had arrived.
+        waited: what this process waited for messages from it.
+    """
+
+    process: Worker
+    sent: int
+    seconds: float
+    waited: float
 
 
 class TransportError(RecycleError):

@@ -11,12 +11,13 @@ are shut: forming a group whose member died before it connected, an all-reduce, 
 very moment, as those inside a worker are all the time. They run in a thread of their own, which is left behind when the
 generation is over; so are their groups, because freeing one would wait for it.
 
-That a tensor has arrived is said in a wait only, so a thread waits for all that was sent, in order.
+That a tensor has arrived is said in a wait only, so a thread of each lane waits for what was sent over it, in order.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -27,25 +28,30 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from recycle.exec.transport.base import TransportError, Unreachable
+from recycle.exec.transport.base import Messaged, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
 from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line, leave_behind
+from recycle.exec.transport.outgoing import OutgoingLane
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
+from recycle.ir.instruction import Instruction
 from recycle.job import Job
 from recycle.shape import Worker
 
+LOOK_SECONDS = 1.0
+"""How often a process looks for connections that are gone without anybody having used them."""
+PROBE_SECONDS, PROBE_TAG = 1.0, 2 * STATE_TAG
+"""How long an operation on a connection that is gone may take to say why, and its tag."""
 _WORLD, _TENSOR = -1, -2
 """Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
-_UNTIL_THE_END = timedelta(days=30)
-"""A sent tensor may wait for as long as its receiver computes; the end of the generation ends that wait."""
 
 
 class Gloo(TransportPlugin):
     """Between processes over TCP, on CPUs."""
 
     has_shards = True
+    paces_links = True
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
@@ -73,20 +79,6 @@ class Gloo(TransportPlugin):
             shut_sockets(self._kept, self.settings.kept_addresses)
 
 
-class _Sending:
-    """An operation that sends, which says whether the tensor has arrived: a thread waits for that."""
-
-    def __init__(self, work: Any, thread: ThreadPoolExecutor) -> None:
-        self.waiting = thread.submit(work.wait, _UNTIL_THE_END)
-
-    def is_completed(self) -> bool:
-        return self.waiting.done()
-
-    def wait(self) -> None:
-        """Wait until it has arrived. Raises RuntimeError when it cannot."""
-        self.waiting.result()
-
-
 class GlooTransport(GroupTransport):
     """One generation of it. A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
 
@@ -104,9 +96,10 @@ class GlooTransport(GroupTransport):
         self._exchanged = 0
         self._connections: list[Connection] = []
         self._ends: dict[Worker, str] = {}
-        self._arrivals = ThreadPoolExecutor(1)
         self._scattering: dict[int, ThreadPoolExecutor] = {}
-        self._last_sent: _Sending | None = None
+        self._told: set[Worker] = set()
+        self._next_look = 0.0
+        self._lanes: dict[Worker, OutgoingLane] = {}
 
     def form(self) -> None:
         settings, groups = self._settings, self._groups
@@ -139,8 +132,68 @@ class GlooTransport(GroupTransport):
         self._sums = formed
 
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        self._last_sent = _Sending(super()._start_send(peer, tensor, tag), self._arrivals)
-        return self._last_sent
+        if peer not in self._lanes:
+            self._lanes[peer] = self._lane(peer)
+        lane = self._lanes[peer]
+        return self._try(partial(lane.send_state if tag >= STATE_TAG else lane.send, tensor, tag))
+
+    def _lane(self, peer: Worker) -> OutgoingLane:
+        (group, rank), links = self._outgoing[peer], self._settings.links
+        process = self._process(peer)
+        return OutgoingLane(
+            lambda tensor, tag: group.send([tensor], rank, tag),
+            (lambda usual: 0.0) if links is None else (lambda usual: links.hold(process, usual)),
+            self._over,
+        )
+
+    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
+        """As `Transport.begin`. Raises Unreachable where a peer is cut off that nothing is under way with."""
+        super().begin(program, iteration)
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            self._look_for_cut_off()
+
+    def _look_for_cut_off(self) -> None:
+        """Find connections that have got no answer although nothing was sent over them: the kernel has broken them.
+
+        Whoever this worker needs in this generation is told of as one that did not answer in a transfer. Of others a
+        warning says so: nothing is sent to them, unless a later plan asks for it.
+        """
+        for peer in self._broken_off() - self._told:
+            group, rank = self._outgoing[peer]
+            try:
+                group.recv([torch.empty(1)], rank, PROBE_TAG).wait(timedelta(seconds=PROBE_SECONDS))
+            except RuntimeError as error:
+                self._told.add(peer)
+                broken = self._broken(error)
+                if not isinstance(broken, Unreachable):
+                    continue  # the peer has closed it, which whoever waits for it will see
+                if self._needs(peer):
+                    raise Unreachable(str(broken), peer) from None
+                self._groups.warn(
+                    f"worker {self._process(self._groups.role)} is cut off from worker {self._process(peer)};"
+                    f" they send each other nothing by this plan"
+                )
+
+    def _needs(self, peer: Worker) -> bool:
+        """Whether something goes from one to the other in this generation: messages, or sums of a stage's hosts."""
+        role = self._groups.role
+        shares = any(role in hosts and peer in hosts for hosts in self._groups.hosts.values())
+        return shares or bool({(role, peer), (peer, role)} & set(self._groups.lanes))
+
+    def _process(self, role: Worker) -> Worker:
+        return self._groups.processes.get(role, role)
+
+    def messaged(self) -> list[Messaged]:
+        waited, self._waited = self._waited, {}
+        found = []
+        for peer in sorted({*self._lanes, *waited}):
+            lane = self._lanes.get(peer)
+            seconds = sorted(lane.take_seconds()) if lane is not None else []
+            if seconds or peer in waited:
+                quartile = seconds[(len(seconds) - 1) // 4] if seconds else 0.0
+                found.append(Messaged(self._process(peer), len(seconds), quartile, waited.get(peer, 0.0)))
+        return found
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
         if stage in self._sums:
@@ -188,9 +241,11 @@ class GlooTransport(GroupTransport):
         return pending
 
     def close(self) -> None:
-        if self._last_sent is not None and not self._last_sent.is_completed():
-            leave_behind(self._last_sent.waiting, self._outgoing)
-        self._arrivals.shutdown(wait=False)
+        for lane in self._lanes.values():
+            if lane.last is not None and not lane.last.is_completed():
+                leave_behind(lane.last.waiting, self._outgoing)
+            lane.close()
+        self._lanes = {}
         for thread in self._scattering.values():
             thread.shutdown(wait=False, cancel_futures=True)
         for stage, works in self._begun.items():
@@ -204,13 +259,20 @@ class GlooTransport(GroupTransport):
         message = first_line(error)
         if "Connection timed out" not in message:
             return TransportError(message)
+        peer = min(self._broken_off(), default=None)
+        return TransportError(message) if peer is None else Unreachable(message, peer)
+
+    def _broken_off(self) -> set[Worker]:
+        """Roles that a connection of this transport to is gone."""
         standing = {str(connection) for connection in own_connections(open_sockets().values())}
-        for peer, key in self._ends.items():
-            ends = str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
-            for connection in self._connections:
-                if str(connection) not in standing and connection.mirrored in ends:
-                    return Unreachable(message, peer)
-        return TransportError(message)
+        gone = {connection.mirrored for connection in self._connections if str(connection) not in standing}
+        if not gone:
+            return set()
+        ends = {
+            peer: str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
+            for peer, key in self._ends.items()
+        }
+        return {peer for peer, of_peer in ends.items() if gone & set(of_peer)}
 
 
 class _Begun:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from recycle.exec.transport.base import Lane, Pending, TransportError, lane_places
+from recycle.exec.transport.base import Lane, Messaged, Pending, TransportError, lane_places
 from recycle.exec.transport.receives import PostedReceives
 from recycle.footprint import POSTED_AHEAD
 from recycle.ir.instruction import Instruction, Transfer
@@ -48,6 +48,7 @@ class GroupsOfGeneration:
         processes: role -> position that the process which plays it started in, where the two differ.
         owners: stage -> of each of its shards, the roles of who owns it, the first first; of a sharded optimizer.
         over: set when the generation is over.
+        warn: called with what is wrong and holds up nobody.
         waiting: called with True before a wait on a peer and with False after it.
     """
 
@@ -61,6 +62,7 @@ class GroupsOfGeneration:
     over: threading.Event = field(default_factory=threading.Event)
     waiting: Callable[[bool], None] = lambda _: None
     owners: Mapping[int, Owners] = field(default_factory=dict)
+    warn: Callable[[str], None] = lambda _: None
 
 
 class GroupTransport(ABC):
@@ -90,6 +92,7 @@ class GroupTransport(ABC):
         self._receives = PostedReceives(self._post, self._posted_ahead, self._may_be_ahead)
         self._places: dict[Instruction, int] = {}
         self._begun: dict[int, list[Any]] = {}
+        self._waited: dict[Worker, float] = {}
 
     @abstractmethod
     def form(self) -> None:
@@ -147,10 +150,13 @@ class GroupTransport(ABC):
     def _post(self, instruction: Transfer) -> Pending:
         shape, dtype = self._groups.message
         buffer = torch.empty(shape, dtype=dtype, device=self._device)
-        receiving = self._start_receive(instruction.peer, buffer, self._tag(instruction))
+        peer = instruction.peer
+        receiving = self._start_receive(peer, buffer, self._tag(instruction))
 
         def pending() -> torch.Tensor:
+            began = time.monotonic()
             self._wait(receiving)
+            self._waited[peer] = self._waited.get(peer, 0.0) + time.monotonic() - began
             return buffer
 
         return pending
@@ -160,6 +166,10 @@ class GroupTransport(ABC):
         tensor = tensor.contiguous()
         sending = self._start_send(instruction.peer, tensor, self._tag(instruction))
         self._sent.setdefault(instruction.peer, deque()).append((self._iteration, sending, tensor))
+
+    def messaged(self) -> list[Messaged]:
+        """What messages took and were waited for since the last call, by process; empty where that is not known."""
+        return []
 
     def _drop_sent(self, iteration: int) -> None:
         """Let go of what is known to have arrived, without waiting, and wait for what was sent until `iteration`.

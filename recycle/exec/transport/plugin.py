@@ -17,6 +17,7 @@ from recycle.exec.device.clock import Clock
 from recycle.exec.device.cuda_clock import clock_of
 from recycle.exec.device.device_progress import DeviceProgress, DeviceState
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.paced_links import PacedLinks
 from recycle.job import Job
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
@@ -32,6 +33,7 @@ class TransportSettings:
         address: of this machine, by which peers reach it.
         tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
         kept_addresses: (address, port) of connections that are not the transport's and may be made at any time.
+        links: what makes messages take longer; None for nothing. Of a plug-in that has `paces_links`.
         limits: seconds of a wait (`transport_timeout`, the last resort), of forming groups (`form_timeout`), and of a
             connection without an answer, whose peer is out of reach then (`dead_after`).
     """
@@ -42,17 +44,20 @@ class TransportSettings:
     tensor: tuple[int, int] = (0, 1)
     kept_addresses: Collection[tuple[str, int]] = ()
     limits: MembershipSection = MembershipSection()  # noqa: RUF009  (immutable)
+    links: PacedLinks | None = None
 
 
 class TransportPlugin(ABC):
     """A transport. What is asked before any process runs are class methods; an object belongs to one process.
 
     Attributes:
+        paces_links: whether its messages are held back as `TransportSettings.links` says, and their times told.
         has_shards: whether its `GroupTransport` has the sums and gathers of a sharded optimizer.
         progress: of the device that the process computes on.
     """
 
     has_shards: ClassVar[bool] = False
+    paces_links: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
     """Variables that worker processes are started with."""
 

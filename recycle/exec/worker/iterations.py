@@ -11,7 +11,7 @@ generation begins with an evaluation that the one before it did not come to an e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,12 +20,12 @@ from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.faults.kinds import GATHER, REDUCED
 from recycle.exec.membership.commit import report_of
-from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Report
+from recycle.exec.membership.messages import Commit, GenerationRecord, LinkTime, Mode, Report
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.verified_states import kept_state
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage
-from recycle.exec.transport.base import Transport
+from recycle.exec.transport.base import Messaged, Transport
 from recycle.exec.worker.evaluation import Evaluation
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.saver import Saver
@@ -81,6 +81,7 @@ class Iterations:
         evaluation: between iterations; None for a job without.
         compared_every: iterations from one whose state hosts compare to the next; the first is always one. 0: never.
         rotation: the plan with its replays, which gives the program of each iteration; None without any.
+        messaged: what messages took since it was asked last.
     """
 
     record: GenerationRecord
@@ -102,6 +103,7 @@ class Iterations:
     evaluation: Evaluation | None = None
     compared_every: int = 0
     rotation: Rotation | None = None
+    messaged: Callable[[], Sequence[Messaged]] = tuple
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
@@ -231,7 +233,9 @@ class Iterations:
         self.injector.at_phase(REDUCED, self._iteration)
         states = self._keep_state() if self._is_compared else {}
         interpreter = self._interpreter
-        self.commits.report(self._iteration, report_of(self.stages, interpreter.compute, states, interpreter.replayed))
+        links = [LinkTime(one.process.pipeline, one.process.rank, *one[1:]) for one in self.messaged()]
+        report = report_of(self.stages, interpreter.compute, states, interpreter.replayed, links)
+        self.commits.report(self._iteration, report)
         self.injector.at_phase("commit", self._iteration)
 
     def _keep_state(self) -> Mapping[int, Checksum]:

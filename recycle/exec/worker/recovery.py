@@ -167,6 +167,7 @@ class WorkerLoop:
                 evaluation=self._evaluation(record, schedule, role, transport),
                 compared_every=record.rounds or self.job.integrity.digests,
                 rotation=rotation,
+                messaged=transport.messaged,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
@@ -245,6 +246,7 @@ class WorkerLoop:
             self.member.over,
             self._waits,
             self._owners(record, schedule, roles),
+            self.member.warn,
         )
         held: Hosted | HeldShards = self.hosted if self.shards is None else self.shards
         transport = self.transport.open(groups)

@@ -30,6 +30,7 @@ from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.groups import first_line
+from recycle.exec.transport.paced_links import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.held_shards import HeldShards
@@ -65,6 +66,7 @@ def run_worker(text: str) -> None:
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
     store = open_store(run.store, run.run, job.membership)
+    links = PacedLinks.of(job, worker)
     transport = plugin(
         TransportSettings(
             store.torch_store,
@@ -73,6 +75,7 @@ def run_worker(text: str) -> None:
             (tensor_rank, tensor_parallel),
             store.addresses,
             job.membership,
+            links,
         )
     )
 
@@ -120,6 +123,7 @@ def run_worker(text: str) -> None:
         store,
         lambda: _spoil(stages),
         hosted.flip,
+        links,
     )
     member.ready(specification.incarnation)
     every, trace = trace_every(job.train.trace), None

@@ -21,6 +21,9 @@ def test_the_text_of_a_fault_is_read_whole() -> None:
     assert parse_fault("flip=gradient,3:1.1t1@4") == Fault(
         "flip", Worker(1, 1), 4, argument=3, target="gradient", tensor_rank=1
     )
+    assert parse_fault("slow-link=4:1.0,0.1@4-8") == Fault(
+        "slow-link", Worker(1, 0), 4, argument=4.0, last=8, other=Worker(0, 1)
+    )
     assert parse_fault("rejoin:1.1@20") == Fault("rejoin", Worker(1, 1), 20)
 
 
@@ -71,6 +74,12 @@ def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
         ("flip=gradient,64:1.1@3", "flip takes the number of a bit, 0 to 63, after a ',' behind its target"),
         ("flip=gradient,:1.1@3", "flip takes the number of a bit"),
         ("flip=gradient:1.1@3-5", "not in a range"),
+        ("slow-link=4:1.1@3-5", "slow-link takes two workers with a ',' between, for example slow-link=4:1.0,1.1@5-20"),
+        ("slow-link=4:1.1,1.1@3-5", "slow-link takes two workers"),
+        ("slow-link=4:1.1t1,1.0@3-5", "slow-link is of a worker as a whole; leave out t1"),
+        ("slow-link:1.0,1.1@3-5", "slow-link takes a factor, 1 to 1000, after a '='"),
+        ("flaky-link=2:1.0,1.1@3", "flaky-link takes a probability, 0 to 1, after a '='"),
+        ("kill:1.0,1.1@3", "kill strikes one worker; leave out ,1.1"),
     ],
 )
 def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says: str) -> None:
@@ -92,7 +101,13 @@ def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says:
         (["stop:1.1@2", "kill:1.1@2"], "worker 1.1 is already dead at step 2"),
         (["kill:1.1@2", "rejoin:1.1@2"], "worker 1.1 is alive at step 2"),
         (["cut=0.2:1.1@2"], "outside the grid"),
-        (["cut=0.0:1.1@2"], "workers 1.1 and 0.0 send each other nothing"),
+        (["cut=0.0:1.1@2"], "whether workers 1.1 and 0.0 send each other anything depends on the plan"),
+        (["slow-link=2:1.1,0.2@2-4"], "outside the grid"),
+        (
+            ["slow-link=2:1.1,0.1@2-4"],
+            "workers 1.1 and 0.1 send each other no messages; take two of neighbouring ranks",
+        ),
+        (["kill:0.1@2", "flaky-link=0.5:1.0,0.1@3-4"], "worker 0.1 is already dead at step 3"),
         (["kill:0.1@2", "cut=0.1:1.1@3"], "worker 0.1 is already dead at step 3"),
         (["cut=0.1:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
         (["flip=gradient:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
@@ -126,6 +141,8 @@ def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
 
 def test_of_a_cut_pair_the_one_goes_whose_stage_has_more_hosts_and_never_a_last_host() -> None:
     check_faults([parse_fault(text) for text in ("kill:1.0@1", "cut=0.1:0.0@2", "rejoin:0.1@3")], SHAPE, steps=10)
+    apart = [parse_fault(text) for text in ("cut=0.0:1.2@2", "kill:0.0@3", "kill:1.2@4")]  # nobody goes
+    check_faults(apart, Shape(pipelines=3, ranks=3, micro_batches=2), steps=10)
     last = [parse_fault(text) for text in ("kill:1.0@1", "kill:1.1@1", "cut=0.1:0.0@2")]
     with pytest.raises(JobError, match="neither may go"):
         check_faults(last, Shape(pipelines=2, ranks=2, micro_batches=2), steps=10)

@@ -38,6 +38,8 @@ LIMITS = {
     "rejoin": "–",
     "drain": "–",
     "slow": "–",
+    "slow-link": "–",
+    "flaky-link": "–",
 }
 
 
@@ -100,7 +102,14 @@ def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_do_what_the_page_s
 
 
 def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: RunResult) -> None:
-    faults = ["slow=3:1.1@1-2", "nan:1.1@3", "kill:1.1@5", "rejoin:1.1@7"]
+    faults = [
+        "slow=3:1.1@1-2",
+        "slow-link=9:0.0,0.1@1-2",
+        "flaky-link=0.3:1.0,1.1@1-2",
+        "nan:1.1@3",
+        "kill:1.1@5",
+        "rejoin:1.1@7",
+    ]
     run = strike(faults)
     assert same_training(run, reference)
     assert [(e["kind"], e["step"], e.get("cause")) for e in run.events if e["kind"] in ("undone", "rejoined")][:1] == [

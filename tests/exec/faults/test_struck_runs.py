@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -148,6 +149,23 @@ def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_fo
     assert causes(run) == [("1.1", "no progress for 4 s in undo")]
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
+
+
+def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_hosts_of_a_stage_one_goes(
+    launch: Run,
+) -> None:
+    """Of four hosts not all are neighbours in the sum. A run of 0.15 s per iteration outlasts the kernel's patience."""
+    sections = {"train": {"clip": 1e9}, "membership": {"heartbeat": 0.1, "dead_after": 1.5, "drift": 0.0}}
+    steps, faults = 36, ["cut=1.0:3.2@1", "cut=0.1:2.1@2"]
+    run = launch(job(4, 3, 2, model={"seconds_per_unit": 0.015}, **sections), steps, *faults)
+    reference = launch(job(4, 3, 2, **sections), steps)
+    assert run.losses == reference.losses
+    (warning,) = (event["message"] for event in run.events if event["kind"] == "warning")
+    assert re.fullmatch(
+        r"worker (1\.0|3\.2) is cut off from worker (1\.0|3\.2); they send each other nothing by this plan", warning
+    )
+    assert causes(run) == [("2.1", "cut off from worker 0.1")]
+    assert run.metrics[-1]["live_workers"] == 11
 
 
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])

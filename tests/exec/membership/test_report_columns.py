@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from recycle.exec.membership.commit import decide
+from recycle.exec.membership.commit import MOST_LINKS, decide, report_of
 from recycle.exec.membership.disagreement import Disagreement, compare
 from recycle.exec.membership.members import members_of, split_member
-from recycle.exec.membership.messages import Computed, Report
+from recycle.exec.membership.messages import Computed, LinkTime, Report
 from recycle.exec.membership.packed_report import pack_report, unpack_report
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.schema import ReportKey
@@ -136,6 +136,7 @@ def test_states_are_compared_where_all_say_theirs_also_of_gradients_that_are_not
         Report({0: []}, math.nan),
         Report({3: [1.0, 2.0**-60]}, 0.0, [Computed(3, "GATHER_PARAMS", 2, 1e-9)], {3: [4.0]}, {3: 2**64 - 1}),
         Report({2: [1.0], 5: [3.0]}, None, [], {}, {2: 1, 5: 0}, {2: (2**64 - 1, 0), 5: (0, 7)}),
+        Report({1: [1.0]}, None, links=[LinkTime(2, 70_000, 4, 0.5, 0.25), LinkTime(0, 1, 0, 0.0, 1.5)]),
         Report({70_000: [math.inf], 1: [1.0, 2.0, 3.0, 4.0]}, None, [], {1: []}, {}),
     ],
 )
@@ -154,10 +155,12 @@ def test_what_is_no_report_is_refused() -> None:
 def test_the_times_are_those_of_each_workers_first_process() -> None:
     compute = {name: [Computed(1, token, 4, seconds) for token, seconds in (("F", 1.0), ("I", 2.0))] for name in "ab"}
     reports = {
-        "0.1": Report({1: [1.0]}, None, compute["a"]),
+        "0.1": Report(
+            {1: [1.0]}, None, compute["a"], links=[LinkTime(0, 0, 3, 0.25, 0.5), LinkTime(2, 0, 0, 0.0, 2.0)]
+        ),
         "0.1t1": Report({1: [1.0]}, None, [Computed(1, "F", 4, 9.0)]),
         "2.1": Report({1: [1.0]}, None),
-        "2.1t1": Report({1: [1.0]}, None),
+        "2.1t1": Report({1: [1.0]}, None, links=[LinkTime(2, 0, 4, 1.0, 0.0)]),
         "3.1": Report({1: [1.0]}, 2.0, [Computed(1, "W", 1, 5.0)]),
     }
     times = ReportColumns.of(reports).times()
@@ -169,3 +172,15 @@ def test_the_times_are_those_of_each_workers_first_process() -> None:
         (2, 1, "W", 1.0, 5.0),
     ]
     assert np.asarray(times.owner).dtype == np.int64
+    links = times.links
+    assert (links.worker.tolist(), links.peer.tolist()) == ([[0, 1], [0, 1]], [[0, 0], [2, 0]])
+    assert (links.sent.tolist(), links.seconds.tolist(), links.waited.tolist()) == ([3, 0], [0.25, 0.0], [0.5, 2.0])
+
+
+def test_a_report_of_many_links_says_the_longest_and_stays_below_a_kilobyte() -> None:
+    links = [LinkTime(k, 1, 2, 0.5 * k, 0.0) for k in range(100)]
+    compute = [Computed(stage, token, 8, 1.0) for stage in (0, 1) for token in "FIWB"]
+    report = report_of({}, compute, links=links)
+    assert [link.pipeline for link in report.links] == list(range(99, 99 - MOST_LINKS, -1))
+    row = replace(report, norms={0: [1.0] * 3, 1: [1.0] * 3}, checksums={0: 1, 1: 2})
+    assert len(pack_report(row)) <= 1024

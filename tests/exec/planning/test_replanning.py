@@ -18,7 +18,8 @@ from recycle.exec.membership.messages import Computed
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.waker import Waker
-from recycle.ir.instruction import Forward
+from recycle.ir.instruction import Forward, Send
+from recycle.ir.lower import lower
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
 
@@ -64,12 +65,13 @@ class _Patient(Observer):
         return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any], seconds: int = 0, unit: float = UNIT) -> Job:
+def emulated_job(membership: dict[str, Any], seconds: int = 0, unit: float = UNIT, link: float = 0.0) -> Job:
     """`seconds` is what a plan for everybody takes longer; emulated stages know no warm-up."""
     return job(
         3,
         2,
         4,
+        times={"link": link},
         memory={"limit": 4},
         model={"seconds_per_unit": unit},
         train={"clip": 1e9, "warmup": seconds},
@@ -135,6 +137,30 @@ def test_micro_batches_leave_a_slow_worker_and_come_back_and_no_bit_changes(
     generations = {line["generation"] for line in run.metrics}
     assert len(generations) == 1 + len(replanned(run))
     assert [line["step"] for line in run.metrics] == list(range(STEPS))
+
+
+def test_messages_leave_a_slow_link_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
+    """A message over the link takes 4 instructions' time, and that of a micro-batch at a stage 3."""
+    of = emulated_job(DRIFT, link=0.8)
+    run = launch(
+        of, 18, "slow-link=5:1.0,1.1@1-17", planner=noting_planner, observer=_Patient(tmp_path), directory=tmp_path
+    )
+    reference = free(launch, 18)
+    assert (run.losses, run.digests, run.undone) == (reference.losses, reference.digests, [])
+    slow = {(e["worker"], e["peer"]): e["factor"] for e in run.events if e["kind"] == "slow-link"}
+    assert slow == {("1.0", "1.1"): pytest.approx(5, rel=0.3), ("1.1", "1.0"): pytest.approx(5, rel=0.3)}
+    away = next(e for e in replanned(run) if "messages from 1.0 to 1.1" in e["cause"])
+    assert away["step"] > 1 + 8 // 2
+    assert away["period"] < 0.85 * away["period_before"]
+    first, around = (lower(plan_of(run, line["plan"])) for line in (run.metrics[0], _at(run, away)))
+    ends = [
+        {(one.peer, str(w)) for w in plan.live for one in plan.program(w) if isinstance(one, Send)}
+        for plan in (first, around)
+    ]
+    assert [(Worker(1, 1), "1.0") in pairs for pairs in ends] == [True, False]
+    profile = Profile.load(tmp_path / "profiles" / f"{away['profile']}.json")
+    assert profile.links.keys() == {"1.0>1.1", "1.1>1.0"}
+    assert simulate(around, profile).period == pytest.approx(away["period"])
 
 
 def _at(run: RunResult, event: dict[str, Any]) -> dict[str, Any]:
