@@ -14,7 +14,8 @@ import numpy as np
 from dash import html
 
 from recycle.ir.gaps import Gap, GapCause
-from recycle.ir.kinds import KIND_CLASSES
+from recycle.ir.instruction import Beside, StageWide
+from recycle.ir.kinds import KIND_CLASSES, is_kind
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import TITLES
 from viz.analysis.ranges import range_statistics
@@ -51,10 +52,9 @@ def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
         cells.append(["between them", None, waited * unit.scale, _share(waited, explainer)])
     free = ""
     if explainer.slack is not None:
-        critical = int((explainer.slack <= timeline.makespan * TOLERANCE).sum())
-        free = (
-            f" {critical:,} of {len(explainer.slack):,} instructions are critical: delaying one delays the iteration."
-        )
+        work = ~is_kind(timeline.schedule.columns.kind, (Beside, StageWide))  # what a schedule file lists as its work
+        critical = int((explainer.slack[work] <= timeline.makespan * TOLERANCE).sum())
+        free = f" {critical:,} of {int(work.sum()):,} instructions are critical: delaying one delays the iteration."
     return parts.card(
         "Critical path",
         parts.table(("", "instructions", f"time{unit.word and f' ({unit.word})'}", "share"), cells),
