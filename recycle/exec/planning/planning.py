@@ -243,6 +243,11 @@ class PlanService:
             is_kept = False
             self._warn(f"a plan in use is not kept, and goes through the store: {error}")
         rounds = 0 if rotation is None else rotation.rounds
+        if self._job.integrity.every and not rounds:
+            self._warn(
+                f'[integrity] every = "gaps": plan {digest} has no gap that holds a replay, so nothing is replayed or'
+                " compared while it runs; write every = N to have it done all the same"
+            )
         hosts = self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
         return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept, hosts, rounds)
 

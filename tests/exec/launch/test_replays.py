@@ -83,6 +83,11 @@ def test_of_two_hosts_a_stuck_unit_is_nobodys_until_new_processes_go_on_from_a_c
     assert "detected" not in kinds(run)
 
 
+def test_a_plan_without_room_for_replays_is_told_of(launch: Run) -> None:
+    run = launch(replayed(3, every="gaps"), 2)
+    assert "has no gap that holds a replay, so nothing is replayed" in str(only(run, "warning"))
+
+
 def test_nobody_is_suspected_where_workers_die_and_come_back(launch: Run) -> None:
     of = replayed(3, every=2)
     faults = ("kill:1.1@1", "nan:0.0@3", "rejoin:1.1@4", "kill:0.0@5.step", "kill:2.1@6.reduce", "rejoin:0.0@7")
