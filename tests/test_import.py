@@ -20,6 +20,8 @@ TORCH = {"torch", "megatron"}
 WORDS = ("errors", "child", "shape", "files", "manifest", "endpoints", "named", "nodes")
 JOB = (
     "job",
+    "job_messages",
+    "job_rules",
     "cut",
     "initial_weights",
     "architecture",
