@@ -75,6 +75,7 @@ def plan(
     processes: int = 1,
     stop: Stop | None = None,
     progress: Progress | None = None,
+    within: Schedule | None = None,
 ) -> Plan:
     """The plan for `job` without the workers in `failed`, written in their names.
 
@@ -88,6 +89,8 @@ def plan(
         processes: searches at once.
         stop: ends the search with the best so far once it is set.
         progress: called with what is being done and the best period so far.
+        within: where layers may move, a schedule by which live workers host what they have now; the given stages if
+            left out. Copies are counted from there.
 
     Raises:
         PlanError: no plan exists (a stage has no live worker, a cap is too small), or the job is too large to be
@@ -99,7 +102,7 @@ def plan(
         if seconds is None and steps is None and (steps := job.planner.steps) is None:
             seconds = job.planner.seconds
         planned = partial(plan, processes=processes, stop=stop, progress=progress)
-        return elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop)
+        return elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop, within=within)
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
     if not job.prices.are_peers_alike:
@@ -283,7 +286,8 @@ def plan_for_training(
         like: a schedule of the run's own, which is adapted on its own placement (see `solve.adapt`).
         cache: directory of plans that outlive runs, read before planning and written after.
         moves: a plan without `failed` as `recycle plan` makes it: in the layout that the job asks for, never cached.
-        within: plan file of a layout; without `failed`, with nobody hosting anything else.
+        within: plan file of a layout that workers are in; without `failed`, with nobody hosting anything else unless
+            workers may move.
 
     Raises:
         PlanError: no plan exists: a stage has no live worker, or a cap is too small.
@@ -291,13 +295,14 @@ def plan_for_training(
     if like is not None:
         adapted = adapt(job, like, vector)
         return (adapted if failed is None else adapted.for_processes(failed)).text()
-    if within is not None:
-        return rerouted_within(job, Schedule.load(within), failed or (), Deadline(QUICK_SECONDS)).text()
+    layout = None if within is None else Schedule.load(within)
+    if layout is not None and not moves:
+        return rerouted_within(job, layout, failed or (), Deadline(QUICK_SECONDS)).text()
     if moves:
         if max(vector) < job.shape.pipelines:
-            return plan(job, failed or ()).text()
+            return plan(job, failed or (), within=layout).text()
         # Where all workers of a rank are dead, others can go on that have moved before.
-        made = listed_plan(job, failed or (), Deadline(job.planner.seconds))
+        made = listed_plan(job, failed or (), Deadline(job.planner.seconds), layout)
         if made is None:
             raise PlanError("[memory] state_limit: the live workers cannot hold the model; raise it")
         return made.text()

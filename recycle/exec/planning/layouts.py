@@ -162,7 +162,8 @@ class Layouts:
             return
         if failed not in self._found and failed not in self._asked:
             names = tuple(map(str, sorted(failed)))
-            question = Question(failure_vector(self._job.shape, failed), False, names, moves=True)
+            within = self._plans.layout_file(running)
+            question = Question(failure_vector(self._job.shape, failed), False, names, moves=True, within=within)
             self._asked[failed] = question
             self._plans.ask(question)
         for question, text, error in self._plans.answers(drifted=False):

@@ -38,7 +38,8 @@ Planner = Callable[..., str]
 Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
 Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
 placement. With `moves=True` it plans for the dead workers themselves, and live ones may host other parts of the model.
-With `within=FILE` it plans for them in the layout of that plan, and nobody hosts anything else than there.
+With `within=FILE` it plans for them in the layout of that plan, and nobody hosts anything else than there; with both
+they may move from there.
 """
 
 
@@ -51,7 +52,7 @@ class Question(Struct, frozen=True):
         failed: the dead workers, where the plan shall be for them alone.
         profile: file of the profile to plan with; the job's own when left out.
         moves: workers may come to host other parts of the model.
-        within: plan file whose layout stays as it is.
+        within: plan file whose layout workers are in; it stays as it is unless they may move.
     """
 
     vector: Vector

@@ -152,6 +152,12 @@ class PlanService:
                 raise RunError(f"no plan for the layout at hand: {refusal}") from None
         return self._rerouted.get(question)
 
+    def layout_file(self, ready: Ready) -> str | None:
+        """The file of a plan in use, if it cuts the model and is kept."""
+        if ready.hosts is None or not ready.hosts.cut or not ready.is_kept:
+            return None
+        return str(plan_file(self._directory, ready.digest).resolve())
+
     def _planned(self, question: Question) -> Plan | None:
         """What has been answered of what is needed now; None while it is being made. Raises RunError if it cannot."""
         key, vector = _key(question), question.vector

@@ -69,6 +69,7 @@ def elastic_plan(
     seconds: float | None,
     steps: int | None,
     stop: Stop | None = None,
+    within: Schedule | None = None,
 ) -> Plan:
     """The best plan found for `job` without `failed`, in their names: never worse than that of the given stages.
 
@@ -78,6 +79,7 @@ def elastic_plan(
         plan_of: the planner of the given stages.
         seconds, steps: as of `solve.planner.plan`; each chain that is planned gets all the `steps`.
         stop: ends the search with the best so far once it is set.
+        within: its live workers have what they host by it (`Units.of`), and copies are counted from there.
 
     Raises:
         PlanError, JobError: as `solve.planner.plan`.
@@ -85,7 +87,7 @@ def elastic_plan(
     begun = time.perf_counter()
     failed = frozenset(failed)
     planner = msgspec.structs.replace(job.planner, layout="fixed")
-    units = Units.of(job)
+    units = Units.of(job, within)
     live = [worker for worker in job.shape.workers() if worker not in failed]
     limit = Deadline(seconds, stop)
     fixed = plan_of(
@@ -94,6 +96,9 @@ def elastic_plan(
         seconds=None if seconds is None else seconds * FIXED_SHARE,
         steps=steps,
     )
+    if units.held and not fixed.moves:
+        back = {worker: units.given[worker.rank] for worker in live}
+        fixed = replace(fixed, moves=moves_to(units, job.shape, live, back, job.prices)[0])
     bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
     best = fixed
     if fixed.gap_to(bound) > 0:
@@ -118,17 +123,22 @@ def elastic_plan(
     )
 
 
-def listed_plan(job: PricedJob, failed: Iterable[Worker], deadline: Deadline) -> Plan | None:
+def listed_plan(
+    job: PricedJob, failed: Iterable[Worker], deadline: Deadline, within: Schedule | None = None
+) -> Plan | None:
     """The best plan of a hosting by list scheduling alone, whatever the given stages may reach; None without any.
 
     Its bound is that of every layout.
+
+    Args:
+        within: as of `elastic_plan`.
 
     Raises:
         PlanError, JobError: as `elastic_plan`.
     """
     begun = time.perf_counter()
     failed = frozenset(failed)
-    units = Units.of(job)
+    units = Units.of(job, within)
     live = [worker for worker in job.shape.workers() if worker not in failed]
     maker = Maker(job, units, live, failed)
     bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])

@@ -63,8 +63,7 @@ class Hosting:
 
     def copied(self, units: Units) -> int:
         """Units that workers host and did not before."""
-        had = units.given
-        return sum(_new(parts, had[worker.rank]) for worker, parts in zip(self.workers, self.parts, strict=True))
+        return sum(_new(parts, units.had(worker)) for worker, parts in zip(self.workers, self.parts, strict=True))
 
 
 def hostings(
@@ -109,7 +108,7 @@ def every_hosting(
             soft = _softened(units, made, profile, count)
             if soft is not None and soft.seconds * WORTH < made.seconds:
                 yield soft
-    had = [units.given[worker.rank] for worker in live]
+    had = [units.had(worker) for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
     seen: set[tuple[tuple[Worker, Parts], ...]] = set()
     hosts = _hosts_wanted(units, shape, live)
@@ -239,7 +238,7 @@ def _apart(
     nodes: Mapping[Worker, int],
 ) -> list[Worker]:
     """Who hosts each of these, some exchanged so that fewer units have all their hosts on one node."""
-    chosen, had = list(workers), units.given
+    chosen = list(workers)
     if not nodes:
         return chosen
 
@@ -251,7 +250,7 @@ def _apart(
         return [u for u, each in enumerate(on) if len(each) < 2]
 
     def new(of: Sequence[Worker]) -> int:
-        return sum(_new(parts, had[worker.rank]) for worker, parts in zip(of, hosted, strict=True))
+        return sum(_new(parts, units.had(worker)) for worker, parts in zip(of, hosted, strict=True))
 
     spare = [worker for worker in live if worker not in set(chosen)]
     while bad := together(chosen):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import product
 
 import numpy as np
 
 from recycle.plans import Move
+from recycle.plans.hosting import without
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from recycle.solve.layout.chains import Cut
@@ -26,9 +26,8 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     """(the worker of each position of each chain, the home pipeline of each of the first chains).
 
     Args:
-        live: workers that host what fault-free stages have; as many as there are positions, or more.
+        live: workers, as many as there are positions, or more.
     """
-    had = units.given
     by_pipeline: dict[int, list[Worker]] = {}
     for worker in live:
         by_pipeline.setdefault(worker.pipeline, []).append(worker)
@@ -41,7 +40,7 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     def take(own: bool) -> None:
         waiting: dict[Parts, list[Worker]] = {}
         for worker in sorted(free):
-            waiting.setdefault(had[worker.rank], []).append(worker)
+            waiting.setdefault(units.had(worker), []).append(worker)
         for k, r, part in positions:
             if (k, r) in taken:
                 continue
@@ -56,9 +55,9 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     take(own=True)
     take(own=False)
     left = sorted(((part, k, r) for k, r, part in positions if (k, r) not in taken), key=lambda one: _place(one[0]))
-    spare = sorted(free, key=lambda worker: (_place(had[worker.rank]), worker.pipeline))
+    spare = sorted(free, key=lambda worker: (_place(units.had(worker)), worker.pipeline))
     wanted = [part for part, _, _ in left]
-    for (_, k, r), which in zip(left, _matched(wanted, [had[worker.rank] for worker in spare]), strict=True):
+    for (_, k, r), which in zip(left, _matched(wanted, [units.had(worker) for worker in spare]), strict=True):
         taken[k, r] = spare[which]
     return [[taken[k, r] for r in range(len(cut))] for k, cut in enumerate(cuts)], homes
 
@@ -67,23 +66,24 @@ def assign_ranges(units: Units, live: Sequence[Worker], wanted: Sequence[Parts])
     """Who is to host each of what is wanted: first those who have just that, then so that fewest units are copied.
 
     Args:
-        live: workers that host what fault-free stages have; as many as are wanted, or more.
+        live: workers, as many as are wanted, or more.
     """
-    had = units.given
     waiting: dict[Parts, list[Worker]] = {}
     for worker in sorted(live, reverse=True):
-        waiting.setdefault(had[worker.rank], []).append(worker)
+        waiting.setdefault(units.had(worker), []).append(worker)
     taken = {i: waiting[part].pop() for i, part in enumerate(wanted) if waiting.get(part)}
     left = sorted((i for i in range(len(wanted)) if i not in taken), key=lambda i: _place(wanted[i]))
     spare = [worker for workers in waiting.values() for worker in workers]
-    spare.sort(key=lambda worker: (_place(had[worker.rank]), worker.pipeline))
-    matched = _matched([wanted[i] for i in left], [had[worker.rank] for worker in spare])
+    spare.sort(key=lambda worker: (_place(units.had(worker)), worker.pipeline))
+    matched = _matched([wanted[i] for i in left], [units.had(worker) for worker in spare])
     taken |= {i: spare[which] for i, which in zip(left, matched, strict=True)}
     return [taken[i] for i in range(len(wanted))]
 
 
 def _place(parts: Parts) -> tuple[int, Parts]:
     """Where in the model its middle is."""
+    if not parts:
+        return 0, parts
     return parts[0][0] + parts[-1][1], () if len(parts) == 1 else parts
 
 
@@ -140,27 +140,29 @@ def moves_to(
     Args:
         wanted: the units of each worker, in the order in which copies are arranged.
     """
-    stages = ranges_of(units.whole)
     bytes_of = np.concatenate([[0.0], np.cumsum(units.static)]) if units.has_bytes else np.zeros(len(units) + 1)
-    hosts = {rank: [worker for worker in live if worker.rank == rank] for rank in range(shape.ranks)}
     until = dict.fromkeys(live, 0.0)
     moves: list[Move] = []
     for worker, parts in wanted.items():
-        for (begin, end), (stage, (first, last)) in product(parts, enumerate(stages)):
-            a, b, rank = max(begin, first), min(end, last), stage % shape.ranks
-            if a >= b or rank == worker.rank:
-                continue
-            amount = float(bytes_of[b] - bytes_of[a])
-            if not (peers := hosts[rank]):
-                continue  # whoever has moved before has them
-            times = profile.copy_seconds(
-                shape,
-                [shape.worker_index(peer) for peer in peers],
-                [shape.worker_index(worker)] * len(peers),
-                amount,
-            )
-            done, source = min((until[peer] + float(time), peer) for peer, time in zip(peers, times, strict=True))
-            seconds = done - until[source]
-            until[source] = done
-            moves.append(Move(str(worker), str(worker), str(source), amount, (a, b), seconds))
+        for begin, end in without(parts, units.had(worker)):
+            while begin < end:
+                holders = [(peer, last) for peer in live for first, last in units.had(peer) if first <= begin < last]
+                if not holders:  # whoever has moved before has it
+                    begin += 1
+                    continue
+                upto = min(end, *(last for _, last in holders))
+                amount = float(bytes_of[upto] - bytes_of[begin])
+                times = profile.copy_seconds(
+                    shape,
+                    [shape.worker_index(peer) for peer, _ in holders],
+                    [shape.worker_index(worker)] * len(holders),
+                    amount,
+                )
+                done, source = min(
+                    (until[peer] + float(time), peer) for (peer, _), time in zip(holders, times, strict=True)
+                )
+                seconds = done - until[source]
+                until[source] = done
+                moves.append(Move(str(worker), str(worker), str(source), amount, (begin, upto), seconds))
+                begin = upto
     return tuple(moves), float(max(until.values(), default=0.0))

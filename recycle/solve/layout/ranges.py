@@ -109,7 +109,7 @@ def cheapest_ranges(
     """
     if len(units.whole) > MOST_BLOCKS:
         return None
-    blocks, ends = units.in_blocks(MOST_BLOCKS)
+    blocks, ends = units.in_blocks(MOST_BLOCKS, (end for parts in had for part in parts for end in part))
     number = {end: i for i, end in enumerate(ends)}
     before = [tuple((number[a], number[b]) for a, b in parts) for parts in had]
     each = np.maximum.reduceat(np.array(hosts), ends[:-1]).tolist()
@@ -125,7 +125,9 @@ def _cheapest(
     before, of_speed = Counter(zip(had, speeds, strict=True)), Counter(speeds)
     wide = {((a, _widest(units, a)),) for a in range(len(units))}
     wide |= {((_widest_back(units, b), b),) for b in range(1, len(units) + 1)}
-    windows = sorted({*had, *wide, *(more for parts in set(had) if len(parts) > 1 for more in _widened(units, parts))})
+    windows = sorted(
+        {*filter(None, had), *wide, *(more for parts in set(had) if len(parts) > 1 for more in _widened(units, parts))}
+    )
     kinds = [(window, speed) for speed in sorted(of_speed) for window in windows]
     program = _Program(len(units), [window for window, _ in kinds], micro_batches)
     stay = [program.variable(0.0, before[kind], whole=True) for kind in kinds]

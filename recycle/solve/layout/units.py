@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil
@@ -11,9 +11,11 @@ from math import ceil
 import numpy as np
 
 from recycle.cut import units_of
+from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
 from recycle.plans.hosting import joined
 from recycle.pricing import profile_of_layout
+from recycle.shape import Worker
 from recycle.solve.problem import TOLERANCE, Floats
 
 Range = tuple[int, int]
@@ -47,6 +49,7 @@ class Units:
         has_bytes: whether "static" is bytes of parameters, gradients and optimizer state; else 1 for each unit.
         most_static: what a worker may hold of it: `[memory] state_limit` times what the heaviest fault-free one holds.
         chunks: fault-free stages of each worker: rank r has the stages r, r + P, ...
+        held: what workers have by now, of those that may have something else than fault-free ones.
     """
 
     whole: tuple[int, ...]
@@ -54,17 +57,23 @@ class Units:
     has_bytes: bool
     most_static: float
     chunks: int = 1
+    held: Mapping[Worker, Parts] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: PricedJob) -> Units:
-        """Of a job. Raises JobError where layers do not divide."""
+    def of(cls, job: PricedJob, within: Schedule | None = None) -> Units:
+        """Of a job. Raises JobError where layers do not divide.
+
+        Args:
+            within: its live workers have what they host by it, where it cuts the model (`Shape.cut`).
+        """
         shape, whole = job.shape, units_of(job)
+        held = {worker: within.unit_runs(worker) for worker in within.live} if within and within.shape.cut else {}
         count = sum(whole)
         single = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * count))
         prices = {name: np.array(single.per_stage(name, count)) for name in _PRICES}
         has_bytes = bool(prices["static"].any())
         static = prices["static"] if has_bytes else np.ones(count)
-        made = cls(whole, prices | {"static": static}, has_bytes, 0.0, shape.chunks)
+        made = cls(whole, prices | {"static": static}, has_bytes, 0.0, shape.chunks, held)
         heaviest = max(made.static_of(parts) for parts in made.given)
         return replace(made, most_static=float(job.memory.state_limit * heaviest) * (1 + TOLERANCE))
 
@@ -76,6 +85,10 @@ class Units:
         """The units of each rank's fault-free workers."""
         ranges, ranks = ranges_of(self.whole), len(self.whole) // self.chunks
         return tuple(joined(ranges[rank::ranks]) for rank in range(ranks))
+
+    def had(self, worker: Worker) -> Parts:
+        """The units that a worker has before anything is copied."""
+        return self.held.get(worker, self.given[worker.rank])
 
     def static_of(self, parts: Parts) -> float:
         """`static` of all of a worker's units."""
@@ -100,19 +113,22 @@ class Units:
         """[units], bytes of parameters, gradients and optimizer state; 1 each where the profile knows none."""
         return self.prices["static"]
 
-    def in_blocks(self, most: int) -> tuple[Units, list[int]]:
+    def in_blocks(self, most: int, others: Iterable[int] = ()) -> tuple[Units, list[int]]:
         """(the model in blocks of neighbouring units, where each block begins and the last ends).
 
         Every fault-free stage has as many blocks as keep their number within `most`, at least one, as even as can be.
+
+        Args:
+            others: further units before which a block ends.
         """
-        each = max(1, most // len(self.whole))
-        ends = [0]
-        for size in self.whole:
-            begin, count = ends[-1], min(each, size)
-            ends += [begin + size * (i + 1) // count for i in range(count)]
+        each, found = max(1, most // len(self.whole)), {0, *others}
+        for begin, end in ranges_of(self.whole):
+            count = min(each, end - begin)
+            found |= {begin + (end - begin) * (i + 1) // count for i in range(count)}
+        ends = sorted(found)
         prices = {name: np.add.reduceat(price, ends[:-1]) for name, price in self.prices.items()}
-        whole = tuple(min(each, size) for size in self.whole)
-        return replace(self, whole=whole, prices=prices), ends
+        whole = tuple(sum(begin <= at < end for at in ends) for begin, end in ranges_of(self.whole))
+        return replace(self, whole=whole, prices=prices, held={}), ends
 
     def bound(self, micro_batches: int, speeds: list[float]) -> float:
         """A period that no layout of live workers can fall below.

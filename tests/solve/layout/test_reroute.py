@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from recycle.errors import PlanError
+from recycle.exec.planning.worth import moves_between
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.plans import Plan
+from recycle.plans import Move, Plan
+from recycle.plans.hosting import Hosts
 from recycle.pricing import profile_of_layout
 from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import listed_plan
 from recycle.solve.layout.reroute import rerouted_within
-from recycle.solve.planner import plan_for_training
+from recycle.solve.planner import plan, plan_for_training
 from tests.exec.runs import job
 
 
@@ -67,6 +70,26 @@ def test_who_comes_back_hosts_all_its_chunks_beside_a_layout() -> None:
     assert after.unit_runs(Worker(1, 1)) == ((2, 4), (6, 8))
     assert {w: after.unit_runs(w) for w in before.live} == {w: before.unit_runs(w) for w in before.live}
     assert check(after, profile=profile_of_layout(of, of.prices, after.shape), limits=of.limits) == []
+
+
+def copied(moves: Iterable[Move]) -> set[tuple[str, int]]:
+    return {(move.worker, unit) for move in moves for unit in range(*(move.units or ()))}
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_copies_are_counted_from_the_layout_that_workers_are_in(chunks: int) -> None:
+    of, second = elastic(4, 2, 4, 8, chunks), Worker(2, 0)
+    now = without_1_1(of).schedule
+    dead = [Worker(1, 1), second]
+    made, anew = plan(of, dead, steps=60, within=now), plan(of, dead, steps=60)
+    assert made.period <= 1.02 * anew.period
+    held, hosted = (Hosts.of_schedule(of, schedule) for schedule in (now, made.schedule))
+    assert copied(made.moves) == copied(moves_between(of, held, hosted))
+    for move in made.moves:
+        source = Worker.parse(move.source)
+        assert source not in dead
+        assert set(range(*(move.units or ()))) <= {unit for run in now.unit_runs(source) for unit in range(*run)}
 
 
 def test_without_a_host_of_a_unit_there_is_no_plan_in_its_layout() -> None:
