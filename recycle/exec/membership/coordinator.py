@@ -24,6 +24,7 @@ from recycle.exec.membership.disagreement import Bit
 from recycle.exec.membership.endings import last_line
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
+from recycle.exec.membership.going_back import gone_back, kept_by, named_bits
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log, Plans, Processes
@@ -35,7 +36,6 @@ from recycle.exec.membership.messages import (
     EvaluationReport,
     GenerationRecord,
     Report,
-    Verified,
 )
 from recycle.exec.membership.moving import log_copies
 from recycle.exec.membership.packed_heartbeat import Beats
@@ -46,7 +46,6 @@ from recycle.exec.membership.shard_holdings import ShardHoldings
 from recycle.exec.membership.store import Gathering, RunStore
 from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind
 from recycle.exec.membership.verified_states import verified_after
-from recycle.exec.model.checksum import StateTensor, described
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import StageShards
@@ -400,7 +399,7 @@ class Coordinator:
             self._holdings.copies(wanted, self.live, self._holders),
             self._holdings.plan,
             self._holdings.name_of(plan.digest, wanted),
-            self._verified(),
+            kept_by(self.record.verified, self.live, self._joined),
             rounds=plan.rounds,
             disputed=self._disputed,
         )
@@ -415,14 +414,6 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(GenerationPhase.PROPOSED)
-
-    def _verified(self) -> Verified | None:
-        """The state to go back to; of the live workers those that join now do not have it either."""
-        verified = self.record.verified
-        if verified is None:
-            return None
-        without = {*verified.without, *map(str, self._joined)}
-        return msgspec.structs.replace(verified, without=[str(w) for w in sorted(self.live) if str(w) in without])
 
     def _announce(self) -> None:
         """Write the record of a new generation, to the register first."""
@@ -638,25 +629,9 @@ class Coordinator:
         verified = self.record.verified
         assert verified is not None, "only an older state than the one at hand is gone back to"
         self._joined |= {worker for worker in self.live if str(worker) in verified.without}
-        plan, generation = self._holdings.plan, self.record.generation + 1
-        live = [str(worker) for worker in sorted(self.live)]
-        self.record = msgspec.structs.replace(
-            self.record,
-            generation=generation,
-            live=live,
-            roles={name: name for name in live},
-            committed=verified.step,
-            commit=verified.commit,
-            joins=[str(worker) for worker in sorted(self._joined)],
-            mode="barrier",
-            copies=[],
-            held=plan,
-            holds=plan,
-            candidate=None,
-            disputed=[],
-        )
+        self.record = gone_back(self.record, verified, self.live, self._joined, self._holdings.plan)
         self._disputed = []
-        self.store.set(schema.StopKey(generation), True)
+        self.store.set(schema.StopKey(self.record.generation), True)
         self._announce()
         self.went_back(verified.step)
         self._repeated = f"{verdict.cause}; all are back behind step {verified.step}, where they agreed"
@@ -665,15 +640,11 @@ class Coordinator:
 
     def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
         """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
-        named = []
-        for one in bits:
-            told = self.store.read(schema.StateLayoutKey(one.stage, one.tensor_rank)) or []
-            found = described(one.place, [StateTensor(*tensor) for tensor in told])
-            if found is not None:
-                tensor, index, bit = found
-                whose = members_of([one.worker], self.job.grid.tensor_parallel)[one.tensor_rank]
-                named.append({"worker": whose, "stage": one.stage, "tensor": tensor, "index": index, "bit": bit})
-        return named
+        return named_bits(
+            bits,
+            lambda stage, rank: self.store.read(schema.StateLayoutKey(stage, rank)) or [],
+            self.job.grid.tensor_parallel,
+        )
 
     def _follow(self, verdict: Repeat | Fence | Rewind | GoBack) -> None:
         """End the generation as the verdict on an iteration asks for."""
