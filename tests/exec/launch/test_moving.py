@@ -208,6 +208,7 @@ def test_who_dies_while_layers_move_away_makes_the_layout_useless(
     assert_same(struck, calm(of))
 
 
+@pytest.mark.soak
 def test_both_workers_of_a_rank_may_die_once_others_hold_their_layers(launch: Run, calm: Calm) -> None:
     """The plan of the given stages has nobody for them then; that of the layout goes on without any copy."""
     of = elastic(2, 4)
@@ -245,8 +246,8 @@ def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: 
     assert_same(train(of, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@CHUNKS
 def test_layers_of_a_gpt_move_there_and_back(launch: Run, calm: Calm, chunks: int) -> None:
     of = elastic(3, 2, "gpt", 24, chunks=chunks)
     struck = launch(of, 24, "kill:1.1@2.forward", "rejoin:1.1@20", observer=AwaitsLayout())

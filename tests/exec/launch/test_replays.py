@@ -8,6 +8,7 @@ import pytest
 
 from recycle import Job
 from recycle.exec.launch.launcher import RunResult
+from recycle.ir.families import one_f_one_b
 from tests.exec.runs import Run, calm_run, figures, job, kinds, only
 
 STEPS = 9
@@ -86,6 +87,15 @@ def test_of_two_hosts_a_stuck_unit_is_nobodys_until_new_processes_go_on_from_a_c
 def test_a_plan_without_room_for_replays_is_told_of(launch: Run) -> None:
     run = launch(replayed(3, every="gaps"), 2)
     assert "has no gap that holds a replay, so nothing is replayed" in str(only(run, "warning"))
+
+
+def test_a_stuck_unit_is_found_in_the_gaps_of_a_schedule(launch: Run) -> None:
+    of = replayed(3, every="gaps")
+    own = one_f_one_b(of.shape)
+    run, calm = launch(of, STEPS, "flip=kernel:1.1@4", schedule=own), launch(of, STEPS, schedule=own)
+    assert_calm(run, calm)
+    assert only(run, "corrupt")["workers"] == ["1.1"]
+    assert kinds(calm) == ["generation"]
 
 
 def test_nobody_is_suspected_where_workers_die_and_come_back(launch: Run) -> None:
