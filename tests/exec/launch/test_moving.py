@@ -21,6 +21,8 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.job import PricedJob
 from recycle.solve.planner import plan
+from tests.exec.accelerator.struck import named
+from tests.exec.accelerator.transport import Simulated
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 pytestmark = pytest.mark.process
@@ -254,6 +256,25 @@ def test_layers_of_a_gpt_move_there_and_back(launch: Run, calm: Calm, chunks: in
     assert moved(struck)[-1] == 20
     assert len(moved(struck)) == 2
     assert_same(struck, calm(of))
+
+
+@pytest.mark.soak
+def test_layers_of_workers_of_two_processes_move(launch: Run, calm: Calm) -> None:
+    of = elastic(3, 2, "gpt")
+    of = of.with_sections(grid=msgspec.structs.replace(of.grid, tensor_parallel=2))
+    struck = launch(of, STEPS, "kill:1.1t1@3", f"rejoin:1.1@{STEPS - 4}", observer=AwaitsLayout())
+    assert_same(struck, calm(of))
+    assert 3 < moved(struck)[0] < moved(struck)[-1] == STEPS - 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+def test_layers_move_over_simulated_accelerators(launch: Run, calm: Calm, kind: str) -> None:
+    of = elastic(3, 2, kind)
+    on_devices = of.with_sections(membership=msgspec.structs.replace(of.membership, transport=named(Simulated)))
+    struck = launch(on_devices, STEPS, "kill:1.1@3", f"rejoin:1.1@{STEPS - 4}", observer=AwaitsLayout())
+    assert_same(struck, calm(of))
+    assert 3 < moved(struck)[0] < moved(struck)[-1] == STEPS - 4
 
 
 @pytest.mark.slow
