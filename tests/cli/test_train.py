@@ -177,7 +177,7 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
         (["job.toml", "--fault", "kill:5.5@2"], ["kill:5.5@2", "outside the grid"]),
         (["job.toml", "--fault", "kill:1.1@6"], ["kill:1.1@6", "ends after step 5"]),
         (["job.toml", "--fault", "kill:1.1@2", "--steps", "2"], ["ends after step 1"]),
-        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are rejoin, nan, flip, slow, kill"]),
+        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are rejoin, nan, flip, slow, slow-link, flaky"]),
         (["job.toml", "--fault", "slow:1.1@2"], ["slow:1.1@2", "slow takes a factor"]),
         (["job.toml", "--punish", "often"], ["--punish often", "expected MEAN_STEPS"]),
         (["job.toml", "--punish", "2", "--fault", "kill:1.1@2"], ["--punish and --fault", "one of them"]),

@@ -15,6 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from recycle.exec.transport.base import TransportError
+
 QUEUE = 1024
 """Kernels that a stream takes before a launch blocks the host."""
 CONNECTIONS = 8
@@ -107,6 +109,8 @@ class Stream:
             try:
                 if not self._device.failed:
                     kernel()
+            except TransportError:  # a layer's sum between tensor ranks, which the host queues and no kernel does
+                self._device.abort()
             except Exception as error:
                 self._device.fail(f"{type(error).__name__}: {error}")
             del kernel  # and with it the tensors that it used
