@@ -32,7 +32,7 @@ from recycle.exec.transport.base import Messaged, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
 from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line, leave_behind
-from recycle.exec.transport.outgoing import OutgoingLane
+from recycle.exec.transport.outgoing import OutgoingLane, Sending
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.ir.instruction import Instruction
@@ -131,6 +131,13 @@ class GlooTransport(GroupTransport):
         self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
         self._sums = formed
 
+    def _order(self, work: Any) -> None:
+        """Wait, with a limit of its own: gloo's receives keep the one that their group was formed with."""
+        if isinstance(work, Sending):
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=self._settings.limits.transport_timeout))
+
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         if peer not in self._lanes:
             self._lanes[peer] = self._lane(peer)
@@ -225,7 +232,7 @@ class GlooTransport(GroupTransport):
     def _sharded(self, stage: int) -> ShardedSums:
         hosts = self._groups.hosts[stage]
         owners = [[hosts.index(owner) for owner in mine] for mine in self._groups.owners[stage]]
-        return ShardedSums(self._sums[stage], hosts.index(self._groups.role), len(hosts), owners)
+        return ShardedSums(self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, self._order)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
@@ -234,8 +241,12 @@ class GlooTransport(GroupTransport):
         works = [self._try(partial(self._tensor.recv, [parts[rank]], rank, tag)) for rank in others]
         works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
 
+        def all_done() -> None:
+            for work in works:
+                self._order(work)
+
         def pending() -> list[torch.Tensor]:
-            self._wait_in_thread(lambda: [work.wait() for work in works], self._tensor)
+            self._wait_in_thread(all_done, self._tensor)
             return parts
 
         return pending

@@ -28,10 +28,13 @@ class ShardedSums:
         rank: of this host in it.
         size: of the group.
         owners: of each shard, ranks of those who own it, the first first.
+        wait: waits for an operation of the group.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, owners: Sequence[Sequence[int]]) -> None:
-        self._group, self._rank, self._owners = group, rank, owners
+    def __init__(
+        self, group: Any, rank: int, size: int, owners: Sequence[Sequence[int]], wait: Callable[[Any], None]
+    ) -> None:
+        self._group, self._rank, self._owners, self._wait = group, rank, owners, wait
         self._peers = [peer for peer in range(size) if peer != rank]
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -52,7 +55,7 @@ class ShardedSums:
             for shard in mine:
                 sent += self._add_up(shard, parts[shard])
             for work in [*received, *sent]:
-                work.wait()
+                self._wait(work)
 
         return run
 
@@ -78,7 +81,7 @@ class ShardedSums:
         sent = []
         for number, piece in enumerate(whole):
             for work, other in zip(coming[number], scratch[number % AWAITED], strict=True):
-                work.wait()
+                self._wait(work)
                 piece.add_(other[: len(piece)])
             sent += [self._send(piece, owner, shard, number, _SUM) for owner in self._owners[shard][1:]]
             if number + AWAITED < len(whole):
@@ -98,7 +101,7 @@ class ShardedSums:
                     elif self._rank not in owners:
                         works.append(self._receive(piece, owners[0], shard, number, _GATHER))
             for work in works:
-                work.wait()
+                self._wait(work)
 
         return run
 

@@ -230,3 +230,9 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_message_may_take_longer_than_groups_may_take_to_form(launch: Run) -> None:
+    """The second stage waits 1.2 s for the first; receives of gloo keep the timeout that groups were formed with."""
+    run = launch(job(2, 2, 1, model={"seconds_per_unit": 1.2}, membership={"form_timeout": 1.0}), 1)
+    assert kinds(run) == ["generation"]
