@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -57,13 +59,9 @@ def map_unordered(
                 if not idle:
                     ours, theirs = context.Pipe()
                     child = context.Process(target=_work, args=(theirs, function), daemon=True)
-                    # a Ctrl-C before the child is noted here would leave it behind; it inherits the mask, too
-                    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                    try:
+                    with _uninterrupted():  # before the child is noted here a Ctrl-C would leave it behind
                         child.start()
                         children[ours] = child
-                    finally:
-                        signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     theirs.close()
                     idle.append(ours)
                 connection = idle.pop()
@@ -95,6 +93,28 @@ def map_unordered(
         for connection, child in children.items():
             child.join()
             connection.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; a process that is started in it has it blocked at first.
+
+    The mask is of this thread: another one may take the signal, and the handler still runs in the main thread.
+    """
+    came: list[int] = []
+    usual = signal.getsignal(signal.SIGINT)
+    is_ours = callable(usual) and threading.current_thread() is threading.main_thread()
+    if is_ours:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if is_ours:
+            signal.signal(signal.SIGINT, usual)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(connection: Connection, function: Callable[..., Any]) -> None:

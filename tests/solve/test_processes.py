@@ -1,6 +1,8 @@
 import os
 import signal
+import threading
 import time
+from multiprocessing.context import SpawnProcess
 
 import pytest
 
@@ -64,3 +66,27 @@ def test_leaving_early_ends_the_processes_at_once(tmp_path):
     for file in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
+
+
+def test_an_interrupt_while_a_process_starts_takes_effect_once_it_is_known(monkeypatch, capfd):
+    """Another thread takes the signal, and Python's handler would run in the main thread amid the start."""
+    start, started = SpawnProcess.start, []
+
+    def interrupted(process):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    idle = threading.Event()
+    other = threading.Thread(target=idle.wait)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(map_unordered(square, iter([(1,), (2,)]), 2))
+    finally:
+        idle.set()
+        other.join()
+    assert [process.exitcode for process in started] == [-signal.SIGKILL]
+    assert "Traceback" not in capfd.readouterr().err
