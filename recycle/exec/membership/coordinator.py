@@ -18,32 +18,29 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership import schema
-from recycle.exec.membership.commit import evaluate
 from recycle.exec.membership.departures import Departures
 from recycle.exec.membership.disagreement import Bit
 from recycle.exec.membership.endings import last_line
-from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
-from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
-from recycle.exec.membership.going_back import gone_back, kept_by, named_bits
+from recycle.exec.membership.failure_detector import FailureDetector
+from recycle.exec.membership.final_states import final_digests
+from recycle.exec.membership.forming import Again, Forming, TookBack
+from recycle.exec.membership.going_back import gone_back, named_bits
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.members import joined_digests, members_of
-from recycle.exec.membership.messages import (
-    GO,
-    VOID,
-    Commit,
-    EvaluationReport,
-    GenerationRecord,
-    Report,
-)
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.moving import log_copies
 from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
+from recycle.exec.membership.proposal import of_started, proposed
+from recycle.exec.membership.readiness import Readiness
+from recycle.exec.membership.register import Register
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.membership.reported import Reported
 from recycle.exec.membership.shard_holdings import ShardHoldings
-from recycle.exec.membership.store import Gathering, RunStore
+from recycle.exec.membership.store import RunStore
+from recycle.exec.membership.trouble import Trouble
 from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind
 from recycle.exec.membership.verified_states import verified_after
 from recycle.job import PricedJob
@@ -53,7 +50,6 @@ from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""
-OTHER_LAUNCHER = "the register was changed by somebody else; another launcher uses this store"
 
 
 class GenerationPhase(Enum):
@@ -116,17 +112,16 @@ class Coordinator:
     _rejoins: Rejoins = field(init=False)
     _holdings: Holdings = field(init=False)
     departures: Departures = field(init=False)
+    _register: Register = field(init=False)
+    _reported: Reported = field(init=False)
+    _trouble: Trouble = field(init=False)
+    _readiness: Readiness = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
-    _registered: GenerationRecord | None = None
     _attempts: int = 0
-    _trouble_since: float | None = None
     _ticked: float = 0.0
     _waited: float = 0.0
     _repeated: str | None = None
     _disputed: list[tuple[int, int, int]] = field(default_factory=list)
-    _reports: Gathering[Report] | None = None
-    _evaluations: Gathering[EvaluationReport] | None = None
-    _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
     running_since: float | None = None
     _wanted: Hosts | None = None
@@ -143,6 +138,10 @@ class Coordinator:
             self._holdings = Holdings(initial)
         self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings, self._name_bits)
         self._forming = Forming(self.store, self.job.membership, self.now, self._holdings)
+        self._register = Register(self.store)
+        self._reported = Reported(self.store, self.job.grid.tensor_parallel)
+        self._trouble = Trouble(self.store, self.now, self._holdings)
+        self._readiness = Readiness(self.store, self.processes, self.job.grid.tensor_parallel)
         self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
         self.departures = Departures(
             self.shape, self.store, self.processes, self.plans, self._holdings, self.log, self.now
@@ -181,25 +180,22 @@ class Coordinator:
         What the other coordinator wrote to the register is completed. A generation that runs goes on; of any other
         what the other had not decided becomes void, and workers that copied their state in it copy it again.
         """
-        self.record, self._registered = record, record
+        self.record = record
         self.live = {Worker.parse(worker) for worker in record.live}
-        has_run = self.store.read(schema.PermissionKey(record.generation, "run")) == GO
+        has_run = self._register.has_run(record)
         if held := record.holds if has_run else record.held:
             hosts = self._holdings.named(held, self.plans.hosts)
             if hosts is None:
                 raise RunError(f"plan {held}, which says what the workers hold, is not in the run directory any more")
             self._holdings.take_up(held, hosts)
-        self.store.compare_set(schema.ProposalKey(record.generation), None, record)
+        self._register.take_over(record)
         if record.commit is not None and record.plan:  # without a plan it is the record of a restart
-            self.store.compare_set(schema.CommitKey(record.generation, record.committed), None, record.commit)
+            self._register.complete_commit(record)
             self.committed(record.commit, record)
-            if record.evaluated is not None and record.evaluated.step == record.committed:
-                key = schema.EvaluatedKey(record.generation, record.committed)
-                self.store.compare_set(key, None, record.evaluated)
             if self.next_step >= self.steps and not record.is_evaluation_due:
                 self._enter(GenerationPhase.FINISHED)
                 return
-        if self._still_runs():
+        if self._register.still_runs(record):
             self._enter(GenerationPhase.RUNNING)
             return
         if not has_run:
@@ -207,29 +203,9 @@ class Coordinator:
         self._lost_since = self.now()
         self._end()
 
-    def _still_runs(self) -> bool:
-        """Whether the generation of the register runs, is not at its last iteration, and nothing of it is void."""
-        g, commit = self.record.generation, self.record.commit
-        if self.store.read(schema.PermissionKey(g, "run")) != GO or self.store.has_all([schema.StopKey(g)]):
-            return False
-        if self.record.is_evaluation_due:
-            return self.store.read(schema.EvaluatedKey(g, self.record.committed)) is None
-        is_over = commit is not None and commit.last == commit.step
-        return not is_over and self.store.read(schema.CommitKey(g, self.next_step)) is None
-
     @property
     def shape(self) -> Shape:
         return self.job.shape
-
-    def _members(self, workers: Iterable[Worker | str]) -> list[str]:
-        """Names of all processes of `workers`."""
-        return members_of(workers, self.job.grid.tensor_parallel)
-
-    def _present(self) -> list[str]:
-        """Names of all processes of the generation."""
-        if self._named[0] is not self.record.live:
-            self._named = self.record.live, self._members(self.record.live)
-        return self._named[1]
 
     @property
     def next_step(self) -> int:
@@ -257,7 +233,7 @@ class Coordinator:
             GenerationPhase.BETWEEN: self._propose,
             GenerationPhase.PROPOSED: self._form,
             GenerationPhase.FORMING: self._run,
-            GenerationPhase.RUNNING: self._trouble,
+            GenerationPhase.RUNNING: self._watch,
         }
         if self.phase in due:
             due[self.phase]()
@@ -266,21 +242,15 @@ class Coordinator:
         """Worker -> stage -> sha256 of the stage's final state, once every worker that still lives has left them after
         the last commit; None before. A worker that dies or hangs meanwhile is detected as ever, without consequence.
         """
-        gone = self.processes.gone()  # before the digests are read, because a process leaves its digest and then ends
-        if gone:
-            self.store.set(schema.OverKey(), True)  # after this write, this client reads what others wrote before
-        names = self._members(self.live)
-        final = self.store.answers(schema.FinalKey(schema.EVERYBODY), names)
-        gone |= self._detector.lost(self.live, self._heartbeats(), self.now(), final)
-        waits = {worker for worker in self.live if not final.keys() >= set(self._members([worker]))}
-        for worker in sorted(waits & gone.keys()):
-            self.processes.kill(worker)
-            self.live.discard(worker)
-            self.log("detected", worker=str(worker), step=self.record.committed, cause=gone[worker], over=True)
-        if waits - gone.keys():
-            return None
-        of_members = {worker: [final[name] for name in self._members([worker])] for worker in sorted(self.live)}
-        return {str(worker): joined_digests(parts) for worker, parts in of_members.items()}
+        return final_digests(
+            self.live,
+            self.store,
+            self.processes,
+            self.job.grid.tensor_parallel,
+            lambda done: self._detector.lost(self.live, self._heartbeats(), self.now(), done),
+            self.log,
+            self.record.committed,
+        )
 
     def _heartbeats(self) -> Beats | None:
         """The last heartbeats of all processes; None when there are no newer ones than those of the last call."""
@@ -292,7 +262,8 @@ class Coordinator:
         return self.phase is GenerationPhase.FINISHED
 
     def _enter(self, phase: GenerationPhase) -> None:
-        self.phase, self._trouble_since, self._waited = phase, None, 0.0
+        self.phase, self._waited = phase, 0.0
+        self._trouble.begin()
 
     def _lose(self, lost: dict[Worker, str]) -> None:
         """Fence the lost workers and end the generation."""
@@ -313,7 +284,7 @@ class Coordinator:
 
     def _take_out(self, worker: Worker) -> None:
         """The worker takes no part any more."""
-        self._forget_ready(worker)  # its process may take a while to end, and is not one that waits to join
+        self._readiness.forget(worker)  # its process may take a while to end, and is not one that waits to join
         self.live.discard(worker)
         self._joined.discard(worker)
 
@@ -348,23 +319,14 @@ class Coordinator:
         The register then holds a generation of the workers that are to be started, which is over from the start.
         """
         self.start_over(live, committed, commit)
-        generation = self.record.generation + 1
-        names = [str(worker) for worker in sorted(live)]
-        self.record = msgspec.structs.replace(self.record, generation=generation, live=names)
-        self.store.set(schema.StopKey(generation), True)
-        self._announce()
+        self.record = of_started(self.record, live)
+        self._register.announce_over(self.record)
 
     def _end(self) -> None:
         """End the current generation: whatever is undecided is void, and survivors wake up."""
-        g = self.record.generation
-        if g:
-            self.store.compare_set(schema.PermissionKey(g, "form"), None, VOID)
-            self.store.compare_set(schema.PermissionKey(g, "run"), None, VOID)
-            self.store.compare_set(schema.CommitKey(g, self.next_step), None, VOID)
-            if self.record.is_evaluation_due:
-                self.store.compare_set(schema.EvaluatedKey(g, self.record.committed), None, VOID)
-            self.store.set(schema.StopKey(g), True)
-        self._reports = self._evaluations = None
+        if self.record.generation:
+            self._register.end(self.record)
+        self._reported.forget()
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
@@ -378,33 +340,13 @@ class Coordinator:
             return
         if units := self._holdings.lost(self._holders):
             raise RunError(f"{self._holdings.described(units[0])} no live host among the workers that are there")
-        generation = self.record.generation + 1
         self._wanted = wanted = self._holdings.wanted(plan.hosts, self.live)
+        self.record = proposed(self.record, plan, self.live, self._joined, self._holdings, wanted, self._disputed)
+        generation = self.record.generation
         if not plan.is_kept:
             self.store.set(schema.PlanKey(generation), pack_plan(plan.text))
-        commit = self.record.commit
-        if commit is not None and self.record.is_evaluation_due:
-            commit = msgspec.structs.replace(commit, last=None)  # this generation is new
-        self.record = GenerationRecord(
-            generation,
-            [str(worker) for worker in sorted(self.live)],
-            {str(worker): str(plan.roles[worker]) for worker in sorted(self.live)},
-            plan.digest,
-            self.record.committed,
-            commit,
-            [str(worker) for worker in sorted(self._joined)],
-            "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
-            dict(plan.periods),
-            self.record.evaluated,
-            self._holdings.copies(wanted, self.live, self._holders),
-            self._holdings.plan,
-            self._holdings.name_of(plan.digest, wanted),
-            kept_by(self.record.verified, self.live, self._joined),
-            rounds=plan.rounds,
-            disputed=self._disputed,
-        )
-        self._forming.begin(self.record, self._present())
-        self._announce()
+        self._forming.begin(self.record, self._reported.present(self.record))
+        self._register.announce(self.record)
         self.log(
             "generation",
             step=self.next_step,
@@ -414,18 +356,6 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(GenerationPhase.PROPOSED)
-
-    def _announce(self) -> None:
-        """Write the record of a new generation, to the register first."""
-        self._register()
-        self.store.set(schema.BegunKey(), self.record.generation)
-        self.store.compare_set(schema.ProposalKey(self.record.generation), None, self.record)
-
-    def _register(self) -> None:
-        """Write the register, if nobody else has."""
-        before, self._registered = self._registered, self.record
-        if not self.store.compare_set(schema.RegisterKey(), before, self.record):
-            raise RunError(OTHER_LAUNCHER)
 
     @property
     def _failed(self) -> frozenset[Worker]:
@@ -438,14 +368,7 @@ class Coordinator:
 
     def is_ready(self, worker: Worker) -> bool:
         """Whether all of the worker's present processes have started up."""
-        number = self.processes.incarnation(worker)
-        return self.store.has_all([schema.ReadyKey(name, number) for name in self._members([worker])])
-
-    def _forget_ready(self, worker: Worker) -> None:
-        """No process that the worker has had so far waits to take part."""
-        incarnations = range(self.processes.incarnation(worker) + 1)
-        names = self._members([worker])
-        self.store.delete([schema.ReadyKey(name, number) for name in names for number in incarnations])
+        return self._readiness.is_ready(worker)
 
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
@@ -462,20 +385,18 @@ class Coordinator:
             cause = self._repeated or "it was not committed when the generation ended"
             self.log("undone", step=self.next_step, count=answer.workers, cause=cause)
             self._repeated = None
-        self.store.compare_set(schema.PermissionKey(self.record.generation, "form"), None, GO)
+        self._register.allow(self.record, "form")
         self._enter(GenerationPhase.FORMING)
 
     def _run(self) -> None:
         """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
-        if self._cut():
-            return
-        answer = self._forming.formed(self._waited, self._holders)
+        cut = self._trouble.cut(self.record.generation, self._holders, self._detector)
+        answer = cut or self._forming.formed(self._waited, self._holders)
         if answer is not True:
             self._give_way(answer)
             return
         g = self.record.generation
-        self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
-        self.store.forget_before(g)
+        self._register.allow(self.record, "run")
         self._holdings.take_up(self.record.holds, self._wanted)
         self._enter(GenerationPhase.RUNNING)
         self.running_since = self.now()
@@ -485,7 +406,7 @@ class Coordinator:
             self._spare = spare
             self.log("shards", step=self.next_step, generation=g, further_deaths=list(spare.values()))
         for worker in self._joined:
-            self._forget_ready(worker)
+            self._readiness.forget(worker)
         self._joined.clear()
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
@@ -504,35 +425,9 @@ class Coordinator:
             raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {reason}")
         self._end()
 
-    def _trouble(self) -> None:
-        """A transport broke, and no death has explained it for a while: form the same live set again."""
-        if self._cut():
-            return
-        g = self.record.generation
-        if self._trouble_since is None:
-            if self.store.has_all([schema.TroubleKey(g)]):
-                self._trouble_since = self.now()
-        elif self.now() - self._trouble_since > GRACE_SECONDS:
-            self._again(self.store.read(schema.TroubleKey(g)) or "")
-
-    def _cut(self) -> bool:
-        """Fence one of two workers that cannot reach each other though both live; whether there were such two."""
-        names = self.store.read(schema.CutKey(self.record.generation))
-        if names is None:
-            return False
-        pair = [Worker.parse(name) for name in names]
-        fenced = whom_to_fence(
-            pair,
-            self._holders,
-            [worker for worker in pair if self._detector.is_silent(worker, self.now())],
-            self._holdings.fewest_hosts(pair, self._holders),
-        )
-        if fenced is None:
-            self._again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host")
-        else:
-            (other,) = (worker for worker in pair if worker != fenced)
-            self._lose({fenced: f"cut off from worker {other}"})
-        return True
+    def _watch(self) -> None:
+        """A transport may break while the generation runs, and no death explain it."""
+        self._give_way(self._trouble.look(self.record.generation, self._holders, self._detector))
 
     def _decide(self) -> bool:
         """Decide what the running generation comes to next: an evaluation or a commit; whether it could be."""
@@ -540,31 +435,14 @@ class Coordinator:
 
     def _evaluate(self) -> bool:
         """Take down the result of the evaluation if every process has reported its part."""
-        g, n, earlier = self.record.generation, self.record.committed, self.record.evaluated
-        key = schema.EvaluationReportKey(g, n, schema.EVERYBODY)
-        if self._evaluations is None:
-            self._evaluations = self.store.gathering(key, self._present())
-        if not self._evaluations.look():
+        result = self._reported.evaluation(self.record)
+        if result is None:
             return False
-        texts, self._evaluations = self._evaluations.texts, None
-        result = evaluate(n, {name: key.decode(texts[name]) for name in self._present()})
-        forget: list[schema.Key[Any]] = [key]
-        if earlier is not None:
-            forget.append(schema.EvaluatedKey(g, earlier.step))  # all have read it: they have run an iteration since
-        self._advance(
-            msgspec.structs.replace(self.record, evaluated=result), (schema.EvaluatedKey(g, n), result), forget
-        )
+        self.record = msgspec.structs.replace(self.record, evaluated=result)
+        self._register.evaluated(self.record)
         self.evaluated(self.record)
         self._go_on()
         return True
-
-    def _advance(
-        self, after: GenerationRecord, decided: tuple[schema.Decision[Any], Any], forget: list[schema.Key[Any]]
-    ) -> None:
-        """Write the register, if nobody else has, and what follows from it."""
-        before, self._registered, self.record = self._registered, after, after
-        if not self.store.advance(schema.RegisterKey(), before, after, decided, forget):
-            raise RunError(OTHER_LAUNCHER)
 
     def _go_on(self) -> None:
         """All that belongs to the committed step is done."""
@@ -577,29 +455,23 @@ class Coordinator:
 
     def _commit(self) -> bool:
         """Commit the next iteration if every process of every live worker has reported it."""
-        g, n = self.record.generation, self.next_step
-        key = schema.ReportKey(g, n, schema.EVERYBODY)
-        if self._reports is None:
-            self._reports = self.store.gathering(key, self._present())
-        if not self._reports.look():
+        reports = self._reported.iteration(self.record)
+        if reports is None:
             return False
-        texts, self._reports = self._reports.texts, None
-        reports = ReportColumns.read({name: texts[name] for name in self._present()})
         verdict = self._judge.judge(self.record, reports, self._holders, lambda step: self._changes(step, reports))
         if not isinstance(verdict, Commit):
             self._follow(verdict)
             return False
         verified, candidate = verified_after(self.record, reports.has_states)
-        after = msgspec.structs.replace(
+        self.record = after = msgspec.structs.replace(
             self.record,
-            committed=n,
+            committed=self.next_step,
             commit=verdict,
             mode=verdict.next_mode,
             verified=verified,
             candidate=candidate,
         )
-        # All have read the commit before the last: they stepped n - 1 after it.
-        self._advance(after, (schema.CommitKey(g, n), verdict), [key, schema.CommitKey(g, n - 2)])
+        self._register.commit(after)
         self._attempts, self._disputed = 0, []
         self._forming.forgive()
         self.committed(verdict, after)
@@ -631,8 +503,7 @@ class Coordinator:
         self._joined |= {worker for worker in self.live if str(worker) in verified.without}
         self.record = gone_back(self.record, verified, self.live, self._joined, self._holdings.plan)
         self._disputed = []
-        self.store.set(schema.StopKey(self.record.generation), True)
-        self._announce()
+        self._register.announce_over(self.record)
         self.went_back(verified.step)
         self._repeated = f"{verdict.cause}; all are back behind step {verified.step}, where they agreed"
         if units := self._holdings.lost(self._holders):
