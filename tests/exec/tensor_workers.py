@@ -15,7 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Report
-from recycle.exec.model.megatron_stage import HALVES, MegatronStage
+from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.stored_names import HALVES
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
@@ -89,7 +90,7 @@ def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
 
 def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -> dict[str, torch.Tensor]:
     """The gradients, those of gated layers as the two that tensor ranks cut each by itself."""
-    halved = {name for stage in stages for name in stage._halved}
+    halved = {name for stage in stages for name in stage._names.halved}
     found = {}
     for name, gradient in gradients.items():
         both = zip(HALVES, gradient.chunk(2, 0), strict=True) if name in halved else [("", gradient)]

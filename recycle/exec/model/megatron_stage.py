@@ -6,27 +6,25 @@ it or when. With `exact` accumulation the sum does not depend on order either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
-from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
+from recycle.exec.model.accumulate import Accumulator, ExactSum, Layout
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
-from recycle.exec.model.joined_sums import JoinedSums, Summed
-from recycle.exec.model.made import Making, word_count
-from recycle.exec.model.optimizer import COUNTED, SHAPED, decays
+from recycle.exec.model.gradient_sums import GradientSums
+from recycle.exec.model.incoming_gradients import Half, IncomingGradients
+from recycle.exec.model.made import Making
+from recycle.exec.model.optimizer import decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
 from recycle.exec.model.shards import Shard, Shards
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.stored_tensors import piece_of
+from recycle.exec.model.stored_names import HALVES, StoredNames, without_shared
 from recycle.exec.model.unit_states import UnitOptimizers, UnitState
 from recycle.ir.instruction import (
     Backward,
@@ -53,9 +51,6 @@ LOSS_EXPONENT = 16
 PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """`[train] precision` -> type of weights, activations and messages."""
 
-HALVES = (".gate", ".up")
-"""Behind the name of a gated layer's parameter: its halves."""
-
 
 class MegatronStage(Stage):
     """A part of a model, of megatron-core's or of a user's own, with split backward, gradient sum and optimizer.
@@ -74,7 +69,6 @@ class MegatronStage(Stage):
 
     Attributes:
         parameters: the live parameters by their name in the whole model, a shared one first.
-        tied_sum: sum of the gradients of the weight that first and last stage share; None where there is none.
     """
 
     def __init__(
@@ -116,77 +110,53 @@ class MegatronStage(Stage):
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated(part)
-        self._summed: set[torch.nn.Parameter] = set()
+        summed: set[torch.nn.Parameter] = set()
         if job.grid.tensor_parallel > 1:
-            self._summed = of_each_head(part)
+            summed = of_each_head(part)
         if job.grid.sequence_parallel:
-            self._summed |= partly_computed(part) - cut.keys()
-        self._halved = {name for name, parameter in self.parameters.items() if parameter in halves}
+            summed |= partly_computed(part) - cut.keys()
         alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_experts(part))
         places = alone | cut
-        self._cuts = {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places}
-        accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
-        bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
-        count = int(shared in self.parameters)
-        own = list(self.parameters)[count:]
-        is_alone = job.grid.tensor_parallel == 1
-        self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
-        whose = [name for name, blocks in zip(own, self._sum.blocks_of(), strict=True) for _ in range(blocks)]
-        self._replicated = () if is_alone else [place for place, name in enumerate(whose) if name not in self._cuts]
-        # Biases get their gradients with the weights of their layers, whichever bucket these are in.
-        self._matrices = sum(decays(parameter) for parameter in parameters[count:])
-        self._bounds: dict[int, Sequence[int]] = {}
-        if count and tied_sum is None:
-            # Embedding and output layer each give a gradient, and each is rounded by itself.
-            tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
-        self.tied_sum = tied_sum if count else None
+        self._names = StoredNames(
+            {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
+            [name for name, parameter in self.parameters.items() if parameter in halves],
+        )
+        is_shared = shared in self.parameters
+        self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device)
         self._units: UnitOptimizers | None = None
         if job.train.sharded_optimizer:
-            summed = [Summed(self._sum, common=set(self._replicated))]
-            if self.tied_sum is not None:
-                is_counted = self._is_first or not self._is_last
-                summed.insert(0, Summed(self.tied_sum, is_counted, is_apart=bool(job.ties)))
             sharded = ShardedOptimizer(
                 self.parameters,
-                (self._halved, HALVES),
-                JoinedSums(summed, self._divisor),
+                (self._names.halved, HALVES),
+                self._sums.joined(),
                 job.train,
                 self._type,
                 index * job.shape.pipelines,
                 job.shape.pipelines,
-                tells_shapes=not is_alone,
+                tells_shapes=job.grid.tensor_parallel > 1,
             )
             self.shards = sharded.shards
         else:
             self._units = self._unit_optimizers(job, named, held)
-        self._has_ties = bool(job.ties)
         self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
-        self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
-            parameter: (self._sum, place) for place, parameter in enumerate(parameters[count:])
-        }
-        if self.tied_sum is not None:
-            self._place[parameters[0]] = (self.tied_sum, 0)
-        self._store: WeightGradientStore = WeightGradientStore(self._accumulate, self._accumulate_product)
+        self._incoming = IncomingGradients(self._sums, parameters, summed)
+        self._store: WeightGradientStore = WeightGradientStore(self._incoming.add, self._incoming.add_product)
         split_linears(part, self._store, strict=providers.model is None)
-        self._delayed = DelayedLayers(part, self._store, self._accumulate)
-        for parameter in parameters:
-            # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
-            parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+        self._delayed = DelayedLayers(part, self._store, self._incoming.add)
         # Matrices of recycle's own families outside of linear layers are tables and routers, which stay in I.
         # To look at the graph of a layer that runs again would run it once more.
         is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
-        self._graph = GraphSplit(parameters, self._store, self._accumulate) if is_looked_at else None
-        counts = [word_count(parameter) for parameter in parameters]
-        self._first_word: dict[torch.Tensor, int] = dict(zip(parameters, accumulate(counts, initial=0), strict=False))
-        self._current: Making | None = None
-        self._is_scratch = False
-        self._half: Literal["I", "W"] | None = None
-        self._placed: dict[torch.Tensor, Literal["I", "W"]] = {}
+        self._graph = GraphSplit(parameters, self._store, self._incoming.add) if is_looked_at else None
         self._is_struck = False
         self._vocabulary = job.model.vocabulary
         self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         """Input and output of the forward; no output where the forward is run again."""
+
+    @property
+    def tied_sum(self) -> Accumulator | None:
+        """Sum of the gradients of the weight that first and last stage share; None where there is none."""
+        return self._sums.tied
 
     def _unit_optimizers(
         self, job: Job, named: Mapping[str, torch.nn.Parameter], held: Mapping[int, UnitState]
@@ -199,7 +169,7 @@ class MegatronStage(Stage):
             range(*units[index]),
             units_of(named, first_layer, layers[index], ends, units[-1][1] - 1),
             self.parameters,
-            self._sums(),
+            self._sums.all(),
             job.train,
             self._type,
             self._divisor,
@@ -208,12 +178,8 @@ class MegatronStage(Stage):
 
     def begin_iteration(self, step: int) -> None:
         self._take_up(step, evaluates=False)
-        for accumulator in self._sums():
-            accumulator.clear()
+        self._sums.clear()
         self._losses.clear()
-        for parameter in self._place:
-            # An exception inside a backward may have left one behind.
-            parameter.grad = None
 
     def begin_evaluation(self, batch: int) -> None:
         self._take_up(batch, evaluates=True)
@@ -222,7 +188,7 @@ class MegatronStage(Stage):
     def _take_up(self, iteration: int, evaluates: bool) -> None:
         self._iteration = iteration
         self.watch(())
-        self._current, self._is_scratch = None, False
+        self._incoming.reset()
         self._activations.clear()
         self._store.clear()
         self._delayed.clear()
@@ -282,14 +248,13 @@ class MegatronStage(Stage):
         if micro_batch in self._activations or micro_batch in self._store.waiting():
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
         entry, making = self._entry(Replay, micro_batch, activation), Making()
-        self._half, self._current, self._is_scratch = None, making, True
-        with torch.enable_grad():
-            output = self._compute(micro_batch, entry)
-        making.activation(output)
-        by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
-        if by_entry is not None:
-            making.input_gradient(by_entry)
-        self._current, self._is_scratch = None, False
+        with self._incoming.apart(making):
+            with torch.enable_grad():
+                output = self._compute(micro_batch, entry)
+            making.activation(output)
+            by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
+            if by_entry is not None:
+                making.input_gradient(by_entry)
         return making
 
     def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
@@ -309,85 +274,54 @@ class MegatronStage(Stage):
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch in self._store.waiting():
             raise self._misuse(BackwardInput, micro_batch, "its I is done already")
-        self._half = "I"
-        with self._store.record(micro_batch), self._watching(micro_batch):
+        with self._store.record(micro_batch), self._incoming.of(self._making(micro_batch), "I"):
             return self._run_backward(BackwardInput, micro_batch, gradient)
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         if micro_batch not in self._store.waiting():
             raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
-        self._half = "W"
-        with self._watching(micro_batch):
+        with self._incoming.of(self._making(micro_batch), "W"):
             self._store.flush(micro_batch)
 
     def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
         if micro_batch not in self._store.waiting():
             raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
-        self._half = "W"
-        if bucket == buckets - 1:
-            with self._watching(micro_batch):
+        with self._incoming.of(self._making(micro_batch), "W"):
+            if bucket == buckets - 1:
                 self._store.flush(micro_batch)
-            return
-        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
-
-        def is_in_bucket(weight: torch.Tensor) -> bool:
-            accumulator, position = self._place[weight]
-            return accumulator is self._sum and begin <= accumulator.layout.offsets[position] < end
-
-        with self._watching(micro_batch):
-            self._store.flush_some(micro_batch, is_in_bucket)
+            else:
+                self._store.flush_some(micro_batch, lambda weight: self._sums.is_in_bucket(weight, bucket, buckets))
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        if buckets not in self._bounds:
-            self._bounds[buckets] = self._sum.layout.cut(buckets, self._matrices, self._sum.buffer.numel())
-        return self._bounds[buckets]
+        return self._sums.bucket_bounds(buckets)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        self._half = None
-        with self._watching(micro_batch):
+        with self._incoming.of(self._making(micro_batch), None):
             return self._run_backward(Backward, micro_batch, gradient)
 
-    @contextmanager
-    def _watching(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """The gradients of weights that come up inside are of this micro-batch."""
-        self._current = self._making(micro_batch)
-        yield
-        self._current = None
-
     def gradient_buffers(self) -> list[torch.Tensor]:
-        return [self._sum.buffer] + ([] if self._has_ties else [s.buffer for s in self._sums()[:-1]])
+        return self._sums.buffers()
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        return [self.tied_sum.buffer] if self._has_ties and self.tied_sum is not None else []
+        return self._sums.tied_buffers()
 
     def loss_sum(self) -> float | None:
         return float(self._losses.buffer.sum()) if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        # A shared weight counts once, where the embedding is.
-        counted = [self._sum] if self._is_last and not self._is_first else self._sums()[::-1]
-        return [part for accumulator in counted for part in accumulator.mean_norms_squared(self._divisor)]
+        return self._sums.norms_squared()
 
     def replicated(self) -> Collection[int]:
-        return self._replicated
+        return self._sums.replicated
 
     def _stored_here(self, shard: Shard, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         from recycle.exec.model.weights import SHARED_WEIGHT
 
         named = shard.named_state(tensors)
-        if self._is_first or self.tied_sum is None:
-            return named
-        shared = {f"{prefix}{SHARED_WEIGHT}" for prefix in (*SHAPED, COUNTED)}
-        return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in shared}
+        return named if self._is_first or self._sums.tied is None else without_shared(named, SHARED_WEIGHT)
 
     def cuts(self) -> Mapping[str, int | None]:
-        counts = {f"{COUNTED}{name}": None for name, dimension in self._cuts.items() if dimension is None}
-        return counts | {
-            f"{prefix}{name}{half}": dimension
-            for prefix in SHAPED
-            for name, dimension in self._cuts.items()
-            for half in (HALVES if name in self._halved else ("",))
-        }
+        return self._names.cuts()
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
@@ -419,14 +353,7 @@ class MegatronStage(Stage):
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         named = self._optimizers().named_state(tensors)
-        if self._units is None:
-            return named
-        for prefix in SHAPED:
-            # Tensor ranks cut each half of a gated layer by itself, so each half has its name.
-            for name in self._halved & {known.removeprefix(prefix) for known in named if known.startswith(prefix)}:
-                both = named.pop(f"{prefix}{name}").chunk(2, 0)
-                named |= {f"{prefix}{name}{half}": view for half, view in zip(HALVES, both, strict=True)}
-        return named
+        return named if self._units is None else self._names.in_halves(named)
 
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
@@ -435,12 +362,13 @@ class MegatronStage(Stage):
         """What is held of a micro-batch between its I and its W."""
         return self._store.held(micro_batch)
 
-    def placement(self) -> dict[str, Literal["I", "W"]]:
+    def placement(self) -> dict[str, Half]:
         """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
 
         Those that had none since the stage was built are left out.
         """
-        return {name: self._placed[one] for name, one in self.parameters.items() if one in self._placed}
+        placed = self._incoming.placed
+        return {name: placed[one] for name, one in self.parameters.items() if one in placed}
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
@@ -472,8 +400,8 @@ class MegatronStage(Stage):
             raise self._misuse(cls, micro_batch, "its F has not run")
         entry, output = self._activations.pop(micro_batch)
         by_entry = self._backward_from(cls, micro_batch, entry, output, gradient)
-        if self._current is not None and by_entry is not None:
-            self._current.input_gradient(by_entry)
+        if self._incoming.making is not None and by_entry is not None:
+            self._incoming.making.input_gradient(by_entry)
         return by_entry
 
     def _backward_from(
@@ -496,44 +424,3 @@ class MegatronStage(Stage):
             by_entry = None if entry is None else entry.grad
         self._delayed.collect()
         return by_entry
-
-    def _sums(self) -> list[Accumulator]:
-        """The shared weight's, then that of all other parameters: in the order of `parameters`."""
-        return [self._sum] if self.tied_sum is None else [self.tied_sum, self._sum]
-
-    def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        accumulator, position = self._place[parameter]
-        if parameter in self._summed:
-            from megatron.core.parallel_state import get_tensor_model_parallel_group
-
-            gradient = gradient.contiguous()
-            torch.distributed.all_reduce(gradient, group=get_tensor_model_parallel_group())
-        if self._current is not None:
-            self._current.weight_gradient(self._first_word[parameter], gradient)
-        if not self._is_scratch:
-            accumulator.add(position, gradient)
-            self._note(parameter)
-
-    def _accumulate_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
-        accumulator, position = self._place[weight]
-        if self._current is not None:
-            product = rows.t().matmul(inputs)
-            self._current.weight_gradient(self._first_word[weight], product)
-            if self._is_scratch:
-                return
-            if isinstance(accumulator, ExactSum):  # which would make it once more
-                accumulator.add(position, product)
-                self._note(weight)
-                return
-        accumulator.add_product(position, rows.t(), inputs)
-        self._note(weight)
-
-    def _note(self, parameter: torch.Tensor) -> None:
-        if self._half is not None:
-            self._placed[parameter] = self._half
-
-    def _take_gradient(self, parameter: torch.Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        # The hook fires for a weight of the store too, with nothing in it.
-        if gradient is not None:
-            self._accumulate(parameter, gradient)
