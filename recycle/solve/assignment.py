@@ -24,7 +24,8 @@ from itertools import product
 
 import numpy as np
 
-from recycle.solve.problem import TOLERANCE, Operations, Problem
+from recycle.solve.problem import TOLERANCE, Problem
+from recycle.solve.problem_arrays import Operations
 
 
 @dataclass(frozen=True, eq=False)

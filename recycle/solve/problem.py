@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from math import gcd
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import PlanError
-from recycle.ir.columns import MOST_INSTRUCTIONS, Columns
+from recycle.ir.columns import Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import PricedJob
 from recycle.plans import failure_vector, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
+from recycle.solve.links import hops_between, lanes_between, link_times
+from recycle.solve.problem_arrays import Operations, ProblemArrays
+from recycle.solve.problem_limits import require_size, require_times
 
-Operations = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
 
@@ -39,50 +39,12 @@ _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 TOLERANCE = 1e-9
 """Difference up to which two times, or two numbers of activations, count as equal."""
-MOST_OPERATIONS = MOST_INSTRUCTIONS
-"""Operations of the largest problem, so that its plan can be read again: about a kilobyte and 10 microseconds each,
-without any search."""
-SHORTEST, LONGEST = 1e-6, 1e12
-"""Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
 
 
 def flat(order: Order) -> tuple[Operations, Operations]:
     """(all programs one after the other, where each begins and the last ends)."""
     offsets = np.array([0, *accumulate(map(len, order))], dtype=np.int64)
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
-
-
-class ProblemArrays(NamedTuple):
-    """A problem as the compiled loops read it: S stages, n micro-batches in all, P ranks, W workers.
-
-    Attributes:
-        stages, micro_batches, ranks: S, n and P.
-        split, staggered: as in `Problem`.
-        times: [3 * S], F, I (or B) and W of every stage at speed 1.
-        update_seconds: [P], reduce and step of all stages of a rank.
-        link: time of the slowest transfer.
-        hops: time of a transfer over each lane, numbered by `lanes_between`; empty where all take `link`.
-        speed: [W], factor on compute times.
-        cap: [W], activations that a worker may hold.
-        stash: share of an activation held between I and W.
-        needs, feeds, wakes: [operations], as in `Problem`.
-    """
-
-    stages: int
-    micro_batches: int
-    ranks: int
-    split: bool
-    staggered: bool
-    times: Floats
-    update_seconds: Floats
-    link: float
-    hops: Floats
-    speed: Floats
-    cap: Floats
-    stash: float
-    needs: Operations
-    feeds: Operations
-    wakes: Operations
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +103,7 @@ class Problem:
         shape, planner, stages = job.shape, job.planner, job.shape.stages
         profile = profile or job.prices
         dead = frozenset(dead)
-        _require_size(shape, planner.decoupled)
+        require_size(shape, planner.decoupled)
         require_hosts(shape, failure_vector(shape, dead))
         if dead and not planner.reroute:
             raise PlanError(
@@ -157,8 +119,8 @@ class Problem:
                     f" bytes, and one micro-batch needs {shape.chunks}; raise the limit"
                 )
         speed = tuple(profile.speed_of(worker) for worker in shape.workers())
-        links = _link_times(shape, dead, profile)
-        _require_times(profile, stages, speed, links, "profile:" if job.times.profile else "[times]")
+        links = link_times(shape, dead, profile)
+        require_times(profile, stages, speed, links, "profile:" if job.times.profile else "[times]")
         whole = np.array(profile.per_stage("backward_input", stages))
         weight = np.array(profile.per_stage("backward_weight", stages))
         if not planner.decoupled:
@@ -183,7 +145,7 @@ class Problem:
             reroute=planner.reroute,
             reduce=tuple(reduce),
             buckets=buckets,
-            hops=_hops(shape, dead, profile),
+            hops=hops_between(shape, dead, profile),
         )
 
     @cached_property
@@ -451,81 +413,3 @@ class Problem:
             index=micro_batch % m,
         )
         return Schedule(self.shape, columns, loop_placement(self.shape), self.dead, self.optimizer)
-
-
-def _require_size(shape: Shape, split: bool) -> None:
-    """Raises PlanError for more operations than the planner takes, with what they would need."""
-    operations = (3 if split else 2) * shape.stages * shape.global_micro_batches
-    if operations > MOST_OPERATIONS:
-        raise PlanError(
-            f"[shape]: {shape} has {operations:,} operations, more than the {MOST_OPERATIONS:,} that can be planned;"
-            f" a first plan would need about {operations / 1e6:,.0f} GB of memory and {operations / 6e6:,.0f} minutes"
-        )
-
-
-def _require_times(
-    profile: Profile, stages: int, speed: tuple[float, ...], links: tuple[float, ...], where: str
-) -> None:
-    """Raises PlanError for an F or I without a duration, and for times so small or large that figures go wrong."""
-    for key in ("forward", "backward_input", "backward_weight", "reduce", "step"):
-        must_last = key in ("forward", "backward_input")
-        for stage, seconds in enumerate(profile.per_stage(key, stages)):
-            if must_last and seconds <= 0:
-                raise PlanError(f"{where} {key}: stage {stage} takes {seconds:g}; a plan needs a time above 0")
-            if seconds * max(speed) > LONGEST or (must_last and seconds * min(speed) < SHORTEST):
-                raise PlanError(
-                    f"{where} {key}: stage {stage} takes {seconds:g}, on one of its workers less than {SHORTEST:g} or"
-                    f" more than {LONGEST:g}; state all times in another unit"
-                )
-    if links[-1] > LONGEST:
-        raise PlanError(f"{where} link: a transfer takes {links[-1]:g}, more than {LONGEST:g}; is a bandwidth right?")
-
-
-def _link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
-    """The times that a transfer may take, ascending: any live host of a stage may hand over to any of the next."""
-    times: set[float] = set()
-    live = [
-        np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
-        for r in range(shape.ranks)
-    ]
-    for boundary in range(shape.stages - 1):
-        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
-        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
-        here, there = here[here != there], there[here != there]
-        for sender, receiver in ((here, there), (there, here)):
-            times.update(np.unique(profile.transfer_seconds(shape, sender, receiver, boundary)).tolist())
-    return tuple(sorted(times)) or (0.0,)
-
-
-def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
-    """Numbers of the directed pairs of workers, given by index, that transfers between neighbouring stages go over.
-
-    From three ranks on activations and gradients go to different ranks, and those of gradients are numbered behind.
-    """
-    here, there = sender % shape.ranks, receiver % shape.ranks
-    goes_back = (shape.ranks > 2) & ((here - there) % shape.ranks == 1)
-    lane: Operations = (sender + shape.worker_count * goes_back) * shape.pipelines + receiver // shape.ranks
-    return lane
-
-
-def _hops(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
-    """`Problem.hops`; where the workers of a rank have alike links to each neighbouring rank, none."""
-    if not profile.links or shape.ranks == 1:
-        return ()
-    every = np.arange(shape.worker_count)
-    live = [
-        np.array([w for w in every[r :: shape.ranks] if shape.worker_at(int(w)) not in dead])
-        for r in range(shape.ranks)
-    ]
-    hops, unlike = np.zeros(2 * shape.worker_count * shape.pipelines), False
-    for boundary in range(shape.stages - 1):
-        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
-        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
-        for sender, receiver in ((here, there), (there, here)):
-            seconds, lanes = (
-                profile.transfer_seconds(shape, sender, receiver, boundary),
-                lanes_between(shape, sender, receiver),
-            )
-            hops[lanes] = np.maximum(hops[lanes], seconds)
-            unlike = unlike or bool(np.ptp(seconds))
-    return tuple(hops.tolist()) if unlike else ()

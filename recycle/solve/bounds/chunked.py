@@ -31,7 +31,8 @@ from math import ceil, floor, gcd, inf
 import numpy as np
 
 from recycle.solve.bounds.one_chunk import rounded
-from recycle.solve.problem import TOLERANCE, Floats, Problem
+from recycle.solve.problem import TOLERANCE, Problem
+from recycle.solve.problem_arrays import Floats
 
 _HALVINGS = 45
 _FUZZ = 1e-6

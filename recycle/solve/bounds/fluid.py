@@ -40,7 +40,8 @@ import numpy.typing as npt
 
 from recycle.solve.bounds import grids
 from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.problem import TOLERANCE, Floats, Problem
+from recycle.solve.problem import TOLERANCE, Problem
+from recycle.solve.problem_arrays import Floats
 
 FINE_COLUMNS, LEAST_POINTS = 3_000, 80
 """Columns of a program on an aligned grid, which say how many points it has; with too few points there is none."""

@@ -10,7 +10,8 @@ from math import ceil
 
 import numpy as np
 
-from recycle.solve.problem import TOLERANCE, Floats, Problem
+from recycle.solve.problem import TOLERANCE, Problem
+from recycle.solve.problem_arrays import Floats
 
 POINTS = 40
 """Grid points at either end of the window, and between, where it is fine at both ends."""

@@ -34,7 +34,7 @@ from recycle.solve.layout.route_kernels import Legs
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units
-from recycle.solve.problem import Operations
+from recycle.solve.problem_arrays import Operations
 
 FIXED_SHARE = 0.25
 """Of the time, what the plan of the given stages may take."""

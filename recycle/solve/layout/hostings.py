@@ -19,7 +19,7 @@ from recycle.solve.layout.hosts import assign, assign_ranges
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
 from recycle.solve.layout.routes import Routes, routes_of
 from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
-from recycle.solve.problem import Operations
+from recycle.solve.problem_arrays import Operations
 
 LOADS = (1.02, 1.0025)
 """Loads of the busiest worker over the even share, for which helpers are looked for."""

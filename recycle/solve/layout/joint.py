@@ -15,7 +15,7 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.routes import Routes
-from recycle.solve.problem import Operations
+from recycle.solve.problem_arrays import Operations
 
 
 def joint_schedule(

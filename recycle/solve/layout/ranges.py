@@ -15,7 +15,7 @@ import numpy as np
 from recycle.plans.hosting import joined
 from recycle.solve.layout.linear import LinearProgram
 from recycle.solve.layout.units import Parts, Units, common, count_of
-from recycle.solve.problem import Floats, Operations
+from recycle.solve.problem_arrays import Floats, Operations
 
 _HAND_OVER = 1e-4
 """What all micro-batches changing workers once counts beside the load of the busiest worker."""

@@ -11,7 +11,7 @@ import heapq
 from typing import NamedTuple
 
 from recycle.ir.compiled import called_by_kernels
-from recycle.solve.problem import Floats, Operations
+from recycle.solve.problem_arrays import Floats, Operations
 
 SAME_INSTANT = 1e-12
 """Seconds within which events count as one instant."""

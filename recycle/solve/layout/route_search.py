@@ -20,7 +20,7 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.layout.route_kernels import LegQueues, Legs, Preferences, latest_starts, list_legs
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, common
-from recycle.solve.problem import Floats, Operations
+from recycle.solve.problem_arrays import Floats, Operations
 
 UNLIMITED = 1 << 30
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0

@@ -15,7 +15,7 @@ import numpy as np
 
 from recycle.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.units import Parts
-from recycle.solve.problem import Operations
+from recycle.solve.problem_arrays import Operations
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ from recycle.job import PricedJob
 from recycle.plans.hosting import joined
 from recycle.pricing import profile_of_layout
 from recycle.shape import Worker
-from recycle.solve.problem import TOLERANCE, Floats
+from recycle.solve.problem import TOLERANCE
+from recycle.solve.problem_arrays import Floats
 
 Range = tuple[int, int]
 """Units from the first up to but without the last."""

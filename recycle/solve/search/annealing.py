@@ -17,7 +17,8 @@ import numpy as np
 
 from recycle.ir.columns import Flags
 from recycle.ir.compiled import run
-from recycle.solve.problem import TOLERANCE, Operations, Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem
+from recycle.solve.problem_arrays import Operations
 from recycle.solve.search.order_kernels import Annealing, anneal_order, timed_order
 from recycle.solve.search.random_numbers import seeded
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.problem import Floats, Operations, Order, Problem
+from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.random_numbers import draw, seeded
 
 LONGER, SHORTER = 1.1, 1.015

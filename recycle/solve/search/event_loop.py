@@ -23,7 +23,8 @@ import numpy as np
 
 from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.problem import Floats, Operations, Order, Problem, ProblemArrays
+from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.random_numbers import draw
 
 SAME_INSTANT = 1e-12

@@ -33,7 +33,8 @@ from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Deal, at_home
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, is_met
-from recycle.solve.problem import Floats, Operations, Order, Problem, ProblemArrays
+from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.timing import time_order
 

@@ -32,7 +32,8 @@ from itertools import product
 import numpy as np
 
 from recycle.solve.assignment import Deal, deals
-from recycle.solve.problem import Floats, Operations, Order, Problem, flat
+from recycle.solve.problem import Order, Problem, flat
+from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.event_loop import UNLIMITED, Rule, scheduled
 from recycle.solve.search.random_numbers import seeded
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels
-from recycle.solve.problem import Floats, Operations, Order, Problem, ProblemArrays, flat
+from recycle.solve.problem import Order, Problem, flat
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.random_numbers import draw
 
 MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4

@@ -16,7 +16,8 @@ import numpy as np
 
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, is_met
-from recycle.solve.problem import Floats, Operations, Problem
+from recycle.solve.problem import Problem
+from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_priority
 from recycle.solve.search.timing import time_order

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.ir.compiled import run
-from recycle.solve.problem import Floats, Order, Problem
+from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import Floats
 from recycle.solve.search.order_kernels import time_from_idle, timed_order
 
 

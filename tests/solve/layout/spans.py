@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recycle.solve.layout.units import Parts
-from recycle.solve.problem import Operations
+from recycle.solve.problem_arrays import Operations
 
 
 def spans(quotas: Operations) -> list[Parts]:

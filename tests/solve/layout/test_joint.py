@@ -18,7 +18,7 @@ from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import routes_of
 from recycle.solve.layout.units import Units
-from recycle.solve.problem import Operations
+from recycle.solve.problem_arrays import Operations
 from tests.solve.layout.spans import spans
 
 SHAPE = Shape(2, 3, 6)

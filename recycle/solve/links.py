@@ -1,0 +1,59 @@
+"""What transfers between neighbouring stages take, by lane: a lane is a directed pair of workers, with a number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+from recycle.solve.problem_arrays import Operations
+
+
+def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
+    """The times that a transfer may take, ascending: any live host of a stage may hand over to any of the next."""
+    times: set[float] = set()
+    live = [
+        np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
+        for r in range(shape.ranks)
+    ]
+    for boundary in range(shape.stages - 1):
+        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
+        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
+        here, there = here[here != there], there[here != there]
+        for sender, receiver in ((here, there), (there, here)):
+            times.update(np.unique(profile.transfer_seconds(shape, sender, receiver, boundary)).tolist())
+    return tuple(sorted(times)) or (0.0,)
+
+
+def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
+    """Numbers of the directed pairs of workers, given by index, that transfers between neighbouring stages go over.
+
+    From three ranks on activations and gradients go to different ranks, and those of gradients are numbered behind.
+    """
+    here, there = sender % shape.ranks, receiver % shape.ranks
+    goes_back = (shape.ranks > 2) & ((here - there) % shape.ranks == 1)
+    lane: Operations = (sender + shape.worker_count * goes_back) * shape.pipelines + receiver // shape.ranks
+    return lane
+
+
+def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
+    """`Problem.hops`; where the workers of a rank have alike links to each neighbouring rank, none."""
+    if not profile.links or shape.ranks == 1:
+        return ()
+    every = np.arange(shape.worker_count)
+    live = [
+        np.array([w for w in every[r :: shape.ranks] if shape.worker_at(int(w)) not in dead])
+        for r in range(shape.ranks)
+    ]
+    hops, unlike = np.zeros(2 * shape.worker_count * shape.pipelines), False
+    for boundary in range(shape.stages - 1):
+        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
+        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
+        for sender, receiver in ((here, there), (there, here)):
+            seconds, lanes = (
+                profile.transfer_seconds(shape, sender, receiver, boundary),
+                lanes_between(shape, sender, receiver),
+            )
+            hops[lanes] = np.maximum(hops[lanes], seconds)
+            unlike = unlike or bool(np.ptp(seconds))
+    return tuple(hops.tolist()) if unlike else ()
