@@ -3,9 +3,10 @@
     python -m benchmarks.replays [--every N] [--pipelines D] [--ranks P] [--micro-batches M] [--unit SECONDS]
                                  [--repeats R] [--family 1f1b|zb-h1]
 
-Runs on emulated stages, a process per worker, of `every` iterations behind the first few, in turn with and without
-replays. Printed is the mean iteration, in which everything was replayed once, over that without (medians of the
-repeats), and what the simulator says of both. An iteration's time is that between two commits.
+Runs on emulated stages, a process per worker, of `every` iterations behind the first few, in which everything is
+replayed once. Printed is the mean iteration over the mean of those without replays: of the same run, most of whose
+iterations have none, and, with `--repeats`, of so many runs without replays in turn with as many that have them
+(medians). Beside it stands what the simulator says. An iteration's time is that between two commits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from recycle import Job, Schedule
 from recycle.exec.launch.launcher import train
 from recycle.ir.families import FAMILIES
+from recycle.ir.replays import ALWAYS, Rotation
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob, price
 from recycle.plans.replaying import rotation_of
@@ -47,14 +49,25 @@ every = {every}
 """
 
 
-def seconds(job: PricedJob, schedule: Schedule, iterations: int) -> float:
-    """Seconds of an iteration on average."""
+def seconds(job: PricedJob, schedule: Schedule, iterations: int) -> dict[int, float]:
+    """Seconds of each iteration behind the first ones, by its number."""
     with tempfile.TemporaryDirectory() as directory:
         run = train(job, directory, steps=SKIPPED + iterations, schedule=schedule)
     times = [line["time"] for line in run.metrics]
     if unexpected := [event for event in run.events if event["kind"] != "generation"]:
         raise SystemExit(f"something happened, so times mean nothing: {unexpected[0]}")
-    return float(times[-1] - times[SKIPPED - 1]) / iterations
+    return {step: float(times[step] - times[step - 1]) for step in range(SKIPPED, len(times))}
+
+
+def beside_themselves(found: dict[int, float], rotation: Rotation) -> str:
+    """The mean iteration of a run with replays over the mean of those that neither have nor follow any."""
+    usual = [time for step, time in found.items() if {rotation.round_of(step - k) for k in (0, 1)} == {ALWAYS}]
+    mean, error = statistics.fmean(usual), statistics.stdev(usual) / len(usual) ** 0.5
+    return (
+        f"executed, within a run: {1000 * statistics.fmean(found.values()):.1f} ms on average, {1000 * mean:.1f} ms in"
+        f" the {len(usual)} iterations without replays (standard error {error / mean:.2%}),"
+        f" {statistics.fmean(found.values()) / mean - 1:.2%} longer"
+    )
 
 
 def main() -> None:
@@ -64,7 +77,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--unit", type=float, default=0.02)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=0, help="runs without replays, each beside one with them")
     parser.add_argument("--family", default="1f1b", choices=("1f1b", "zb-h1"))
     given = parser.parse_args()
 
@@ -77,16 +90,22 @@ def main() -> None:
     print(
         f"{given.family}, D={given.pipelines} P={given.ranks} m={given.micro_batches}, all replayed in {given.every}"
         f" iterations ({len(rotation.turns)} replays in {sum(one > plain for one in each)} longer iterations):"
-        f" simulated {statistics.fmean(each) / plain - 1:.2%} longer on average"
+        f" simulated {statistics.fmean(each) / plain - 1:.2%} longer on average",
+        flush=True,
     )
-    found: dict[int, list[float]] = {every: [] for every in jobs}
-    for _ in range(given.repeats):
-        for every, job in jobs.items():
-            found[every].append(seconds(job, schedule, given.every))
-    usual, replayed = (statistics.median(of) for of in found.values())
+    runs = [seconds(jobs[given.every], schedule, given.every)]
+    print(beside_themselves(runs[0], rotation), flush=True)
+    if not given.repeats:
+        return
+    without = []
+    for turn in range(given.repeats):
+        without.append(statistics.fmean(seconds(jobs[0], schedule, given.every).values()))
+        if turn:
+            runs.append(seconds(jobs[given.every], schedule, given.every))
+    usual, replayed = statistics.median(without), statistics.median(statistics.fmean(run.values()) for run in runs)
     print(
-        f"executed: {1000 * usual:.1f} ms without, {1000 * replayed:.1f} ms with, {replayed / usual - 1:.2%} longer"
-        f" (medians of {given.repeats}; all: {found})"
+        f"beside runs without: {1000 * usual:.1f} ms without, {1000 * replayed:.1f} ms with,"
+        f" {replayed / usual - 1:.2%} longer (medians of {given.repeats})"
     )
 
 

@@ -308,8 +308,14 @@ def require_all_split(model: torch.nn.Module) -> None:
         if isinstance(layer, LINEAR_CLASSES) and any("forward" in vars(base) for base in below):
             raise RunError(f"{name}: {kind} has a forward of its own, which may go round the split backward")
         split = isinstance(vars(layer).get("_forward_impl"), _SplitForward)
-        if not split and (isinstance(layer, LINEAR_CLASSES) or holds_matrix(layer)):
+        if not split and (isinstance(layer, LINEAR_CLASSES) or holds_matrix(layer)) and not delays_itself(layer):
             raise RunError(f"{name}: {kind} has no split backward; use megatron-core's local layer spec")
+
+
+def delays_itself(layer: torch.nn.Module) -> bool:
+    """Whether a layer puts its weight gradients off until `backward_dw`, as Transformer Engine's can."""
+    store = getattr(layer, "wgrad_store", None)
+    return store is not None and callable(getattr(layer, "backward_dw", None)) and bool(store.delay_wgrad_compute())
 
 
 def require_tested_version() -> None:

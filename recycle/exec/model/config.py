@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.architecture import config_of
 from recycle.errors import JobError
+from recycle.exec.model import transformer_engine
 from recycle.job import Job
 
 ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -78,7 +79,7 @@ _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("init_method_std", "embedding_init_method_std"), "weights are drawn by name with deviation 0.02"),
     **dict.fromkeys(
         (
-            *("transformer_impl", "use_te_activation_func", "use_te_rng_tracker", "use_kitchen"),
+            *("use_te_activation_func", "use_te_rng_tracker", "use_kitchen"),
             *("use_kitchen_attention", "kitchen_attention_backend", "fp8", "fp4", "fp8_param", "fp4_param"),
             *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion"),
             *("fused_single_qkv_rope", "persist_layer_norm", "memory_efficient_layer_norm", "moe_permute_fusion"),
@@ -176,6 +177,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
+        "transformer_impl": "local",
     }
     settings |= further_fields(config_of(model))
     if "num_moe_experts" in settings:
@@ -185,9 +187,11 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of what it then sets itself
-            return TransformerConfig(**(settings | changes))
+            config = TransformerConfig(**(settings | changes))
     except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
         raise JobError(f"[model.config]: megatron-core refuses these values: {error}") from None
+    transformer_engine.prepare(config)
+    return config
 
 
 def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +207,8 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             raise JobError(f"{key}: megatron-core's TransformerConfig has no such field{hint}")
         if name == "moe_router_load_balancing_type" and "global_aux_loss" in value:
             raise JobError(f"{key}: cannot be global_aux_loss: {_OWN_STATE}")
+        if name == "transformer_impl" and value not in ("local", transformer_engine.NAME):
+            raise JobError(f"{key}: {value!r} is none of local, {transformer_engine.NAME}")
         if name == "activation_func":
             if value not in ACTIVATIONS:
                 raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")

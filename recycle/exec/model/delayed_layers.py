@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.backward import Deferred, Sink, WeightGradientStore
+from recycle.exec.model.backward import Deferred, Sink, WeightGradientStore, delays_itself
 
 
 class DelayedLayers:
@@ -37,7 +37,7 @@ class DelayedLayers:
         self._store, self._sink = store, sink
         self._layers: list[Any] = []
         for name, layer in module.named_modules():
-            if not _delays(layer):
+            if not delays_itself(layer):
                 continue
             if getattr(layer, "fuse_wgrad_accumulation", False):
                 raise RunError(
@@ -69,8 +69,3 @@ class DelayedLayers:
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
                 self._sink(parameter, gradient)
-
-
-def _delays(layer: torch.nn.Module) -> bool:
-    store = getattr(layer, "wgrad_store", None)
-    return store is not None and callable(getattr(layer, "backward_dw", None)) and store.delay_wgrad_compute()

@@ -3,7 +3,8 @@
 They are drawn, or those of a checkpoint.
 
 The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
-and no fused kernel. A mixture of experts drops no token; its tensor ranks have all experts each, or share them.
+and no fused kernel, or with Transformer Engine's linear layers and norms in it (transformer_engine.py). A mixture of
+experts drops no token; its tensor ranks have all experts each, or share them.
 
 Limits: no context parallelism; a mixture of experts has no sequence parallelism.
 """
@@ -20,6 +21,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.architecture import is_rotary
+from recycle.exec.model import transformer_engine
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.expert_parallel import groups_with_shared_experts, prepare_mixtures
@@ -31,12 +33,22 @@ from recycle.job import Job
 
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """The local spec of a transformer layer, with `CausalAttention`."""
+    """The local spec of a transformer layer, with `CausalAttention`, or with Transformer Engine's layers and norms."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
     spec.submodules.self_attention.submodules.core_attention = CausalAttention
+    if config.transformer_impl == transformer_engine.NAME:
+        transformer_engine.put_into(spec, config)
     return spec
+
+
+def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmodules:
+    """So many layers and the norm behind the last, stated one by one, as a split need not be even or may have none."""
+    block = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=WrappedTorchNorm)
+    if config.transformer_impl == transformer_engine.NAME:
+        transformer_engine.put_into(block, config)
+    return block
 
 
 def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = True) -> GPTModel:
@@ -53,10 +65,7 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
     layers, config = job.layers_per_stage(), transformer_config(job)
     part = GPTModel(
         config=config,
-        # Stated layer by layer: the split need not be even, and a stage may have none.
-        transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer_spec(config)] * layers[stage], layer_norm=WrappedTorchNorm
-        ),
+        transformer_layer_spec=block_spec(config, layers[stage]),
         vocab_size=job.model.vocabulary,
         max_sequence_length=job.model.sequence,
         pre_process=stage == 0,
