@@ -5,8 +5,8 @@
 Worker processes of this machine, D = 4 hosts of one stage, two copies of each shard. Sharded and replicated runs take
 turns, so that other work on the machine meets both. Of everything the lower quartile, which other work disturbs least,
 the median and the longest are shown: of all healthy iterations, and of pauses from the detection of a death to the
-start of the next generation, and to the next commit. Copies are missing until the last of them has come, which is
-before the generation runs.
+start of the next generation, and to the next commit. Copies are missing from then until the last of them has come,
+while training goes on: the time, the iterations that it has lasted, and the bytes of the worker that got most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -66,19 +66,27 @@ def iterations(result: RunResult) -> list[float]:
     return [after - before for before, after in pairwise(times[3:])]
 
 
-def pauses(result: RunResult) -> list[tuple[float, float, float]]:
-    """(from the detection of each death to the next generation's start, to its commit, of that to the last copy)."""
+def pauses(result: RunResult) -> list[tuple[float, ...]]:
+    """(from the detection of each death to the next generation's start, to its commit, to the last copy, the iterations
+    that are committed by then, bytes of the worker that got most)."""
     found = []
     for at, event in enumerate(result.events):
         if event["kind"] != "detected":
             continue
-        behind = result.events[at:]
-        back = next(one for one in behind if one["kind"] == "recovered")
-        moved = [one["time"] for one in behind if one["kind"] == "moved" and one["step"] == back["step"]]
-        commit = next(line["time"] for line in result.metrics if line["time"] > event["time"])
-        found.append(
-            (back["time"] - event["time"], commit - event["time"], max(moved, default=event["time"]) - event["time"])
-        )
+        began, behind = event["time"], result.events[at:]
+        back = next(one["time"] for one in behind if one["kind"] == "recovered")
+        commits = [line["time"] for line in result.metrics if line["time"] > began]
+        moved = []
+        for one in behind:
+            if one["kind"] == "rejoined":
+                break
+            moved += [one] if one["kind"] == "moved" else []
+        last = max((one["time"] for one in moved), default=began)
+        got = Counter[str]()
+        for one in moved:
+            got[one["worker"]] += one["bytes"]
+        iterations_since = sum(commit <= last for commit in commits)
+        found.append((back - began, commits[0] - began, last - began, iterations_since, max(got.values(), default=0)))
     return found
 
 
@@ -92,7 +100,7 @@ def main() -> None:
     parser.add_argument("--kind", default="gpt")
     parser.add_argument("--precision", default="fp32")
     given = parser.parse_args()
-    healthy, struck = defaultdict[str, list[float]](list), defaultdict[str, list[tuple[float, float, float]]](list)
+    healthy, struck = defaultdict[str, list[float]](list), defaultdict[str, list[tuple[float, ...]]](list)
     steps = APART * (given.deaths + 1)
     faults = [f"kill:1.0@{APART * (n + 1)}" for n in range(given.deaths)]
     faults += [f"rejoin:1.0@{APART * (n + 1) + 3}" for n in range(given.deaths)]
@@ -110,8 +118,10 @@ def main() -> None:
     rows = {"iteration": dict(healthy)}
     names = ("death to next generation", "death to next commit", "death to last copy")
     rows |= {name: {mode: [one[n] for one in found] for mode, found in struck.items()} for n, name in enumerate(names)}
+    for *_, last, iterations_since, size in struck["true"]:
+        print(f"  copies complete after {1000 * last:.1f} ms, {iterations_since} commits, {size / 1e6:.2f} MB")
     for name, of in rows.items():
-        if of and of["false"]:
+        if of and of["false"] and of["true"]:
             whole, parts = ([_quartile(found), statistics.median(found), max(found)] for found in of.values())
             cells = [" / ".join(f"{1000 * each:7.1f}" for each in found) for found in (whole, parts)]
             ratio = " / ".join(f"{a / b:.3f}" for a, b in zip(parts, whole, strict=True)) if all(whole) else ""

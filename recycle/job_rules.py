@@ -222,6 +222,8 @@ def _require_shards(job: Sections) -> None:
     if not train.sharded_optimizer:
         if train.optimizer_copies != type(train)().optimizer_copies:
             raise JobError("[train] optimizer_copies: needs sharded_optimizer = true")
+        if train.copy_bytes is not None:
+            raise JobError("[train] copy_bytes: needs sharded_optimizer = true")
         return
     if train.optimizer_copies > job.grid.pipelines:
         raise JobError(

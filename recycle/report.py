@@ -241,7 +241,7 @@ def _generations(
             one_of.began = activity.first if one_of.began is None else min(one_of.began, activity.first)
     ordered = sorted(found.values(), key=lambda generation: generation.number)
     for event in events:
-        if event.get("kind") not in ("rejoined", "moved"):
+        if event.get("kind") not in ("rejoined", "moved") or event.get("while_running"):
             continue
         before = [one for one in ordered if one.proposed <= _seconds(event, "time") and one.step == event.get("step")]
         if before:

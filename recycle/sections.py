@@ -219,7 +219,9 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     from fp32 copies.
 
     With `sharded_optimizer` the hosts of a stage share its optimizer state, and each part of it is held by
-    `optimizer_copies` of them: so many deaths but one lose nothing (docs/zero1.md).
+    `optimizer_copies` of them: so many deaths but one lose nothing (docs/zero1.md). After a death copies are made while
+    training goes on; `copy_bytes` is the most that one worker sends another for that in an iteration, as many as fit
+    beside it when left out.
 
     A staggered step may have to be taken back, so the state before it is kept, 12 bytes per parameter or 14 in bf16:
     with `undo = "host"` in pinned memory of the host, to which it is copied while the worker waits for others.
@@ -251,6 +253,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["fp32", "bf16"] = "fp32"
     sharded_optimizer: bool = False
     optimizer_copies: Positive = 2
+    copy_bytes: Positive | None = None
     accumulation: Literal["exact", "fast"] = "exact"
     reduce_buckets: Annotated[int, Meta(ge=1, le=MOST_BUCKETS)] = 1
     undo: Literal["device", "host"] = "device"

@@ -9,7 +9,7 @@ of one shard share a node only where no other node has a live host of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from recycle.errors import JobError
 from recycle.ir.schedule import Schedule
@@ -124,7 +124,38 @@ class StageShards:
 
     def owned(self, live: Collection[Worker]) -> Hosts:
         """What each live worker owns, with shards in the place of units and of stages."""
-        return self._as_hosts(self._of_each(self.owners(live)))
+        nothing: dict[Worker, Sequence[int]] = dict.fromkeys(live, ())
+        return self.as_hosts(nothing | self._of_each(self.owners(live)))
+
+    def acting(self, live: Collection[Worker], held: Callable[[Worker], Collection[int]]) -> Hosts:
+        """What each live worker is an owner of without copying anything.
+
+        A shard that all its owners hold is theirs alone. One that some of them have yet to copy is theirs who hold it,
+        whoever they are.
+
+        Args:
+            held: numbers of the shards that a worker holds.
+        """
+        holds, found = {worker: set(held(worker)) for worker in live}, {worker: list[int]() for worker in live}
+        for stage, owners in self.owners(live).items():
+            for place, mine in enumerate(owners):
+                number = self.number(stage, place)
+                holders = [host for host in self._hosts[stage] if number in holds.get(host, ())]
+                for owner in mine if set(mine) <= set(holders) else holders:
+                    found[owner].append(number)
+        return self.as_hosts(found)
+
+    def in_order(self, live: Collection[Worker], held: Hosts) -> dict[int, Owners]:
+        """Stage -> of each of its shards, who of the live workers holds it; first those who are to own it."""
+        found: dict[int, Owners] = {}
+        holders = held.hosts_of_stages()
+        for stage, owners in self.owners(live).items():
+            of_stage = []
+            for place, mine in enumerate(owners):
+                there = [host for host in holders.get(self.number(stage, place), []) if host in live]
+                of_stage.append((*(one for one in mine if one in there), *(one for one in there if one not in mine)))
+            found[stage] = tuple(of_stage)
+        return found
 
     def anything(self) -> Hosts:
         """What processes own that begin: each any shard of its stages, since all can make the initial state."""
@@ -132,21 +163,27 @@ class StageShards:
         for stage, hosts in self._hosts.items():
             for host in hosts:
                 everything.setdefault(host, []).extend(self.number(stage, place) for place in range(self.count))
-        return self._as_hosts(everything)
+        return self.as_hosts(everything)
 
-    def spare(self, live: Collection[Worker]) -> dict[int, int]:
-        """Stage -> deaths of its hosts, whichever they are, that lose no shard."""
-        return {stage: min(map(len, owners)) - 1 for stage, owners in self.owners(live).items()}
+    def spare(self, live: Collection[Worker], held: Hosts | None = None) -> dict[int, int]:
+        """Stage -> deaths of its hosts, whichever they are, that lose no shard.
 
-    def _of_each(self, owners: Mapping[int, Owners]) -> dict[Worker, list[int]]:
+        Args:
+            held: what workers hold; what they own when left out.
+        """
+        held = held or self.owned(live)
+        return {stage: min(map(len, holders)) - 1 for stage, holders in self.in_order(live, held).items()}
+
+    def _of_each(self, owners: Mapping[int, Owners]) -> dict[Worker, Sequence[int]]:
         found: dict[Worker, list[int]] = {}
         for stage, of_stage in owners.items():
             for place, mine in enumerate(of_stage):
                 for owner in mine:
                     found.setdefault(owner, []).append(self.number(stage, place))
-        return found
+        return dict(found)
 
-    def _as_hosts(self, shards: Mapping[Worker, Sequence[int]]) -> Hosts:
+    def as_hosts(self, shards: Mapping[Worker, Collection[int]]) -> Hosts:
+        """Workers with the numbers of shards that each has, with shards in the place of units and of stages."""
         count = self.count * (max(self._hosts, default=-1) + 1)
         ranges = {worker: tuple(_ranges(sorted(mine))) for worker, mine in shards.items()}
         return Hosts(count, ranges, {worker: tuple(sorted(mine)) for worker, mine in shards.items()})

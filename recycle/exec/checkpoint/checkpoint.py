@@ -108,7 +108,7 @@ def model_identity(model: ModelSection) -> dict[str, Any]:
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:
     """What the next losses depend on besides: the optimizer, the learning rate's course, the text."""
     train = msgspec.to_builtins(job.train)
-    held = ("sharded_optimizer", "optimizer_copies")
+    held = ("sharded_optimizer", "optimizer_copies", "copy_bytes")
     changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace", *held)
     keys = {f"[train] {key}": value for key, value in train.items() if key not in changes_nothing}
     return keys | {"[data] seed": job.data.seed, "[data] text": text_digest}

@@ -61,6 +61,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         )
         + f" from step {e['step']} on,"
         f" {e['bytes']:,} bytes copied from {e['source']} in {e['seconds'] * 1000:.0f} ms"
+        + (" while training went on" if e.get("while_running") else "")
     ),
     "shards": lambda e: (
         f"further deaths of a stage's hosts that lose none of its optimizer's shards: "

@@ -18,6 +18,7 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership import schema
+from recycle.exec.membership.background_copies import BackgroundCopies
 from recycle.exec.membership.departures import Departures
 from recycle.exec.membership.disagreement import Bit
 from recycle.exec.membership.endings import last_line
@@ -111,6 +112,7 @@ class Coordinator:
     _forming: Forming = field(init=False)
     _rejoins: Rejoins = field(init=False)
     _holdings: Holdings = field(init=False)
+    _background: BackgroundCopies = field(init=False)
     departures: Departures = field(init=False)
     _register: Register = field(init=False)
     _reported: Reported = field(init=False)
@@ -136,6 +138,7 @@ class Coordinator:
             self._holdings = ShardHoldings(shards, self._everybody)
         else:
             self._holdings = Holdings(initial)
+        self._background = BackgroundCopies(self.store, self._holdings, self.job.grid.tensor_parallel)
         self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings, self._name_bits)
         self._forming = Forming(self.store, self.job.membership, self.now, self._holdings)
         self._register = Register(self.store)
@@ -225,6 +228,8 @@ class Coordinator:
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._decide():
             pass
+        if self.phase is GenerationPhase.RUNNING:
+            self._take_in_copies()
         lost = {worker: how for worker, how in (self.departures.overdue() | lost).items() if worker in self.live}
         if lost and not self._finished():
             self._lose(lost)
@@ -340,7 +345,7 @@ class Coordinator:
             return
         if units := self._holdings.lost(self._holders):
             raise RunError(f"{self._holdings.described(units[0])} no live host among the workers that are there")
-        self._wanted = wanted = self._holdings.wanted(plan.hosts, self.live)
+        self._wanted = wanted = self._holdings.wanted(plan.hosts, self.live, self._holders)
         self.record = proposed(self.record, plan, self.live, self._joined, self._holdings, wanted, self._disputed)
         generation = self.record.generation
         if not plan.is_kept:
@@ -400,17 +405,31 @@ class Coordinator:
         self._holdings.take_up(self.record.holds, self._wanted)
         self._enter(GenerationPhase.RUNNING)
         self.running_since = self.now()
-        copied, spare = self._forming.copied(), self._holdings.spare(self.live)
-        log_copies(self.log, self.next_step, copied, self._joined, self._holdings)
-        if spare != self._spare:
-            self._spare = spare
-            self.log("shards", step=self.next_step, generation=g, further_deaths=list(spare.values()))
+        log_copies(self.log, self.next_step, self._forming.copied(), self._joined, self._holdings)
+        self._tell_spare()
         for worker in self._joined:
             self._readiness.forget(worker)
         self._joined.clear()
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
             self._lost_since = None
+
+    def _tell_spare(self) -> None:
+        """Say how many deaths each stage bears, if these are others than before."""
+        spare = self._holdings.spare(self.live)
+        if spare != self._spare:
+            self._spare = spare
+            told = list(spare.values())
+            self.log("shards", step=self.next_step, generation=self.record.generation, further_deaths=told)
+
+    def _take_in_copies(self) -> None:
+        """Who has copied a shard while the generation runs holds it from now on; the register says so."""
+        copied = self._background.look(self.record, self.live)
+        if copied:
+            self.record = msgspec.structs.replace(self.record, holds=self._holdings.plan)
+            self._register.hold(self.record)
+            log_copies(self.log, self.next_step, copied, (), self._holdings, while_running=True)
+            self._tell_spare()
 
     def _give_way(self, answer: Fence | Again | bool | None) -> None:
         """The generation cannot form like this, or is still on its way."""

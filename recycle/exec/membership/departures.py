@@ -124,7 +124,7 @@ class Departures:
             stay = set(live) - {*leaving, worker}
             if not self._holdings.lost(stay - set(joined)):
                 leaving.append(worker)
-            elif not stay & set(joined):
+            elif not stay & set(joined) and not self._holdings.is_restoring:
                 answers[str(worker)] = self._refuse(
                     worker,
                     "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"

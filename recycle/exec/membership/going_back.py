@@ -48,6 +48,7 @@ def gone_back(
         joins=[str(worker) for worker in sorted(joined)],
         mode="barrier",
         copies=[],
+        behind=[],
         held=plan,
         holds=plan,
         candidate=None,

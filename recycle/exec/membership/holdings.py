@@ -8,7 +8,7 @@ nothing, and any plan can follow on any other. A worker that joins holds nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from recycle.exec.membership.messages import Copy
@@ -40,14 +40,27 @@ class Holdings:
         """The workers hold what the plan of this name (`name_of`) gives them."""
         self.plan, self.hosts = plan, (hosts if plan else None) or self._initial
 
-    def wanted(self, hosts: Hosts | None, live: Collection[Worker]) -> Hosts | None:
+    @property
+    def is_restoring(self) -> bool:
+        """Whether the workers copy something while they run (`behind`)."""
+        return False
+
+    def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts | None:
         """What workers hold once a plan runs.
 
         Args:
             hosts: of the plan; None for what processes start with.
-            live: all workers.
+            live: all workers. holders: those that have not joined since.
         """
         return hosts
+
+    def behind(self, wanted: Hosts | None, live: Collection[Worker]) -> list[Copy]:
+        """What is to be copied while a plan runs whose workers hold `wanted` from its first iteration on."""
+        return []
+
+    def copied(self, worker: Worker, units: Units) -> None:
+        """A worker has copied units that were `behind`."""
+        raise NotImplementedError
 
     def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
         """What holdings of this name (`name_of`) are; None where that is not known any more.
@@ -116,26 +129,37 @@ class Holdings:
             hosts: of the plan; None for what processes start with.
             live: all workers. holders: those that have not joined since.
         """
-        wanted, there = (hosts or self._initial).units, set(holders)
-        found: list[tuple[Worker, Worker, int, int]] = []
-        sent: Counter[Worker] = Counter()
-        for worker in sorted(live):
-            had = self.of(worker) if worker in there else ()
-            for begin, end in without(wanted.get(worker, ()), had):
-                while begin < end:
-                    candidates = [
-                        (sent[holder], holder, last)
-                        for holder in sorted(there)
-                        for first, last in self.of(holder)
-                        if holder != worker and first <= begin < last
-                    ]
-                    if not candidates:
-                        raise ValueError(f"unit {begin} has no live holder")
-                    _, source, last = min(candidates)
-                    found.append((worker, source, begin, min(end, last)))
-                    sent[source] += min(end, last) - begin
-                    begin = min(end, last)
-        number = {worker: place for place, worker in enumerate(sorted({w for copy in found for w in copy[:2]}))}
-        rounds = color_edges([(number[source], number[worker]) for worker, source, *_ in found])
-        order = sorted(range(len(found)), key=lambda place: (rounds[place], place))
-        return [Copy(str(found[place][0]), str(found[place][1]), *found[place][2:]) for place in order]
+        return copies_between(hosts or self._initial, live, set(holders), self.of)
+
+
+def copies_between(
+    hosts: Hosts, live: Collection[Worker], there: Collection[Worker], of: Callable[[Worker], Sequence[Units]]
+) -> list[Copy]:
+    """As `Holdings.copies`.
+
+    Args:
+        of: what each of those who are there holds.
+    """
+    wanted = hosts.units
+    found: list[tuple[Worker, Worker, int, int]] = []
+    sent: Counter[Worker] = Counter()
+    for worker in sorted(live):
+        had = of(worker) if worker in there else ()
+        for begin, end in without(wanted.get(worker, ()), had):
+            while begin < end:
+                candidates = [
+                    (sent[holder], holder, last)
+                    for holder in sorted(there)
+                    for first, last in of(holder)
+                    if holder != worker and first <= begin < last
+                ]
+                if not candidates:
+                    raise ValueError(f"unit {begin} has no live holder")
+                _, source, last = min(candidates)
+                found.append((worker, source, begin, min(end, last)))
+                sent[source] += min(end, last) - begin
+                begin = min(end, last)
+    number = {worker: place for place, worker in enumerate(sorted({w for copy in found for w in copy[:2]}))}
+    rounds = color_edges([(number[source], number[worker]) for worker, source, *_ in found])
+    order = sorted(range(len(found)), key=lambda place: (rounds[place], place))
+    return [Copy(str(found[place][0]), str(found[place][1]), *found[place][2:]) for place in order]

@@ -110,9 +110,21 @@ class Member:
         """Ready to form the generation; whether this process took back a step, which was not committed, for that."""
         self.store.set(schema.AcknowledgedKey(self._generation, self.name), took_back)
 
+    def has_stale(self) -> None:
+        """Live parameters here are not those of the committed iteration; said before this process acknowledges."""
+        self.store.set(schema.StaleKey(self._generation), True)
+
+    def is_stale_anywhere(self) -> bool:
+        """Whether some process has said so; asked once all have acknowledged."""
+        return self.store.has_all([schema.StaleKey(self._generation)])
+
     def formed(self, error: str = "", expired: bool = False, copied: Sequence[Copied] = ()) -> None:
         """The groups stand and what was to be copied is there, or why not, and whether others did not come in time."""
         self.store.set(schema.FormedKey(self._generation, self.name), Formed(error, expired, list(copied)))
+
+    def has_copied(self, copied: Sequence[Copied]) -> None:
+        """What has come so far of that which is copied while the generation runs."""
+        self.store.set(schema.CopiedKey(self._generation, self.name), list(copied))
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
         """Wait until the generation may form or run; False when it is over instead."""

@@ -96,6 +96,7 @@ class GenerationRecord(Struct, frozen=True):
         joins: processes that hold no state yet.
         copies: what is copied before the generation runs, by these and by workers that come to host other units; each
             worker takes part in its own in this order.
+        behind: what is copied while the generation runs: shards of which a death has left fewer copies.
         held: hash of the plan that the others hold the units of; empty for what processes start with.
         holds: likewise, of what all hold once the generation runs.
         verified: the state to go back to where hosts disagree; None before the first comparison of digests.
@@ -127,6 +128,7 @@ class GenerationRecord(Struct, frozen=True):
     candidate: Verified | None = None
     rounds: int = 0
     disputed: list[tuple[int, int, int]] = []
+    behind: list[Copy] = []
 
     @property
     def is_evaluation_due(self) -> bool:

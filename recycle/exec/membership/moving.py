@@ -11,7 +11,12 @@ from recycle.shape import Worker
 
 
 def log_copies(
-    log: Log, step: int, copied: Sequence[tuple[str, Copied]], joined: Collection[Worker], holdings: Holdings
+    log: Log,
+    step: int,
+    copied: Sequence[tuple[str, Copied]],
+    joined: Collection[Worker],
+    holdings: Holdings,
+    while_running: bool = False,
 ) -> None:
     """Write an event for each worker that has joined, and one for each copy of a worker that hosts other layers now.
 
@@ -20,6 +25,7 @@ def log_copies(
         copied: who has copied what.
         joined: the workers that held nothing before.
         holdings: of the run.
+        while_running: copied while the generation runs, which nobody has waited for.
     """
     for worker in sorted(joined):
         mine = [one for name, one in copied if name == str(worker)]
@@ -42,4 +48,5 @@ def log_copies(
                 source=one.source,
                 bytes=one.bytes,
                 seconds=one.seconds,
+                **({"while_running": True} if while_running else {}),
             )

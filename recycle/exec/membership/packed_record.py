@@ -53,6 +53,7 @@ class PackedRecord(Struct, frozen=True, omit_defaults=True):
     candidate: Verified | None = None
     rounds: int = 0
     disputed: list[tuple[int, int, int]] = []
+    behind: list[Copy] = []
 
 
 def pack_record(record: GenerationRecord) -> PackedRecord:
@@ -77,6 +78,7 @@ def pack_record(record: GenerationRecord) -> PackedRecord:
         record.candidate,
         record.rounds,
         record.disputed,
+        record.behind,
     )
 
 
@@ -111,4 +113,5 @@ def unpack_record(packed: PackedRecord) -> GenerationRecord:
         packed.candidate,
         packed.rounds,
         packed.disputed,
+        packed.behind,
     )

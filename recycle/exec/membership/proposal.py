@@ -52,6 +52,7 @@ def proposed(
         kept_by(before.verified, live, joined),
         rounds=plan.rounds,
         disputed=list(disputed),
+        behind=holdings.behind(wanted, live),
     )
 
 

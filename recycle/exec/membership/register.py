@@ -29,11 +29,15 @@ class Register:
 
     def announce(self, record: GenerationRecord) -> None:
         """Propose a new generation."""
-        before, self._held = self._held, record
-        if not self._store.compare_set(schema.RegisterKey(), before, record):
-            raise RunError(OTHER_LAUNCHER)
+        self.hold(record)
         self._store.set(schema.BegunKey(), record.generation)
         self._store.compare_set(schema.ProposalKey(record.generation), None, record)
+
+    def hold(self, after: GenerationRecord) -> None:
+        """Write a record that nothing follows from: that of a new generation, or of workers that hold more by now."""
+        before, self._held = self._held, after
+        if not self._store.compare_set(schema.RegisterKey(), before, after):
+            raise RunError(OTHER_LAUNCHER)
 
     def announce_over(self, record: GenerationRecord) -> None:
         """Propose a new generation that is over from the start: what it says is where the next one goes on from."""

@@ -29,6 +29,7 @@ import msgspec
 
 from recycle.exec.membership.messages import (
     Commit,
+    Copied,
     Evaluated,
     EvaluationReport,
     Formed,
@@ -226,6 +227,19 @@ class PermissionKey(Decision[Permission], writer=Writer.COORDINATOR):
 
 class FormedKey(Note[Formed], writer=Writer.WORKER):
     """Whether the groups of the process stand."""
+
+    generation: int
+    member: str
+
+
+class StaleKey(Note[bool], writer=Writer.WORKER):
+    """Live parameters of some process are not those of the committed iteration; written before it acknowledges."""
+
+    generation: int
+
+
+class CopiedKey(Note[list[Copied]], writer=Writer.WORKER):
+    """What the process has copied so far of what its generation has copied while it runs."""
 
     generation: int
     member: str

@@ -76,6 +76,8 @@ class Shards:
     Attributes:
         settled: as given.
         owned: place in the stage -> the state of a shard that this worker holds, in order.
+        incomplete: numbers of those that the worker is still copying. They are stepped with the others, so what has
+            come of them goes on; what has not come yet is of no meaning.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Shards:
         self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
         self._weights, self._sums, self.settled, self._common = weights, list(sums), settled, common
         self.owned: dict[int, Shard] = {}
+        self.incomplete: frozenset[int] = frozenset()
 
     @property
     def numbers(self) -> list[int]:
@@ -110,6 +113,16 @@ class Shards:
     def tensors(self, number: int) -> list[torch.Tensor]:
         """The live state of an owned shard."""
         return self.owned[number - self._first].state_tensors()
+
+    def apart(self, number: int) -> list[torch.Tensor]:
+        """The state of an owned shard without live parameters, which gathers bring, flat.
+
+        In an order in which it may be copied in pieces between steps: those of an element that its others follow from
+        come first, the step counts before the moments and these before the parameters.
+        """
+        live = self._weights.untyped_storage().data_ptr()
+        apart = [one for one in self.tensors(number) if one.untyped_storage().data_ptr() != live]
+        return [one.detach().view(-1) for one in reversed(apart) if one.numel()]
 
     def gradients(self, begin: int = 0, end: int | None = None) -> list[list[torch.Tensor]]:
         """Of each buffer of sums that the stage's hosts reduce the parts of all shards, in order.
@@ -158,13 +171,16 @@ class Shards:
         }
 
     def digests(self) -> dict[int, str]:
-        """Number of each owned shard -> sha256 over its state, as hexadecimal text."""
-        return {self._first + place: digest(shard.state_tensors()) for place, shard in self.owned.items()}
+        """Number of each owned shard that is complete -> sha256 over its state, as hexadecimal text."""
+        return {self._first + place: digest(shard.state_tensors()) for place, shard in self._complete()}
 
     def publish(self) -> None:
-        """Write the live parameters of the owned shards."""
-        for shard in self.owned.values():
+        """Write the live parameters of the owned shards that are complete."""
+        for _, shard in self._complete():
             shard.publish()
+
+    def _complete(self) -> list[tuple[int, Shard]]:
+        return [(place, shard) for place, shard in self.owned.items() if self._first + place not in self.incomplete]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors of the owned shards, one shard behind the other."""
@@ -187,9 +203,14 @@ class Shards:
             kept -= size
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`; pieces count in elements of the owned shards, one behind the other."""
+        """As `Stage.keep`; pieces count in elements of the owned shards, one behind the other.
+
+        It goes no further than to a shard that is incomplete: what comes of it until the step has to be kept too.
+        """
         offset = 0
-        for size, shard, mine in self._split(before):
+        for number, (size, shard, mine) in zip(self.numbers, self._split(before), strict=True):
+            if number in self.incomplete:
+                return start
             if mine is not None and start < offset + size:
                 return offset + shard.keep(mine, start - offset)
             offset += size

@@ -144,6 +144,9 @@ class GlooTransport(GroupTransport):
         lane = self._lanes[peer]
         return self._try(partial(lane.send_state if tag >= STATE_TAG else lane.send, tensor, tag))
 
+    def _ended(self, pending: Any) -> float:
+        return float(pending.wait()) if isinstance(pending, Sending) else super()._ended(pending)
+
     def _lane(self, peer: Worker) -> OutgoingLane:
         (group, rank), links = self._outgoing[peer], self._settings.links
         process = self._process(peer)
@@ -231,8 +234,11 @@ class GlooTransport(GroupTransport):
 
     def _sharded(self, stage: int) -> ShardedSums:
         hosts = self._groups.hosts[stage]
-        owners = [[hosts.index(owner) for owner in mine] for mine in self._groups.owners[stage]]
-        return ShardedSums(self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, self._order)
+        owners, givers = (
+            [[hosts.index(owner) for owner in mine] for mine in of[stage]]
+            for of in (self._groups.owners, self._groups.givers or self._groups.owners)
+        )
+        return ShardedSums(self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._order)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1

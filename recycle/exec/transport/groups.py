@@ -47,6 +47,7 @@ class GroupsOfGeneration:
         lanes: of the whole plan, and those by which states are copied to workers that join.
         processes: role -> position that the process which plays it started in, where the two differ.
         owners: stage -> of each of its shards, the roles of who owns it, the first first; of a sharded optimizer.
+        givers: of these who has its parameters, the first first; all of them when left out. Others get them in gathers.
         over: set when the generation is over.
         warn: called with what is wrong and holds up nobody.
         waiting: called with True before a wait on a peer and with False after it.
@@ -63,6 +64,25 @@ class GroupsOfGeneration:
     waiting: Callable[[bool], None] = lambda _: None
     owners: Mapping[int, Owners] = field(default_factory=dict)
     warn: Callable[[str], None] = lambda _: None
+    givers: Mapping[int, Owners] = field(default_factory=dict)
+
+
+class StateTransfer:
+    """A part of a state on its way while training goes on.
+
+    Args:
+        works: operations of the transport.
+        wait: waits for one. ended: when one that was waited for has ended.
+    """
+
+    def __init__(self, works: Sequence[Any], wait: Callable[[Any], None], ended: Callable[[Any], float]) -> None:
+        self._works, self._wait, self._ended, self._began = works, wait, ended, time.monotonic()
+
+    def wait(self) -> float:
+        """Wait until it is there; the seconds that it took. Raises TransportError when it cannot be."""
+        for work in self._works:
+            self._wait(work)
+        return max(map(self._ended, self._works), default=self._began) - self._began
 
 
 class GroupTransport(ABC):
@@ -238,6 +258,20 @@ class GroupTransport(ABC):
         """Fill `tensors` with what `peer` sends by `send_state`."""
         for place, tensor in enumerate(tensors):
             self._wait(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
+
+    def begin_send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
+        """Begin to send `tensors`, which must not be written until the transfer is waited for."""
+        sends = [self._start_send(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
+        return StateTransfer(sends, self._wait, self._ended)
+
+    def begin_receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
+        """Begin to fill `tensors` with what `peer` sends by `begin_send_state`."""
+        receives = [self._start_receive(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
+        return StateTransfer(receives, self._wait, self._ended)
+
+    def _ended(self, pending: Any) -> float:
+        """When a transfer that was waited for has ended, monotonic seconds, as far as that is known."""
+        return time.monotonic()
 
     def release(self) -> None:
         """Begin to end the groups where that wakes whoever waits on them, and return; called from any thread."""

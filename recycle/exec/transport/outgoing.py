@@ -38,9 +38,13 @@ class Sending:
     def is_completed(self) -> bool:
         return self.waiting.done()
 
-    def wait(self) -> None:
-        """Wait until it has arrived. Raises RuntimeError when it cannot."""
-        self.waiting.result()
+    def wait(self) -> Any:
+        """Wait until it has arrived. Raises RuntimeError when it cannot.
+
+        Returns:
+            of a part of a state when it has, monotonic seconds.
+        """
+        return self.waiting.result()
 
 
 class OutgoingLane:
@@ -72,7 +76,7 @@ class OutgoingLane:
 
     def send_state(self, tensor: torch.Tensor, tag: int) -> Sending:
         """Send a part of a state, which is neither held back nor timed."""
-        self.last = Sending(self._thread.submit(self._start(tensor, tag).wait, _UNTIL_THE_END))
+        self.last = Sending(self._thread.submit(_until_there, self._start(tensor, tag)))
         return self.last
 
     def take_seconds(self) -> Sequence[float]:
@@ -98,3 +102,8 @@ class OutgoingLane:
         self._taken.append(now - max(began, self._free))
         self._network.append(now - max(sent, self._free))
         self._free = now
+
+
+def _until_there(work: Any) -> float:
+    work.wait(_UNTIL_THE_END)
+    return time.monotonic()

@@ -28,13 +28,20 @@ class ShardedSums:
         rank: of this host in it.
         size: of the group.
         owners: of each shard, ranks of those who own it, the first first.
+        givers: of these, who has its parameters before a gather.
         wait: waits for an operation of the group.
     """
 
     def __init__(
-        self, group: Any, rank: int, size: int, owners: Sequence[Sequence[int]], wait: Callable[[Any], None]
+        self,
+        group: Any,
+        rank: int,
+        size: int,
+        owners: Sequence[Sequence[int]],
+        givers: Sequence[Sequence[int]],
+        wait: Callable[[Any], None],
     ) -> None:
-        self._group, self._rank, self._owners, self._wait = group, rank, owners, wait
+        self._group, self._rank, self._owners, self._givers, self._wait = group, rank, owners, givers, wait
         self._peers = [peer for peer in range(size) if peer != rank]
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -93,7 +100,7 @@ class ShardedSums:
 
         def run() -> None:
             works = []
-            for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
+            for shard, (part, owners) in enumerate(zip(parts, self._givers, strict=True)):
                 for number, piece in enumerate(_pieces(part)):
                     if owners[0] == self._rank:
                         takers = (peer for peer in self._peers if peer not in owners)

@@ -1,9 +1,11 @@
 """Which shards of its stages' optimizer state one worker holds, from generation to generation.
 
 A generation's workers own the shards that follow from who is alive (`recycle.plans.shards`). What is new to a worker is
-copied from an owner before the generation runs; what it owns no more it keeps until then, because others may copy it,
-and a generation that comes to nothing loses nothing. A process that begins with the initial state, or a checkpoint's,
-makes any shard from that until its first generation has run.
+copied from an owner before the generation runs, or, where others go on with it meanwhile, while it runs
+(background_copies.py). What a worker owns no more it keeps until the generation runs, because others may copy it, and a
+generation that comes to nothing loses nothing. What it has copied a part of when a generation ends is let go of. A
+process that begins with the initial state, or a checkpoint's, makes any shard from that until its first generation has
+run.
 """
 
 from __future__ import annotations
@@ -55,36 +57,62 @@ class HeldShards:
         self._stages, self._read, self._begins = stages, read, begins
         self._held: set[int] = set()
         self._wanted: set[int] = set()
+        self._behind: set[int] = set()
+        self._run: set[int] = set()
         if not begins:
             self._settle()
 
-    def place(self, shards: StageShards, wanted: Collection[int], copied: Collection[int]) -> bool:
+    def place(
+        self,
+        shards: StageShards,
+        wanted: Collection[int],
+        copied: Collection[int],
+        behind: Collection[int] = (),
+    ) -> bool:
         """Own these shards from now on; whether they are others than before.
 
         Args:
             shards: of all stages.
             wanted: their numbers.
             copied: those that come from other workers.
+            behind: of others besides, which come from other workers while the generation runs.
 
         Raises:
             RunError: one is neither there nor to be copied; a bug.
         """
-        self._shards, self._wanted = shards, set(wanted)
+        self._shards, self._wanted, self._behind = shards, set(wanted), set(behind)
+        for stage in self._stages.values():
+            assert stage.shards is not None
+            stage.shards.keep_only(self._held)
+            stage.shards.incomplete = frozenset()
         new = self._wanted - self._held
         if lacking := new - set(copied):
             self._make(lacking)
-        for stage, of in self._of_stages(self._wanted):
-            of.own(self._shards.of_stage(stage, self._wanted))
-        return self._wanted != self._held
+        owned = self._wanted | self._behind
+        for index, of in self._of_stages(owned):
+            of.own(self._shards.of_stage(index, owned))
+            of.incomplete = frozenset(self._behind)
+        return owned != self._run
 
     def confirm(self) -> None:
         """The state of all wanted shards is complete, and nothing else counts from now on."""
-        self._held = set(self._wanted)
-        for _, of in self._of_stages(self._held):
-            of.keep_only(self._held)
+        self._held, self._run = set(self._wanted), self._wanted | self._behind
+        for stage in self._stages.values():
+            assert stage.shards is not None
+            stage.shards.keep_only(self._run)
         if self._begins:
             self._begins = False
             self._settle()
+
+    def apart(self, number: int) -> list[torch.Tensor]:
+        """What of a shard is copied while a generation runs: `Shards.apart`."""
+        return self._of(self._shards.place(number)[0]).apart(number)
+
+    def complete(self, numbers: Collection[int]) -> None:
+        """All of these shards has come while the generation runs."""
+        self._held |= set(numbers)
+        for _, of in self._of_stages(numbers):
+            of.incomplete -= set(numbers)
 
     def held(self, first: int, last: int) -> list[torch.Tensor]:
         """The state of shards from `first` up to but without `last`, to be sent.

@@ -26,6 +26,7 @@ from recycle.exec.membership.verified_states import kept_state
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Messaged, Transport
+from recycle.exec.worker.background_copies import BackgroundCopies
 from recycle.exec.worker.evaluation import Evaluation
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.saver import Saver
@@ -82,6 +83,7 @@ class Iterations:
         compared_every: iterations from one whose state hosts compare to the next; the first is always one. 0: never.
         rotation: the plan with its replays, which gives the program of each iteration; None without any.
         messaged: what messages took since it was asked last.
+        background: copies that are made meanwhile; None for none.
     """
 
     record: GenerationRecord
@@ -104,6 +106,7 @@ class Iterations:
     compared_every: int = 0
     rotation: Rotation | None = None
     messaged: Callable[[], Sequence[Messaged]] = tuple
+    background: BackgroundCopies | None = None
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
@@ -173,6 +176,8 @@ class Iterations:
             self.updates.begin(self._iteration, self._is_compared, self._kept_besides())
         self._late: list[StageWide] = []
         self._is_reported = False
+        if self.background is not None and self.background.begin():
+            self.injector.at_phase("copy", self._iteration)
         self.progress.ended()
 
     def execute(self, position: int) -> None:
@@ -220,6 +225,8 @@ class Iterations:
         if isinstance(instruction, GatherParameters):
             self.injector.at_phase(GATHER, self._iteration)
         self._interpreter.execute(instruction)
+        if isinstance(instruction, GatherParameters):
+            self.updates.gathered(instruction.stage, self._iteration)
 
     def _save(self) -> None:
         if self.saver is not None:
@@ -266,6 +273,8 @@ class Iterations:
 
     def _step(self, stage: int) -> None:
         self.injector.at_phase("step", self._iteration)
+        if self.background is not None:
+            self.background.settle()
         if self._is_compared:
             self.updates.keep_state(self._iteration - 1, self._kept_besides())
         if self._commit is not None and self._commit.step == self._iteration:

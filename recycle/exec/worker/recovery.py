@@ -27,6 +27,7 @@ from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
+from recycle.exec.worker.background_copies import BackgroundCopies, BackgroundCopy
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
@@ -40,7 +41,9 @@ from recycle.ir.lower import lower
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.plans.hosting import Hosts
 from recycle.plans.replaying import rotation_of
+from recycle.plans.shard_holders import held_by
 from recycle.plans.shards import Owners, StageShards
 from recycle.shape import MicroBatch, Worker
 
@@ -114,6 +117,8 @@ class WorkerLoop:
         self.injector.at_phase("acknowledge", record.committed + 1)
         self.member.progress.ended()
         self.transport.offer(generation_folder(record.generation), Worker.parse(self.member.worker))
+        if self.shards is not None and not self._updates.is_gathered(record.committed):
+            self.member.has_stale()
         self.member.acknowledge(self._undone == record.committed + 1)
         if not self.member.permitted("form"):
             return None
@@ -145,8 +150,7 @@ class WorkerLoop:
                 self.saver.follow(schedule, record)
             else:
                 self.shards.confirm()
-                live = [Worker.parse(name) for name in record.live]
-                self.saver.follow(schedule, record, StageShards.of_schedule(self.job, schedule).owned(live))
+                self.saver.follow(schedule, record, self._held(record, schedule))
             return Iterations(
                 record=record,
                 role=str(role),
@@ -168,6 +172,7 @@ class WorkerLoop:
                 compared_every=record.rounds or self.job.integrity.digests,
                 rotation=rotation,
                 messaged=transport.messaged,
+                background=self._background(record, transport),
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
@@ -220,9 +225,11 @@ class WorkerLoop:
             unit for copy in record.copies if copy.worker == self.member.worker for unit in range(copy.first, copy.last)
         }
         if self.shards is not None:
-            of, live = StageShards.of_schedule(self.job, schedule), [Worker.parse(name) for name in record.live]
-            mine = of.owned(live).stages.get(Worker.parse(self.member.worker), ())
-            if self.shards.place(of, mine, copied):
+            mine = self._held(record, schedule).stages[Worker.parse(self.member.worker)]
+            behind = {
+                n for copy in record.behind if copy.worker == self.member.worker for n in range(copy.first, copy.last)
+            }
+            if self.shards.place(StageShards.of_schedule(self.job, schedule), mine, copied, behind):
                 self._updates.rehost(record.committed)
             self.member.progress.begins("form")
             return
@@ -235,18 +242,23 @@ class WorkerLoop:
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
         roles = {process: Worker.parse(place) for process, place in record.roles.items()}
         stage = next(iter(self.hosted.stages.values()), None)
+        owners, givers = self._owners(record, schedule, roles)
         groups = GroupsOfGeneration(
             generation_folder(record.generation),
             role,
             sorted(processes),
             sum_groups(schedule),
             ((0,), torch.float32) if stage is None else stage.message_spec(),
-            {*lanes_of(schedule), *((roles[copy.source], roles[copy.worker]) for copy in record.copies)},
+            {
+                *lanes_of(schedule),
+                *((roles[copy.source], roles[copy.worker]) for copy in (*record.copies, *record.behind)),
+            },
             processes,
             self.member.over,
             self._waits,
-            self._owners(record, schedule, roles),
+            owners,
             self.member.warn,
+            givers,
         )
         held: Hosted | HeldShards = self.hosted if self.shards is None else self.shards
         transport = self.transport.open(groups)
@@ -266,18 +278,67 @@ class WorkerLoop:
         if self.member.worker in record.joins:
             self._updates.joined(record.committed)
         if self.shards is not None:
-            self.shards.publish()
-            for index, of in sorted(self.hosted.stages.items()):
-                assert of.shards is not None
-                transport.gather(index, of.shards.weights())
+            self._gather(transport)
+            for index in self.hosted.stages:
+                self._updates.gathered(index, record.committed)
         return transport, copied
 
-    def _owners(self, record: GenerationRecord, schedule: Schedule, roles: Mapping[str, Worker]) -> dict[int, Owners]:
-        """Stage -> of each of its shards, the roles of its owners."""
+    def _gather(self, transport: GroupTransport) -> None:
+        """Have everybody's live parameters be those of the committed iteration, unless they are with all."""
+        assert self.shards is not None
+        if self.member.is_stale_anywhere():
+            self.shards.publish()
+            for index, stage in sorted(self.hosted.stages.items()):
+                assert stage.shards is not None
+                transport.gather(index, stage.shards.weights())
+
+    def _held(self, record: GenerationRecord, schedule: Schedule) -> Hosts:
+        """The shards that workers hold when the generation begins to run."""
+        return held_by(StageShards.of_schedule(self.job, schedule), list(self.job.shape.workers()), record.holds)
+
+    def _owners(
+        self, record: GenerationRecord, schedule: Schedule, roles: Mapping[str, Worker]
+    ) -> tuple[dict[int, Owners], dict[int, Owners]]:
+        """Stage -> of each of its shards, the roles of its owners; and of those that hold it from the beginning."""
         if self.shards is None:
-            return {}
-        owners = StageShards.of_schedule(self.job, schedule).owners([Worker.parse(name) for name in record.live])
-        return {stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of) for stage, of in owners.items()}
+            return {}, {}
+        of, live = StageShards.of_schedule(self.job, schedule), [Worker.parse(name) for name in record.live]
+        holders = of.in_order(live, self._held(record, schedule))
+        comes_to: dict[int, list[Worker]] = {}
+        for copy in record.behind:
+            for number in range(copy.first, copy.last):
+                comes_to.setdefault(number, []).append(Worker.parse(copy.worker))
+
+        def played(every: Mapping[int, Owners]) -> dict[int, Owners]:
+            return {
+                stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of_stage)
+                for stage, of_stage in every.items()
+            }
+
+        owners = {
+            stage: tuple((*mine, *comes_to.get(of.number(stage, place), ())) for place, mine in enumerate(of_stage))
+            for stage, of_stage in holders.items()
+        }
+        return played(owners), played(holders)
+
+    def _background(self, record: GenerationRecord, transport: GroupTransport) -> BackgroundCopies | None:
+        """What this worker copies, or has copied from it, while the generation runs."""
+        mine = [copy for copy in record.behind if self.member.worker in (copy.source, copy.worker)]
+        if self.shards is None or not mine:
+            return None
+        shards, copies = self.shards, list[BackgroundCopy]()
+        for copy in mine:
+            sends = copy.source == self.member.worker
+            peer = Worker.parse(record.roles[copy.worker if sends else copy.source])
+            tensors = [part for number in range(copy.first, copy.last) for part in shards.apart(number)]
+            most = self.job.train.copy_bytes
+            copies.append(BackgroundCopy(peer, sends, tensors, (copy.first, copy.last), copy.source, most))
+
+        def come(copy: BackgroundCopy, copied: list[Copied]) -> None:
+            shards.complete(range(*copy.units))
+            self.member.has_copied(copied)
+
+        return BackgroundCopies(copies, transport, come)
 
     def _tell_layouts(self) -> None:
         """Say once where the tensors of the stages' states lie, for events that name one."""

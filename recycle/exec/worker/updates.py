@@ -50,6 +50,7 @@ class Updates:
         self._stages, self._decided, self._on_host = stages, decided, on_host
         self._at = dict.fromkeys(stages, at)
         self._reduced = -1
+        self._gathered: dict[int, int] = {}
         self._before: dict[int, list[torch.Tensor]] = {}
         self._kept: dict[int, int] = {}
         self._last, self._is_due, self._is_compared = -1, False, False
@@ -83,6 +84,14 @@ class Updates:
         """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
         self._reduced = iteration
 
+    def gathered(self, index: int, iteration: int) -> None:
+        """All live parameters of a stage, whose hosts step a part of it each, are those behind `iteration`."""
+        self._gathered[index] = iteration
+
+    def is_gathered(self, iteration: int) -> bool:
+        """Whether all live parameters of all stages are those behind `iteration`."""
+        return all(self._gathered.get(index) == iteration for index in self._stages)
+
     def keep_state(self, step: int, besides: int | None = None) -> None:
         """The committed state after `step` is to be kept and compared, in waits or when `kept_checksums` is called.
 
@@ -102,6 +111,7 @@ class Updates:
         with self._lock:
             self.kept_states.finish(index)
         if commit.clip_factor is not None:
+            self._gathered.pop(index, None)
             self._stages[index].step(commit.step, commit.clip_factor)
         self._at[index] = commit.step
 
@@ -110,18 +120,21 @@ class Updates:
         with self._lock:
             self.kept_states.finish(index)
             kept = self._kept.pop(index, 0)
+        self._gathered.pop(index, None)
         self._stages[index].step(iteration, 1.0, self._buffers(index), kept)
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
         """The states were copied from a peer, at the committed iteration."""
         self.kept_states.clear()
+        self._gathered.clear()
         self._at = dict.fromkeys(self._stages, committed)
 
     def rehost(self, at: int) -> None:
         """The worker hosts other stages from now on, whose states are, or will be, from iteration `at`."""
         with self._lock:
             self._at, self._kept = dict.fromkeys(self._stages, at), {}
+            self._gathered.clear()
             self._before.clear()
             self.kept_states.clear()
 
@@ -153,11 +166,13 @@ class Updates:
             self._waits.clear()
             if self.ahead(committed) and self.kept_states.go_back(committed):
                 self._at = dict.fromkeys(self._at, committed)
+                self._gathered.clear()
             self.kept_states.cancel()
         if any(at > committed + 1 for at in self._at.values()):
             raise RunError(f"the state after step {committed} is to be gone back to, and is not kept here")
         for index in self.ahead(committed):
             copy_state(self._stages[index].state_tensors(), self._buffers(index))
+            self._gathered.pop(index, None)
             self._at[index] = committed
         for index, at in self._at.items():
             if at == committed:

@@ -1,0 +1,51 @@
+"""Who holds which shards, in one line of text: what the record of a generation says of it.
+
+Who is to own a shard follows from who is alive (shards.py), and in the end its owners hold it. Between a death and the
+last copy that it calls for some of them hold less, and somebody else may hold more. The text names who is dead, and of
+the others what differs: `shards -1.1 ~2.1:5 +0.1:7` says that 1.1 is dead, that 2.1 does not hold shard 5, which it is
+to own, and that 0.1 holds shard 7, which it is not to own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from recycle.errors import RunError
+from recycle.plans.hosting import Hosts
+from recycle.plans.shards import StageShards
+from recycle.shape import Worker
+
+_NAME = "shards"
+_DEAD, _LACKS, _HAS_BESIDES = "-", "~", "+"
+
+
+def text_of(shards: StageShards, workers: Collection[Worker], held: Hosts) -> str:
+    """The text of what live workers hold.
+
+    Args:
+        workers: of the run, dead ones too.
+        held: by the live ones.
+    """
+    live = [worker for worker in sorted(workers) if worker in held.units]
+    owned = shards.owned(live).stages
+    words = [_NAME, *(f"{_DEAD}{worker}" for worker in sorted(workers) if worker not in held.units)]
+    for worker in live:
+        wanted, there = set(owned[worker]), set(held.stages[worker])
+        words += [f"{_LACKS}{worker}:{number}" for number in sorted(wanted - there)]
+        words += [f"{_HAS_BESIDES}{worker}:{number}" for number in sorted(there - wanted)]
+    return " ".join(words)
+
+
+def held_by(shards: StageShards, workers: Collection[Worker], text: str) -> Hosts:
+    """What live workers hold by a text. Raises RunError where it is none."""
+    name, *words = text.split(" ")
+    if name != _NAME:
+        raise RunError(f"the register says {text!r} of who holds which shard; it is of a run without them")
+    dead = {Worker.parse(word[1:]) for word in words if word[0] == _DEAD}
+    live = [worker for worker in workers if worker not in dead]
+    found = {worker: set(numbers) for worker, numbers in shards.owned(live).stages.items()}
+    for word in words:
+        if word[0] in (_LACKS, _HAS_BESIDES):
+            worker, number = word[1:].split(":")
+            (found[Worker.parse(worker)].discard if word[0] == _LACKS else found[Worker.parse(worker)].add)(int(number))
+    return shards.as_hosts({worker: sorted(numbers) for worker, numbers in found.items()})
