@@ -18,6 +18,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
 from viz.pages import bench, lanes_view
+from viz.pages.mode import Mode
 from viz.pages.page import TABS, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
 from viz.protection import protect
@@ -100,10 +101,11 @@ def _index(lanes: Sequence[str], has_graphs: bool) -> str:
 
 
 def _layout(pages: Sequence[Page], title: str) -> html.Div:
-    """All tabs, the first with its components; others get theirs when opened, else all callbacks would run at once."""
+    """All pages, the first with its components; others get theirs when opened, else all callbacks would run at once."""
+    first: Any = _fresh(pages[0])
     tabs = [
         dcc.Tab(
-            html.Div(_fresh(page) if not place else [], id={"type": "page", "page": page.prefix}),
+            [] if page.has_lanes else html.Div([] if place else [first], id={"type": "page", "page": page.prefix}),
             label=page.title,
             value=page.prefix,
         )
@@ -112,7 +114,8 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
     is_named = title and pages[0].title != title  # else the mode that comes first says it
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
     fixtures = [part for page in pages for part in page.fixtures()]
-    content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
+    workbench = bench.bench(pages, first if isinstance(first, Mode) else None)
+    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), workbench]
     opened = dcc.Store(id="opened", data=[pages[0].prefix])
     top = html.Header([*heading], className="top")
     return html.Div([top, html.Main(content), bench.bar(), opened, *fixtures], className="application")
@@ -121,18 +124,25 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     @app.callback(
         Output({"type": "page", "page": ALL}, "children"),
+        *(Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS),
         Output("opened", "data"),
         Input(TABS, "value"),
         State("opened", "data"),
         prevent_initial_call=True,
     )
-    def open_page(chosen: str, opened: list[str]) -> tuple[list[Any], Any]:
-        is_new = chosen not in opened
-        contents = [_fresh(page) if is_new and page.prefix == chosen else no_update for page in pages]
-        return contents, [*opened, chosen] if is_new else no_update
+    def open_page(chosen: str, opened: list[str]) -> tuple[Any, ...]:
+        page = next(page for page in pages if page.prefix == chosen)
+        content = no_update if chosen in opened else _fresh(page)
+        filled = bench.slots(content) if isinstance(content, Mode) else {}
+
+        def of_pages(has_lanes: bool, what: Any) -> list[Any]:
+            return [what if one is page else no_update for one in pages if one.has_lanes == has_lanes]
+
+        modes = [of_pages(True, filled.get(slot, no_update)) for slot in bench.SLOTS]
+        return of_pages(False, content), *modes, no_update if content is no_update else [*opened, chosen]
 
 
-def _fresh(page: Page) -> html.Div:
+def _fresh(page: Page) -> html.Div | Mode:
     page.refresh()
     return page.layout()
 

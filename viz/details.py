@@ -17,10 +17,10 @@ from recycle.ir.instruction import Beside, is_kind
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.memory import memory_curve, sampled
 from viz.analysis.waits import WHY
-from viz.figures.time_axis import time_unit
-from viz.labels import describe
+from viz.labels import describe, listed
 from viz.lane_cache import CachedLanes
 from viz.lanes import Flag
+from viz.numbers import percent, short
 
 MEMORY_PIXELS = 4000
 """Pixels that a memory curve is sampled for; it is drawn in one piece however far the reader zooms in."""
@@ -77,18 +77,19 @@ def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
 def of_operation(shown: CachedLanes, operation: int) -> Details:
     """An operation: what it is, what it needed with slack, and what needs it."""
     lane = int(np.searchsorted(shown.table.offsets, operation, side="right")) - 1
-    title, *lines = describe(shown.table, operation, lane)
+    title, *lines = describe(shown.table, operation, lane, shown.unit)
     explainer = shown.explainer
     if explainer is None:
         return Details(title, lines)
     row, schedule = explainer.row(shown.table, operation), explainer.timeline.schedule
     inputs, total = explainer.waits.inputs(row)
     decided = bool(inputs) and inputs[0].slack <= explainer.timeline.makespan * TOLERANCE
-    time, needs = time_unit(shown.table).text, []
+    unit, needs = shown.unit, []
     for place, need in enumerate(inputs):
-        slack = "none: waited for this" if decided and not place else time(need.slack)
+        slack = "none: waited for this" if decided and not place else unit.amount(need.slack)
         worker, _ = schedule.position(need.row)
-        needs.append([str(schedule.instruction(need.row)), str(worker), WHY[need.cause], time(need.arrived), slack])
+        instruction, arrived = str(schedule.instruction(need.row)), unit.text(need.arrived)
+        needs.append([instruction, str(worker), WHY[need.cause], arrived, slack])
     if total > len(inputs):
         lines.append(f"needs {total - len(inputs)} more, which were there earlier")
     place_of = partial(explainer.operation, shown.table)
@@ -105,16 +106,16 @@ def _drawn(operations: list[int]) -> list[int]:
 def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
     """A gap of a worker: why it is idle, a line for each part that has one cause."""
     table = shown.table
-    time = time_unit(table).text
+    unit = shown.unit
     title = f"Worker {table.labels[lane]} is idle"
-    lines = [f"from {time(start)} to {time(end)}, {time(end - start)}"]
+    lines = [f"from {unit.text(start)} to {unit.text(end)}, {unit.amount(end - start)}"]
     worker = _worker(shown, lane)
     if worker is not None and shown.explainer is not None:
         bubbles = shown.explainer.bubbles
         slack = 1e-5 * table.span  # the browser's times are rounded to 24 bits
         gap = bubbles.at(worker, start + slack) if end - start > 2 * slack else None
         while gap is not None and gap.start < end - slack:
-            lines.append(bubbles.reason(gap))
+            lines.append(bubbles.reason(gap, unit))
             gap = bubbles.next(worker, gap.start)
     return Details(title, lines, memory=_memory(shown, lane))
 
@@ -125,17 +126,19 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
     mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
     work = ~is_kind(table.kind[mine], Beside)
     busy = float((table.end[mine] - table.start[mine])[work].sum())
-    lines = [f"{int(work.sum())} instructions, busy {busy / table.span:.1%} of the time" if table.span else "idle"]
-    away = int(((table.flags[mine] & Flag.REROUTED) != 0)[work].sum())
+    counted = listed(table.kind[mine])
+    said = f"{int(counted.sum()):,} instructions"
+    lines = [f"{said}, busy {percent(busy / table.span)} of the time" if table.span else "idle"]
+    away = int(((table.flags[mine] & Flag.REROUTED) != 0)[counted].sum())
     if away:
         lines.append(f"{away} of them re-routed to it")
     if table.failed[lane]:
         lines.append("has failed")
     memory = _memory(shown, lane)
     if memory is not None:
-        limit = f" of {memory.limit:g}" if memory.limit is not None else ""
+        limit = f" of {short(memory.limit)}" if memory.limit is not None else ""
         setter = f", from {memory.peak_set_by} on" if memory.peak_set_by else ""
-        lines.append(f"holds at most {memory.peak:g}{limit} activations{setter}")
+        lines.append(f"holds at most {short(memory.peak)}{limit} activations{setter}")
     return Details(f"Worker {table.labels[lane]}", lines, memory=memory)
 
 

@@ -11,8 +11,8 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, Timeline, event_graph, time_graph
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from viz.figures.time_axis import time_unit
 from viz.lane_cache import CachedLanes
+from viz.numbers import percent, short
 from viz.operands import stated_bound, stated_limits
 from viz.retime import is_loosened
 
@@ -46,21 +46,21 @@ def headline(shown: CachedLanes) -> list[Figure]:
     explainer = shown.explainer
     if explainer is None:
         return []
-    timeline, unit = explainer.timeline, time_unit(shown.table)
+    timeline, unit = explainer.timeline, shown.unit
     found = []
     if explainer.executed:
         found.append(
-            Figure("iteration", unit.text(timeline.makespan, 4), "From its first start to its last end, as executed.")
+            Figure("iteration", unit.amount(timeline.makespan), "From its first start to its last end, as executed.")
         )
     else:
-        found.append(Figure("period", unit.text(timeline.period, 4), PERIOD))
+        found.append(Figure("period", unit.amount(timeline.period), PERIOD))
         stated = explainer.bound
         if stated is None and not is_loosened(explainer, stated_limits(timeline.schedule)):
             stated = stated_bound(timeline)
         if stated is not None:
-            gap = f"gap {100 * stated[1]:.3g} %" if stated[1] > 1e-9 else "optimal"
-            found.append(Figure("bound", f"{unit.text(stated[0], 4)} ({gap})", BOUND))
-    found.append(Figure("bubbles", f"{100 * timeline.bubble_ratio:.3g} %", BUBBLES))
+            gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
+            found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
+    found.append(Figure("bubbles", percent(timeline.bubble_ratio), BUBBLES))
     peaks = [
         (peak, w % timeline.schedule.shape.ranks)
         for w, peak in enumerate(timeline.peak_activations)
@@ -69,12 +69,12 @@ def headline(shown: CachedLanes) -> list[Figure]:
     if peaks and not explainer.executed:
         limits = explainer.limits
         peak, rank = max(peaks, key=lambda one: one[0] / ((limits[one[1]] or 1.0) if limits else 1.0))
-        found.append(Figure("peak memory", f"{peak:g}" + (f" of {limits[rank]:g}" if limits else ""), PEAK))
+        found.append(Figure("peak memory", short(peak) + (f" of {short(limits[rank])}" if limits else ""), PEAK))
     usual = None if explainer.executed else usual_period(timeline)
     if usual:
-        found.append(Figure("1F1B", f"× {timeline.period / usual:.3g}", RATIO))
+        found.append(Figure("1F1B", f"× {short(timeline.period / usual)}", RATIO))
     if not explainer.executed and abs(timeline.makespan - timeline.period) > 1e-9 * timeline.makespan:
-        found.append(Figure("makespan", unit.text(timeline.makespan, 4), MAKESPAN))
+        found.append(Figure("makespan", unit.amount(timeline.makespan), MAKESPAN))
     return found
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from recycle.ir.instruction import OverlappedPair
-from recycle.ir.kinds import reads_kinds, table_as_json
-from viz.figures.time_axis import time_unit
+from recycle.ir.instruction import Beside, OverlappedPair, StageWide
+from recycle.ir.kinds import is_kind, reads_kinds, table_as_json
+from viz.figures.time_axis import TimeUnit, time_unit
 from viz.lanes import Flag, LaneTable
 
 LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"
@@ -61,11 +62,15 @@ def backward_label(table: LaneTable, operation: int) -> str:
     return (LABEL_AWAY if is_away else LABEL).format(letter="B", micro_batch=index, home=f"{home}.{index}")
 
 
-def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
-    """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks."""
+def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None = None) -> list[str]:
+    """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks.
+
+    Args:
+        unit: of its times, that of the table if left out.
+    """
     kind = kinds()[table.kind[operation]]
     start, end = float(table.start[operation]), float(table.end[operation])
-    time, flags = time_unit(table).text, Flag(int(table.flags[operation]))
+    time, flags = (unit or time_unit(table)).text, Flag(int(table.flags[operation]))
     holds = {"always", *(str(flag.name) for flag in Flag if flag & flags)}
     if kind["homed"]:
         holds.add("away" if flags & Flag.REROUTED else "at home")
@@ -86,6 +91,12 @@ def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
     return [line.format(**values) for when, line in LINES if when in holds]
 
 
+def listed(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which of some kinds count as instructions wherever they are counted: what a schedule file lists as its work,
+    without transfers, reduces and steps."""
+    return ~is_kind(kind, (Beside, StageWide))
+
+
 def marks(table: LaneTable, operation: int) -> str:
     """The marks of an operation in words, with commas between."""
     return ", ".join(text for flag, text in MARKS.items() if table.flags[operation] & flag)
@@ -94,10 +105,10 @@ def marks(table: LaneTable, operation: int) -> str:
 def summary(table: LaneTable) -> str:
     """The timeline in a sentence."""
     dead = [label for label, failed in zip(table.labels, table.failed, strict=True) if failed]
-    away = int(table.has(Flag.REROUTED).sum())
-    text = f"{len(table)} operations on {table.lanes} workers"
+    away = int((table.has(Flag.REROUTED) & listed(table.kind)).sum())
+    text = f"{int(listed(table.kind).sum()):,} instructions on {table.lanes} workers"
     if dead:
         text += f"; failed: {', '.join(dead)}"
     if away:
-        text += f"; {away} operations re-routed to peers"
+        text += f"; {away:,} instructions re-routed to peers"
     return text + "."

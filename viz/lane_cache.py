@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
 from viz.bounded_cache import BoundedCache
 from viz.figures.raster import png
+from viz.figures.time_axis import TimeUnit, time_unit
 from viz.lanes import LaneTable
 from viz.wire import encode
 
@@ -93,6 +94,13 @@ class CachedLanes:
     table: LaneTable
     content: bytes
     explainer: Explainer | None
+    span: float | None = None
+    """Length of the time axis that it was drawn under last, where that is not its own."""
+
+    @property
+    def unit(self) -> TimeUnit:
+        """The unit of that axis, in which everything is told of these lanes."""
+        return time_unit(self.table, self.span)
 
     @cached_property
     def picture(self) -> bytes:
@@ -107,14 +115,17 @@ class LaneCache:
         self._kept: BoundedCache[str, CachedLanes] = BoundedCache(most_bytes, _bytes, at_least)
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
-    def put(self, table: LaneTable, explainer: Explainer | None = None) -> str:
-        """Keep a table (lanes by pipeline, then rank) and return its hash."""
+    def put(self, table: LaneTable, explainer: Explainer | None = None, span: float | None = None) -> str:
+        """Keep a table (lanes by pipeline, then rank), drawn under an axis of length `span`, and return its hash."""
         known = self._digests.get(table)
-        if known is not None and self.get(known) is not None:
+        kept = None if known is None else self.get(known)
+        if known is not None and kept is not None:
+            if span != kept.span:
+                self._kept.put(known, replace(kept, span=span))
             return known
         content = encode(table)
         digest = content_hash(content)
-        self._kept.put(digest, CachedLanes(table, content, explainer))
+        self._kept.put(digest, CachedLanes(table, content, explainer, span))
         self._digests[table] = digest
         return digest
 

@@ -7,15 +7,13 @@ folder that is no run directory at all is an error. A live run has no `trace.jso
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,56 +27,17 @@ from recycle.job import Job
 from recycle.profile import Profile
 from recycle.report import Report
 from recycle.run_report import load_report
-from recycle.runs import TRACE, load_trace, read_lines, read_logs
+from recycle.runs import TRACE
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Operand, stated_limits
+from viz.run_files import is_run_directory, read_executed, read_job, read_metrics, read_or_complain, what_it_is
+from viz.run_segments import NotableStep, PlanFigures, RunSegment, settled
 
 STEPS_OFFERED = 500
 """Executed steps of a run that can be chosen to compare."""
-REFRESH_SECONDS = 4.0
-"""Between two readings of a run that goes on."""
 STILL = 60.0
 """Seconds without a line after which a run that has not finished is said to stand still."""
-_NAMED_RUNS = 5
-"""Of a folder of runs, in the line that asks for one of them."""
-
-
-@dataclass(frozen=True)
-class RunSegment:
-    """Consecutive steps that ran in one generation with one plan."""
-
-    first: int
-    last: int
-    plan: str | None
-    generation: int | None
-    failed: tuple[Worker, ...]
-
-    @property
-    def steps(self) -> str:
-        return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
-
-    @property
-    def alive(self) -> str:
-        return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
-
-
-class NotableStep(NamedTuple):
-    """A step worth looking at, and why."""
-
-    title: str
-    step: int
-
-
-@dataclass(frozen=True)
-class PlanFigures:
-    """What a plan promises: seconds (or units of the profile) per iteration, and how far that is from the bound."""
-
-    period: float
-    makespan: float
-    lower_bound: float | None
-    gap: float | None
-    optimizer: str
 
 
 @dataclass(eq=False)
@@ -238,12 +197,12 @@ class Run:
         segments = self.segments
         broken = next((i for i, segment in enumerate(segments) if segment.failed), None)
         if broken is None:
-            return [NotableStep("a step of the run", _settled(segments[0]))] if segments else []
+            return [NotableStep("a step of the run", settled(segments[0]))] if segments else []
         moments = [NotableStep("before the failure", segments[broken - 1].last)] if broken else []
-        moments.append(NotableStep("during the failure", _settled(segments[broken])))
+        moments.append(NotableStep("during the failure", settled(segments[broken])))
         after = next((segment for segment in segments[broken + 1 :] if not segment.failed), None)
         if after is not None:
-            moments.append(NotableStep("after the return", _settled(after)))
+            moments.append(NotableStep("after the return", settled(after)))
         return moments
 
     def figures(self, digest: str | None) -> PlanFigures | None:
@@ -385,31 +344,6 @@ class Run:
             self.problems.append(problem)
 
 
-class LiveRun:
-    """A run directory that is read again while its run goes on; `run` is what was read last."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._read_again_at = time.monotonic() + REFRESH_SECONDS
-        self._lock = threading.Lock()
-
-    def refresh(self) -> None:
-        """Read a live run again, however many browsers ask: once per REFRESH_SECONDS, and for a tenth of the time."""
-        with self._lock:
-            began = time.monotonic()
-            if self.run.live and began >= self._read_again_at:
-                try:
-                    self.run = load_run(self.run.path)
-                except RecycleError as error:
-                    self.run.problems[:] = [str(error)]
-                ended = time.monotonic()
-                self._read_again_at = ended + max(REFRESH_SECONDS, 10 * (ended - began))
-
-
-def _settled(segment: RunSegment) -> int:
-    return min(segment.first + 1, segment.last)
-
-
 def _number(value: Any) -> float | None:
     usable = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
     return float(value) if usable else None
@@ -424,27 +358,6 @@ def _players(event: Mapping[str, Any]) -> dict[Worker, Worker]:
         return {}
 
 
-def is_run_directory(path: Path) -> bool:
-    return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """The run directories of a folder, the newest first; links, such as `latest`, are left out."""
-    runs = [path for path in folder.iterdir() if not path.is_symlink() and is_run_directory(path)]
-    return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def _what_it_is(folder: Path) -> str:
-    """Says of a folder that it is not a run directory, and which it holds, the newest first."""
-    runs = runs_in(folder)
-    if not runs:
-        return "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
-    names = ", ".join(str(path) for path in runs[:_NAMED_RUNS])
-    more = f" and {len(runs) - _NAMED_RUNS} more" if len(runs) > _NAMED_RUNS else ""
-    what = "a run; name it" if len(runs) == 1 else "several runs; name those to see"
-    return f"holds {what}: {names}{more}"
-
-
 def load_run(path: str | Path) -> Run:
     """Read a run directory.
 
@@ -453,62 +366,10 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     if not is_run_directory(path):
-        raise RecycleError(f"{path}: {_what_it_is(path) if path.is_dir() else 'no such run directory'}")
+        raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")
     problems: list[str] = []
-    job, shape, profile = _job(path, problems)
-    metrics = _metrics(path, problems)
-    events = _lines(path / "events.jsonl", problems)
-    trace = None
-    if shape is not None:
-        try:
-            trace = load_trace(path, shape)
-        except RecycleError as error:
-            problems.append(str(error))
-            if (path / TRACE).exists():  # the logs it was merged from may still be whole
-                try:
-                    trace = read_logs(path, shape)
-                except RecycleError as another:
-                    problems.append(str(another))
-    if trace is not None and not len(trace):
-        trace = None
+    job, shape, profile = read_job(path, problems)
+    metrics = read_metrics(path, problems)
+    events = read_or_complain(path / "events.jsonl", problems)
+    trace = read_executed(path, shape, problems) if shape is not None else None
     return Run(path, job, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())
-
-
-def _job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
-    """The job with its shape and profile; the shape of any plan when the job file does not say."""
-    try:
-        job = Job.of_run(path)
-    except RecycleError as error:
-        problems.append(str(error))
-        return None, _shape_of_plans(path / "plans"), Profile.uniform()
-    try:
-        return job, job.shape, job.profile()
-    except RecycleError as error:
-        problems.append(f"{error}; plans are drawn with every instruction taking 1")
-        return job, job.shape, Profile.uniform()
-
-
-def _shape_of_plans(folder: Path) -> Shape | None:
-    for file in sorted(folder.glob("*.json")):
-        with suppress(RecycleError):
-            return Schedule.load(file).shape
-    return None
-
-
-def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        return [line for _, line in read_lines(path)]
-    except RecycleError as error:
-        problems.append(str(error))
-        return []
-
-
-def _metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The lines that say their step; a step that was written twice counts as last written."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for line in _lines(path / "metrics.jsonl", problems):
-        if isinstance(line.get("step"), int):
-            by_step[line["step"]] = line
-        else:
-            problems.append(f"{path / 'metrics.jsonl'}: a line without a step is left out")
-    return [by_step[step] for step in sorted(by_step)]

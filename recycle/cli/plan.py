@@ -70,6 +70,9 @@ def plan(
     again: Annotated[
         bool, typer.Option("--again", help="Search once more for plans of --library that do not meet their bound.")
     ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither read nor write the plans of other runs in the user's cache.")
+    ] = False,
     move: Annotated[
         bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
     ] = None,
@@ -132,7 +135,16 @@ def plan(
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     effort = {"processes": processes, "seconds": within}
-    _many(priced, failures, library, threshold if drifting else None, as_json, effort, again)
+    _many(
+        priced,
+        failures,
+        library,
+        threshold if drifting else None,
+        as_json,
+        effort,
+        again,
+        None if no_cache else cache_directory(os.environ),
+    )
 
 
 def _require_bearable(shape: Shape, failures: int | None) -> None:
@@ -223,9 +235,9 @@ def _many(
     as_json: bool,
     effort: dict[str, Any],
     again: bool,
+    cache: Path | None,
 ) -> None:
     """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
-    cache = cache_directory(os.environ)
     drifts: list[PlanDrift] = []
     entries: list[Entry] = []
     complete = True
@@ -242,7 +254,7 @@ def _many(
                 entries = plan_library(job, failures, library, report, cache=cache, again=again, **effort)
     except KeyboardInterrupt:
         print(
-            f"recycle: interrupted; what was planned is kept in {library or cache}: run it again to go on",
+            f"recycle: interrupted; what was planned is kept {_where(library, cache)}: run it again to go on",
             file=sys.stderr,
         )
         raise typer.Exit(INTERRUPTED) from None
@@ -260,12 +272,17 @@ def _many(
         return
     if threshold is not None:
         _drift_table(drifts, threshold, now)
-    _library_table(table, f"{len(entries)} plans in {library or cache}")
+    _library_table(table, f"{len(entries)} plans, kept {_where(library, cache)}")
     if not complete:
         print(
             f"Up to {failures} dead have too many failure vectors to plan each: these are the likeliest,"
             f" (k … k), which serve all others, and the normalized ones of each number of dead."
         )
+
+
+def _where(library: Path | None, cache: Path | None) -> str:
+    kept = library or cache
+    return "nowhere; --library DIR keeps them" if kept is None else f"in {kept}"
 
 
 def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan
 from viz.comparison import is_comparison, load_comparison
-from viz.run import Run, is_run_directory, runs_in
+from viz.run import Run
+from viz.run_files import is_run_directory, runs_in
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 from viz.what_if import Planner, WhatIf
 

@@ -71,6 +71,15 @@ def test_the_worked_example_is_planned_in_the_names_that_were_given(run, tmp_pat
     assert max(filter(None, simulate(schedule).peak_activations)) <= 6
 
 
+def test_plans_are_kept_in_the_cache_and_that_is_said_unless_it_is_refused(run, tmp_path):
+    status, out, _ = run(TINY, "--failures", 1, "--no-cache")
+    assert (status, "3 plans, kept nowhere; --library DIR keeps them" in out) == (0, True)
+    assert not (tmp_path / "cache").exists()
+    _, out, _ = run(TINY, "--failures", 1)
+    assert "3 plans, kept in" in out
+    assert len(list((tmp_path / "cache" / "plans").glob("*.json"))) == 3
+
+
 def test_a_table_shows_period_bound_and_gap(run):
     status, out, _ = run(TINY, "--failed", "0.0,1.1")
     assert status == 0

@@ -210,7 +210,7 @@ def test_a_job_and_its_library_open_the_plan_browser(tmp_path: Path, monkeypatch
 
 
 def tab_labels(layout: dict[str, Any]) -> list[str]:
-    tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
+    tabs = layout["props"]["children"][1]["props"]["children"][0]["props"]["children"]
     return [tab["props"]["label"] for tab in tabs]
 
 

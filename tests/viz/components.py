@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from viz.pages.mode import Mode
+
 
 def plain(component: Any) -> Any:
-    """A Dash component as the JSON that the browser gets."""
+    """A Dash component, or all that a mode adds to the workbench, as the JSON that the browser gets."""
     from plotly.utils import PlotlyJSONEncoder
 
+    if isinstance(component, Mode):
+        component = [component.controls, component.lanes, *component.panels.values()]
     return json.loads(json.dumps(component, cls=PlotlyJSONEncoder))
 
 

@@ -22,9 +22,10 @@ from viz.figures.axes import CONFIG
 from viz.labels import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
+from viz.live_run import LiveRun
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
-from viz.run import LiveRun, load_run
+from viz.run import load_run
 from viz.sources import load_schedule, load_source, schedule_source
 
 
@@ -142,7 +143,7 @@ def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
 
 def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:
     rows = RunPage(LiveRun(load_run(run_dir))).segment_rows()
-    assert rows[1][:7] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", 11.0, 10.0, "10.0%"]
+    assert rows[1][:7] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", 11.0, 10.0, "10 %"]
     assert rows[1][7] == "0.212 s"
     assert rows[0][5:7] == [None, None]
 
@@ -241,7 +242,7 @@ def test_a_bound_of_other_times_is_not_shown_as_one_of_these(schedule_file: Path
     named = {row[0]: row[1:] for row in SchedulePage([slower]).figures()[1]}
     assert (named["lower bound"], named["gap"]) == (["of other times"], [None])
     stated = Schedule.load(schedule_file)
-    for profile, shown in ((Profile.uniform(), ["10.0%"]), (Profile.uniform(link=0.5), [None])):
+    for profile, shown in ((Profile.uniform(), ["10 %"]), (Profile.uniform(link=0.5), [None])):
         made_for = {"profile": Profile.uniform().digest(), "lower_bound": 10.0, "gap": 0.1}
         plan = schedule_source(schedule_file, stated.with_metadata(**made_for), profile)
         assert {row[0]: row[1:] for row in SchedulePage([plan]).figures()[1]}["gap"] == shown
@@ -273,8 +274,9 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert "https://" not in page
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
-    tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs == ["run", "Time of run", "broken.json", "Compare", "Validate"]
+    tabs, _ = layout["props"]["children"][1]["props"]["children"]
+    labels = [tab["props"]["label"] for tab in tabs["props"]["children"]]
+    assert labels == ["run", "Time of run", "broken.json", "Compare", "Validate"]
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
@@ -338,21 +340,29 @@ def test_only_the_first_page_is_there_before_others_are_opened(run_dir: Path, sc
     app = build_app([load_source(run_dir), load_source(schedule_file)])
     client = app.server.test_client()
     layout = client.get("/_dash-layout").get_json()
-    tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
-    contents = [tab["props"]["children"]["props"]["children"] for tab in tabs]
-    assert [bool(content) for content in contents] == [True, False, False, False, False]
-    names = [tab["props"]["value"] for tab in tabs]
-    outputs = [{"id": {"page": name, "type": "page"}, "property": "children"} for name in names]
+    tabs, workbench = layout["props"]["children"][1]["props"]["children"]
+    names = [tab["props"]["value"] for tab in tabs["props"]["children"]]
+    assert names == ["run0", "time0", "schedules", "compare", "validate"]
+    places = [part for part in of_type(workbench, "Div") if part.get("className") == "mode"]
+    assert {part["data-page"] for part in places if part["children"]} == {"run0"}
+    slots, with_lanes = [part["id"]["type"] for part in places if part["data-page"] == "run0"], names[:1] + names[2:]
+
+    def outputs(kind: str, pages: list[str]) -> list[Any]:
+        return [{"id": {"page": name, "type": kind}, "property": "children"} for name in pages]
+
+    kinds = "...".join(f'{{"page":["ALL"],"type":"{kind}"}}.children' for kind in ("page", *slots))
+    opened = {"id": "opened", "property": "data"}
     request = {
-        "output": '..{"page":["ALL"],"type":"page"}.children...opened.data..',
-        "outputs": [outputs, {"id": "opened", "property": "data"}],
+        "output": f"..{kinds}...opened.data..",
+        "outputs": [outputs("page", ["time0"]), *(outputs(slot, with_lanes) for slot in slots), opened],
         "inputs": [{"id": "pages", "property": "value", "value": "validate"}],
         "state": [{"id": "opened", "property": "data", "value": names[:1]}],
         "changedPropIds": ["pages.value"],
     }
     answer = client.post("/_dash-update-component", json=request).get_json()["response"]
-    assert answer["opened"]["data"] == [names[0], "validate"]
-    assert [json.loads(key)["page"] for key in answer if key != "opened"] == ["validate"]
+    assert answer.pop("opened")["data"] == [names[0], "validate"]
+    assert [json.loads(key) for key in answer] == [{"page": "validate", "type": slot} for slot in slots]
+    assert "Drop a schedule file here" in words(list(answer.values())[3]["children"])
 
 
 def test_a_port_in_use_is_one_clear_line(run_dir: Path) -> None:

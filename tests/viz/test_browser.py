@@ -74,7 +74,9 @@ def wait(browser: Any, condition: Any) -> Any:
 
 
 def headings(browser: Any) -> list[str]:
-    return [element.text for element in browser.find_elements("css selector", ".lanes h3")]
+    """Of the timelines in sight."""
+    found = browser.find_elements("css selector", ".lanes h3")
+    return [element.text for element in found if element.is_displayed()]
 
 
 def drawn(browser: Any, name: str) -> dict[str, Any]:

@@ -270,3 +270,41 @@ def test_tabs_are_reached_and_opened_by_keyboard(browser: Any, address: str) -> 
     selected = browser.find_elements("css selector", ".tab[role=tab][aria-selected=true]")
     assert [tab.text for tab in selected] == [names[-1]]
     assert browser.get_log("browser") == []
+
+
+def test_a_mode_shows_the_window_and_the_selection_of_the_one_before_on_its_lanes(browser: Any, address: str) -> None:
+    browser.get(address + "/?pages=schedules")
+    ready(browser, "schedules-0", "schedules-1")
+    browser.execute_script(
+        "const view = recycle.views.get('schedules-1'); view.show({ t0: 0.5, t1: 4 });"
+        "view.select(view.table.offsets[1]); recycle.use(view);"
+    )
+    wait(browser, lambda: browser.find_elements("css selector", ".selection h4"))
+    chosen = browser.find_element("css selector", ".selection h4").text
+    press(browser, ".tab", "Compare")
+    ready(browser, "compare-0", "compare-1")
+    in_sight = (
+        "return [...document.querySelectorAll('.lanes-view')].filter(v => v.offsetParent).map(v => v.dataset.name)"
+    )
+    wait(browser, lambda: browser.execute_script(in_sight) == ["compare-0", "compare-1"])
+    shown = "const { view, selected } = recycle.views.get(arguments[0]); return [view.t0, view.t1, selected]"
+    *window, selected = browser.execute_script(shown, "compare-1")
+    assert (window, selected > 0) == ([0.5, 4], True)
+    assert browser.execute_script(shown, "compare-0") == [0.5, 4, -1]
+    assert len(browser.find_elements("css selector", ".bench-dock")) == 1
+    wait(browser, lambda: "against whole.json" in text(browser))  # the panel of the mode is open
+    press(browser, ".bench-tab", "Selection")
+    wait(browser, lambda: browser.find_element("css selector", ".selection h4").text == chosen)
+    press(browser, ".tab", "Validate")  # which has no lanes until a file is dropped, so these stay
+    wait(browser, lambda: "Drop a schedule file here" in text(browser))
+    assert browser.execute_script(in_sight) == ["compare-0", "compare-1"]
+    browser.execute_script("recycle.views.get('compare-1').show({ t0: 3, t1: 5 })")
+    browser.back()
+    wait(browser, lambda: "pages=compare" in browser.current_url)
+    browser.back()
+    wait(browser, lambda: browser.execute_script(in_sight) == ["schedules-0", "schedules-1"])
+    press(browser, ".tab", "Plans and what-if")
+    ready(browser, "plans-all")
+    wait(browser, lambda: browser.execute_script(in_sight) == ["plans-all"])
+    browser.execute_script("localStorage.clear()")
+    assert browser.get_log("browser") == []

@@ -107,7 +107,7 @@ def test_every_gap_that_the_canvas_can_show_has_causes_that_cover_it(broken_time
 
 def test_a_worker_is_summed_up(broken_timeline: Timeline) -> None:
     shown = shown_of(broken_timeline)
-    assert details_of(shown, lane=1).lines[0] == "9 instructions, busy 81.8% of the time"
+    assert details_of(shown, lane=1).lines[0] == "7 instructions, busy 81.8 % of the time"
     assert "3 of them re-routed to it" in details_of(shown, lane=1).lines
     assert details_of(shown, lane=3).lines[-1] == "has failed"
     assert details_of(shown, lane=3).memory is None

@@ -10,6 +10,7 @@ from recycle.ir.gaps import Gap, GapCause, Gaps
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import Timeline
 from viz.analysis.waits import name
+from viz.figures.time_axis import PLAN_UNIT, TimeUnit
 
 TITLES = {
     GapCause.INPUT: "waits for a value",
@@ -45,12 +46,12 @@ class Bubbles:
         begin, end = self._offsets[worker], self._offsets[worker + 1]
         return int(begin + np.searchsorted(self.gaps.start[begin:end], time, side="right"))
 
-    def reason(self, gap: Gap) -> str:
-        """Why the worker does nothing, in a sentence."""
+    def reason(self, gap: Gap, unit: TimeUnit = PLAN_UNIT) -> str:
+        """Why the worker does nothing, in a sentence; its times in `unit`."""
         timeline, schedule = self.timeline, self.timeline.schedule
-        idle = f"Idle for {gap.end - gap.start:.6g}"
+        idle = f"Idle for {unit.amount(gap.end - gap.start)}"
         if gap.cause == GapCause.NOTHING_LEFT:
-            return f"{idle}: its program has ended; the iteration ends at {gap.end:.6g}."
+            return f"{idle}: its program has ended; the iteration ends at {unit.text(gap.end)}."
         following = schedule.instruction(gap.row)
         if gap.cause == GapCause.MEMORY:
             return f"{idle}: the memory limit holds back {schedule.instruction(gap.ready)}; next is {following}."
@@ -68,4 +69,5 @@ class Bubbles:
             is_commit = comes_last and schedule.optimizer == "barrier"
             what = "the barrier, where the last is" if is_commit else "the last of all hosts,"
             return f"{idle}: {following} waits for {what} {awaited}."
-        return f"{idle}: {following} waits for {awaited}, which ends at {timeline.end[gap.waits_for]:.6g}."
+        ended = unit.text(float(timeline.end[gap.waits_for]))
+        return f"{idle}: {following} waits for {awaited}, which ends at {ended}."

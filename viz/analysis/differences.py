@@ -30,6 +30,7 @@ from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
 from recycle.shape import Shape, Worker
 from viz.analysis.waits import name
+from viz.figures.time_axis import PLAN_UNIT, TimeUnit
 
 
 def _roles() -> Rows:
@@ -288,15 +289,20 @@ def _runs(timeline: Timeline, row: int, worker: Worker) -> str:
     return "runs nothing more" if worker in schedule.live else "has no such worker"
 
 
-def first_late(first: Timeline, second: Timeline, matches: Matches, tolerance: float) -> Divergence | None:
-    """The earliest matched instruction that starts more than `tolerance` seconds away from the first one's start."""
+def first_late(
+    first: Timeline, second: Timeline, matches: Matches, tolerance: float, unit: TimeUnit = PLAN_UNIT
+) -> Divergence | None:
+    """The earliest matched instruction that starts more than `tolerance` seconds away from the first one's start; its
+    text is in `unit`."""
     late = np.flatnonzero(np.abs(matches.delta) > tolerance)
     if not len(late):
         return None
     place = int(late[0])
     row, other, delta = int(matches.first[place]), int(matches.second[place]), float(matches.delta[place])
     half = "the weight half of " if is_weight_half(first, matches)[place] else ""
-    text = f"{half}{name(first, row)} starts {abs(delta):.6g} {'later' if delta > 0 else 'earlier'} in the second"
+    text = (
+        f"{half}{name(first, row)} starts {unit.amount(abs(delta))} {'later' if delta > 0 else 'earlier'} in the second"
+    )
     if matches.moved[place]:
         text += f", on {second.schedule.position(other)[0]}"
     return Divergence(float(matches.time[place]), text, row, other)

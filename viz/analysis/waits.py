@@ -15,6 +15,7 @@ import numpy.typing as npt
 from recycle.ir.columns import Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
+from viz.figures.time_axis import PLAN_UNIT, TimeUnit
 
 MOST = 12
 """Inputs or outputs that are listed one by one."""
@@ -116,17 +117,17 @@ class Waits:
         mine = np.flatnonzero(self._edges[1 - end] == node)
         return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
 
-    def reason(self, row: int) -> str:
-        """Why `row` starts when it does: the last of what it needs to arrive."""
+    def reason(self, row: int, unit: TimeUnit = PLAN_UNIT) -> str:
+        """Why `row` starts when it does: the last of what it needs to arrive; its times in `unit`."""
         needs, _ = self.inputs(row, most=1)
         if not needs:
             return "It needs nothing: it starts when the iteration does."
         need, near = needs[0], self.timeline.makespan * TOLERANCE
         text = "Waited for " if need.slack <= near else "Needs "
-        text += f"{name(self.timeline, need.row)} ({WHY[need.cause]}), ended {need.made:.6g}"
+        text += f"{name(self.timeline, need.row)} ({WHY[need.cause]}), ended {unit.text(need.made)}"
         if need.carrier >= 0:
-            text += f", arrived {need.arrived:.6g}"
-        return text if need.slack <= near else f"{text}, slack {need.slack:.6g}"
+            text += f", arrived {unit.text(need.arrived)}"
+        return text if need.slack <= near else f"{text}, slack {unit.amount(need.slack)}"
 
 
 def name(timeline: Timeline, row: int) -> str:

@@ -1,9 +1,10 @@
-/* The dock of a workbench: which panel is open, whether it stands at the right or below, and how large it is. All three are
+/* The dock of the workbench: which panel is open, whether it stands at the right or below, and how large it is. All three are
    remembered by the browser; the panel stands in the page's address too. What the panels say comes from the server, which
    is told which timeline is in use (`asked`), and for the panel of what is in view also which window it shows. */
 (function (recycle) {
   "use strict";
   const KEY = "recycle-dock", WAIT = 150, LEAST = 180, STEP = 40, ROOM = 260;
+  const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
   const state = { side: null, right: 380, below: 280, panels: {}, shut: false, ...read() };
   const told = new Map(); // identifier of a store -> what it was told last
   let timer = null;
@@ -19,29 +20,35 @@
   /* Told only where it is another value: the page is watched for changes. */
   const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
   const inSight = (node) => node && node.offsetParent !== null;
-  const bench = () => [...document.querySelectorAll(".bench")].find(inSight);
+  const bench = () => { const root = document.querySelector(".bench"); return inSight(root) ? root : null; };
   const side = () => state.side || (window.innerWidth >= 1100 ? "right" : "below");
-  const has = (root, name) => [...root.querySelectorAll(".bench-tab")].some((tab) => tab.dataset.panel === name);
+  const tabs = (root) => [...root.querySelectorAll(".bench-tab")].filter((tab) => !tab.closest(".mode[hidden]"));
+  const has = (root, name) => tabs(root).some((tab) => tab.dataset.panel === name);
 
-  /* The panel that is open on a page: the one that a link names, else the one chosen there last. */
+  /* The panel that is open in a mode: the one that a link names, else the one chosen there last, else the mode's own. */
   let named = null;
-  const opened = (root) => [named, state.panels[root.dataset.page], root.dataset.opened].find((name) => name && has(root, name));
+  const opened = (root) => {
+    const { page } = root.dataset;
+    return [named, state.panels[page], recycle.modes.place("tabs", page)?.dataset.opened, "selection"].find((name) => name && has(root, name));
+  };
 
   function apply() {
     const { documentElement: page } = document;
     page.dataset.dock = state.shut ? "shut" : side();
     page.style.setProperty("--dock", `${state[side()]}px`);
-    for (const root of document.querySelectorAll(".bench")) {
-      const name = opened(root);
-      for (const tab of root.querySelectorAll(".bench-tab")) {
-        set(tab, "aria-selected", String(tab.dataset.panel === name));
-        set(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
-      }
-      for (const panel of root.querySelectorAll(".bench-panel")) panel.hidden = panel.dataset.panel !== name;
-      const split = root.querySelector(".bench-split");
-      set(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
-      set(split, "aria-valuenow", String(state[side()]));
+    const root = document.querySelector(".bench");
+    if (!root || !recycle.modes) return;
+    recycle.modes.apply(root);
+    const name = opened(root);
+    for (const tab of root.querySelectorAll(".bench-tab")) {
+      const isOpen = tab.dataset.panel === name && !tab.closest(".mode[hidden]");
+      set(tab, "aria-selected", String(isOpen));
+      set(tab, "tabindex", isOpen ? "0" : "-1");
     }
+    for (const panel of root.querySelectorAll(".bench-panel")) panel.hidden = panel.dataset.panel !== name;
+    const split = root.querySelector(".bench-split");
+    set(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
+    set(split, "aria-valuenow", String(state[side()]));
   }
 
   function changed() {
@@ -65,7 +72,9 @@
   }
 
   recycle.dock = {
-    /* Open a panel of the page in sight. */
+    apply,
+
+    /* Open a panel of the mode in sight. */
     open(name) {
       const root = bench();
       if (!root || !has(root, name)) return;
@@ -94,11 +103,11 @@
           if (!root) tellStore("headline-of", null);
           return;
         }
-        const { page } = root.dataset, { address } = view.root.dataset, panel = recycle.dock.panel, { t0, t1 } = view.view;
+        const { address } = view.root.dataset, panel = recycle.dock.panel, { t0, t1 } = view.view;
         tellStore("headline-of", address);
-        if (panel === "times") tellStore({ type: "bench-asked", page }, { panel, address: view.root.dataset.original || address });
-        if (panel === "explain" || panel === "workers") tellStore({ type: "bench-asked", page }, { panel, address });
-        if (panel === "view") tellStore({ type: "bench-window", page }, { panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
+        if (panel === "times") tellStore("bench-asked", { panel, address: view.root.dataset.original || address });
+        if (panel === "explain" || panel === "workers") tellStore("bench-asked", { panel, address });
+        if (panel === "view") tellStore("bench-window", { panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
       }, WAIT);
     },
 
@@ -113,7 +122,7 @@
       const root = view.root.closest(".bench");
       if (!root) return;
       const data = found && { panel: "found", address: view.root.dataset.address, query, ...found };
-      tellStore({ type: "bench-found", page: root.dataset.page }, data);
+      tellStore("bench-found", data);
     },
   };
 
@@ -127,7 +136,8 @@
   /* Selects the only place, or frames several. */
   function go(button) {
     const root = button.closest(".bench"), { graph } = button.dataset;
-    const holder = root && root.querySelector(graph === undefined ? ".lanes-view" : `[data-place="${graph}"] .lanes-view`);
+    const shown = root && recycle.modes.lanes(root);
+    const holder = shown && shown.querySelector(graph === undefined ? ".lanes-view" : `[data-place="${graph}"] .lanes-view`);
     const used = graph === undefined && root && root.contains(recycle.inUse()?.root) ? recycle.inUse() : null;
     const view = used || (holder && recycle.views.get(holder.dataset.name));
     if (!view) return;
@@ -141,7 +151,7 @@
     const { target, key } = event, tab = target.closest && target.closest(".bench-tab"), split = target.closest && target.closest(".bench-split");
     const along = { ArrowRight: 1, ArrowLeft: -1 }[key], more = { ArrowLeft: 1, ArrowUp: 1, ArrowRight: -1, ArrowDown: -1 }[key];
     if (tab && along) {
-      const tabs = [...tab.parentElement.children], next = tabs[(tabs.indexOf(tab) + along + tabs.length) % tabs.length];
+      const all = tabs(tab.closest(".bench")), next = all[(all.indexOf(tab) + along + all.length) % all.length];
       recycle.dock.open(next.dataset.panel);
       next.focus();
     } else if (split && more) size(state[side()] + more * STEP);
@@ -173,7 +183,7 @@
     requestAnimationFrame(() => { looking = false; apply(); recycle.dock.tell(); });
   };
   new MutationObserver((changes) => {
-    const isNew = ({ addedNodes }) => [...addedNodes].some((node) => node.querySelector && (node.matches(".bench") || node.querySelector(".bench")));
+    const isNew = ({ addedNodes }) => [...addedNodes].some((node) => node.querySelector && (node.matches(NEW) || node.querySelector(NEW)));
     if (changes.some((change) => change.type === "attributes" || isNew(change))) look();
   }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ["aria-selected"] });
   window.addEventListener("resize", () => { document.documentElement.dataset.dock = state.shut ? "shut" : side(); });

@@ -353,7 +353,7 @@
         if (y - room / 2 < free) continue;
         free = y + room / 2;
         context.fillStyle = theme.ink;
-        const text = `${group.shut ? "▸" : "▾"} ${rows.title} ${group.key}${group.shut ? ` (${group.size})` : ""}`;
+        const text = `${group.shut ? "▸" : "▾"} ${group.name}${group.shut ? ` (${group.size})` : ""}`;
         context.fillText(text, 6 * ratio, this.top + y);
         if (y1 - y < 2.2 * room) continue;
         const lanes = Array.from(rows.order.subarray(rows.first[group.top], rows.first[group.bottom])).filter((lane) => !table.isFailed[lane]);

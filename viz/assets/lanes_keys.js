@@ -114,6 +114,7 @@
     ["u", "the micro-batch of the selection on all workers", { u: (v) => v.follow() }],
     ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
     ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
+    ["k", "keep the selection's worker on top, or no more", { k: (v) => v.pin() }],
     ["p", "critical path", { p: (v) => toggle(v, "path") }],
     ["m", "memory of the selected worker", { m: (v) => toggle(v, "showsMemory") }],
     ["M", "memory of all workers in place of their work", { M: (v) => toggle(v, "showsHeld") }],

@@ -1,5 +1,5 @@
-/* The address keeps what is looked at: view, window, rows, grouping, folded groups, selection or gap, and what is drawn. Each
-   selection is a step that the browser's Back undoes. An address that names other contents (`plan` is not the table
+/* The address keeps what is looked at: view, window, rows, grouping, folded groups, pinned lanes, selection or gap, and what
+   is drawn. Each selection is a step that the browser's Back undoes. An address that names other contents (`plan` is not the table
    shown) restores the window only, and the timeline says so. */
 (function (recycle) {
   "use strict";
@@ -24,7 +24,7 @@
         view: view.name, plan: digest(view), t0: short(t0), t1: short(t1), lanes: `${short(y0)}-${short(y1)}`,
         group: view.rows.grouping, fold: [...view.rows.folded].join("."), sel: view.selected >= 0 ? view.selected : "",
         gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
-        range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
+        pins: view.rows.pinned.join("."), range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
         shows: MODES.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
         times: view.times ? JSON.stringify(view.times) : "", notes: recycle.notesAsText(view),
       };
@@ -32,7 +32,8 @@
       for (const [name, value] of Object.entries(words)) {
         if (value === "") query.delete(name); else query.set(name, value);
       }
-      const isStep = (words.sel !== "" || words.gap) && chosen(query) !== before;
+      const isStep = (words.sel !== "" || words.gap) && chosen(query) !== before && !view.isCarried;
+      view.isCarried = false;
       history[isStep ? "pushState" : "replaceState"](history.state, "", `${location.pathname}?${query}${location.hash}`);
     }, WAIT);
   };
@@ -46,7 +47,8 @@
     }
     const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
     const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
-    if (query.get("group") === "stage" || folded.size) view.setRows(query.get("group") === "stage" ? "stage" : "pipeline", folded);
+    const pinned = (query.get("pins") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
+    if (query.get("group") === "stage" || folded.size || pinned.length) view.setRows(query.get("group") === "stage" ? "stage" : "pipeline", folded, false, pinned);
     const [t0, t1] = [number("t0"), number("t1")], window_ = {};
     if (t1 > t0) Object.assign(window_, { t0, t1 });
     if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });

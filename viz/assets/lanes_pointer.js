@@ -33,7 +33,7 @@
       if (operation >= 0) return this.table.describe(operation, lane);
       if (lane < 0) {
         const group = this.rows.groupAt(row);
-        return group ? [`${this.rows.title} ${group.key}`, `${group.size} workers, folded`] : [];
+        return group ? [group.name, `${group.size} workers, folded`] : [];
       }
       const { table } = this, gap = table.gapAt(lane, t), failed = table.isFailed[lane] ? "has failed" : "idle";
       const lines = [`worker ${table.labels[lane]}: ${failed}`];

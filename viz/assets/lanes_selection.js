@@ -7,7 +7,7 @@
   recycle.selectionMethods = {
     sendLane(lane) {
       Object.assign(this, { selected: -1, gap: null, links: null, places: null });
-      recycle.dock.open(this.root.closest(".bench")?.dataset.named);
+      recycle.dock.open(this.root.closest(".mode")?.dataset.named);
       this.redraw();
       this.announce(`worker ${this.table.labels[lane]}`);
       this._send({ lane });
@@ -125,10 +125,10 @@
 
     _send(choice) {
       const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
-      const page = this.root.closest(".bench")?.dataset.page;
+      const isInBench = this.root.closest(".bench") !== null;
       clearTimeout(this.sending);
       this.sending = setTimeout(() => {
-        if (page && this.root.isConnected) window.dash_clientside.set_props({ type: "bench-choice", page }, { data: data && { ...data, name: this.name } });
+        if (isInBench && this.root.isConnected) window.dash_clientside.set_props("bench-choice", { data: data && { ...data, name: this.name } });
       }, SEND);
     },
   };

@@ -24,7 +24,9 @@
       Object.assign(this, { root, table, overlay: root.querySelector(".lanes-axes") });
       this.name = root.dataset.name;
       this.linked = root.dataset.linked;
+      this.page = root.closest(".mode")?.dataset.page;
       this.scale = Number(root.dataset.scale);
+      table.unit = [this.scale, root.dataset.word]; // everything is told in the unit of the axis
       this.margins = root.dataset.margins.split(" ").map(Number);
       this.span = Number(root.dataset.span) || table.span || 1;
       this.canvas = root.querySelector(".lanes-stage > canvas");
@@ -55,6 +57,7 @@
       if (this.used) recycle.active = this;
       else if (!isInUse) recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
       recycle.restore(this);
+      recycle.modes.carry(this);
       this.redraw();
       recycle.dock.tell();
     }
@@ -144,9 +147,10 @@
     replace(table, address) {
       const { t0, t1 } = this.view, whole = t0 <= 0 && t1 >= this.span, chosen = this.selected >= 0 && this.table.instruction(this.selected);
       const lane = chosen && this.table.laneOf(this.selected);
+      table.unit = this.table.unit;
       Object.assign(this, { table, span: table.span || 1, selected: -1, gap: null, links: null, matches: null, memory: null, places: null, flow: null, range: null });
       this.root.dataset.address = address;
-      this.rows = new recycle.Rows(table, this.rows.grouping, this.rows.folded);
+      this.rows = new recycle.Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
       this.show(whole ? { t0: -Infinity, t1: Infinity } : {});
       if (chosen) {
         for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.instruction(i) === chosen) { this.select(i, true); break; }
@@ -229,16 +233,25 @@
       this.setRows(this.rows.grouping, folded);
     }
 
+    /* Put the lane of the selection on top, or back into its group. */
+    pin() {
+      const lane = this.gap ? this.gap.lane : this.selected >= 0 ? this.table.laneOf(this.selected) : -1, { pinned } = this.rows;
+      if (lane < 0) { this.announce("Select an instruction or a gap of the worker first."); return; }
+      this.setRows(this.rows.grouping, this.rows.folded, false, pinned.includes(lane) ? pinned.filter((one) => one !== lane) : [...pinned, lane]);
+      this.show({ y0: 0, y1: this.view.y1 - this.view.y0 });
+      this.announce(`${this.rows.pinned.length} on top: ${this.rows.pinned.map((one) => this.table.labels[one]).join(", ")}`);
+    }
+
     foldAll() {
       const keys = this.rows.groups.map((group) => group.key);
       this.setRows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
     }
 
     /* Other rows: all of them are shown when all were; else the row at the top stays. Linked timelines of the same lanes go along. */
-    setRows(grouping, folded, alone = false) {
-      if (this.linked && !alone) for (const other of this._linked()) if (other.table.lanes === this.table.lanes) other.setRows(grouping, folded, true);
+    setRows(grouping, folded, alone = false, pinned = this.rows.pinned) {
+      if (this.linked && !alone) for (const other of this._linked()) if (other.table.lanes === this.table.lanes) other.setRows(grouping, folded, true, pinned);
       const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
-      this.rows = new recycle.Rows(this.table, grouping, folded);
+      this.rows = new recycle.Rows(this.table, grouping, folded, pinned);
       this.onRows();
       this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
       this.announce(`${this.rows.count} rows, by ${this.rows.title}`);

@@ -16,6 +16,7 @@ from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches, is_weight_half
 from viz.figures.palette import BACKWARD_WEIGHT, FORWARD, GRID, INK, PAINTS, RULE, frame, paint_named
 from viz.figures.time_axis import TimeUnit
+from viz.numbers import signed
 
 POINTS, BINS = 2000, 800
 HEIGHT = 170
@@ -66,7 +67,7 @@ def _hover(first: Timeline, second: Timeline, matches: Matches, place: int, delt
     worker = first.schedule.position(row)[0]
     half = ", weight half" if is_weight_half(first, matches)[place] else ""
     where = f"{worker}" if not matches.moved[place] else f"{worker}, then on {second.schedule.position(other)[0]}"
-    return f"<b>{first.schedule.instruction(row)}</b>{half}<br>on {where}<br>starts {delta:+.6g}"
+    return f"<b>{first.schedule.instruction(row)}</b>{half}<br>on {where}<br>starts {signed(delta)}"
 
 
 def _add_envelope(figure: go.Figure, time: Any, delta: Any, span: float) -> None:

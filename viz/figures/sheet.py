@@ -18,6 +18,7 @@ from viz.figures.palette import FAILURE, FAILURE_BAND, INK, MUTED, PAINTS, PAPER
 from viz.figures.raster import encode_png, raster
 from viz.figures.time_axis import ticks, time_unit
 from viz.lanes import Flag, LaneTable, Panel
+from viz.numbers import short
 
 WIDTH, LANE, MOST_HEIGHT = 1600, 24, 1200
 """Pixels of a timeline's width and of a lane, and the height from which lanes become thinner."""
@@ -75,7 +76,7 @@ def _panel(
     if panel.period:
         right = left + panel.period / span * WIDTH
         draw.line([(left, top - 2), (left, top - 8), (right, top - 8), (right, top - 2)], INK)
-        text = f"period {panel.period * scale:.4g}" + (f" {unit}" if unit else "")
+        text = f"period {short(panel.period * scale)}" + (f" {unit}" if unit else "")
         middle, wide = left + 0.75 * (right - left), font.getlength(text) / 2 + 4
         draw.rectangle([(middle - wide, top - 15), (middle + wide, top - 2)], PAPER)
         draw.text((middle, top - 8), text, INK, font, "mm")

@@ -31,6 +31,7 @@ from viz.figures.palette import (
 from viz.figures.time_axis import ticks, time_unit
 from viz.labels import describe
 from viz.lanes import Flag, LaneTable, Panel
+from viz.numbers import short
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16
 CHARACTER, TEXT = 6.6, 11
@@ -123,7 +124,7 @@ def _panel(panel: Panel, left: float, top: float, width: float) -> list[str]:
             )
     parts += [_operation(table, box, left, lanes_top, pixels) for box in boxes(table) if box.end > box.start]
     if panel.period:
-        shown = f"period {panel.period * scale:.4g}" + (f" {unit}" if unit else "")
+        shown = f"period {short(panel.period * scale)}" + (f" {unit}" if unit else "")
         parts += _bracket(left, left + panel.period * pixels, lanes_top, shown)
     for lane in np.flatnonzero(table.failed).tolist():
         middle = lanes_top + LANE * (lane + 0.5)

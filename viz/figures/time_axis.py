@@ -6,16 +6,11 @@ from math import floor, log10
 from typing import Any, NamedTuple
 
 from viz.lanes import LaneTable
+from viz.numbers import DIGITS, PLACE_DIGITS, short
 
 OVERHANG = 0.004
 """Share of the time axis that is shown before its begin and after its end."""
 MOST_TICKS = 10
-
-
-def short(value: float, digits: int) -> str:
-    """A number with so many significant digits, of a large one all before the point: 11660 in place of 1.166e+04."""
-    text = f"{value:.{digits}g}"
-    return f"{value:.0f}" if "e+" in text and abs(value) < 1e15 else text
 
 
 class TimeUnit(NamedTuple):
@@ -24,9 +19,13 @@ class TimeUnit(NamedTuple):
     scale: float
     word: str
 
-    def text(self, value: float, digits: int = 6) -> str:
-        """A time with its unit."""
+    def text(self, value: float, digits: int = PLACE_DIGITS) -> str:
+        """A place in time with its unit."""
         return f"{short(value * self.scale, digits)}{self.word and ' ' + self.word}"
+
+    def amount(self, value: float) -> str:
+        """A length of time with its unit."""
+        return self.text(value, DIGITS)
 
     @property
     def title(self) -> str:
@@ -39,10 +38,14 @@ class TimeUnit(NamedTuple):
         return {"title": {"text": title, "standoff": 6}, "range": [-OVERHANG * length, (1 + OVERHANG) * length]}
 
 
+PLAN_UNIT = TimeUnit(1.0, "")
+"""Times as a plan has them: units of its profile."""
+
+
 def time_unit(table: LaneTable, span: float | None = None) -> TimeUnit:
     """The unit for an axis of length `span`, the table's own if left out."""
     if table.unit != "s":
-        return TimeUnit(1.0, "")
+        return PLAN_UNIT
     return TimeUnit(1.0, "s") if (table.span if span is None else span) >= 2.0 else TimeUnit(1000.0, "ms")
 
 

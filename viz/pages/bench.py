@@ -1,23 +1,25 @@
-"""The workbench that pages with lanes share: lanes that fill the window, and a dock whose panels are about the timeline
-in use.
+"""The workbench of an application: lanes that fill the window, and a dock whose panels are about the timeline in use.
 
-The dock stands at the right or below, as wide and with the panel open that was chosen last (`assets/dock.js`). The
-first panels are the same everywhere: what is selected, why it takes as long as it does, what is in view, the workers
-and what a search found (`viz.pages.panels`). A page adds its own.
+Pages with lanes are its modes (`viz.pages.mode`), of which one is in sight. The dock stands at the right or below, as
+wide and with the panel open that was chosen last (`assets/dock.js`). The first panels are the same in all modes: what
+is selected, why it takes as long as it does, what is in view, the workers and what a search found
+(`viz.pages.panels`). A mode adds its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dash import MATCH, Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, no_update
 
 from viz.free_memory import release_memory
 from viz.lane_cache import CachedLanes, LaneCache
 from viz.pages import panels, parts, times_panel
 from viz.pages.headline_bar import figures
 from viz.pages.lanes_view import answer, digest_of
+from viz.pages.mode import Mode
+from viz.pages.page import TABS, Page
 
 SELECTION, EXPLAIN, IN_VIEW, WORKERS, TIMES, FOUND = "selection", "explain", "view", "workers", "times", "found"
 TITLES = {
@@ -33,47 +35,69 @@ INVITATION = (
     " name to sum it up. The key ? lists all keys."
 )
 STORES = ("choice", "links", "linked", "asked", "window", "found")
+SLOTS = ("controls", "lanes", "tabs", "panels", "rest")
+"""The places that each mode has in the workbench."""
 
 
-def bench(
-    page: str,
-    lanes: Any,
-    own: Mapping[str, Any],
-    *,
-    controls: Any = None,
-    opened: str = SELECTION,
-    named: str = SELECTION,
-    identifier: Any = None,
-) -> html.Div:
-    """Lanes with their dock.
+def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
+    """The workbench of an application: lanes with their dock.
 
     Args:
-        page: prefix of the page that it is on.
-        lanes: timelines and whatever stands between them.
-        own: title -> content of the panels that the page adds. In the address they are called by their first word.
-        controls: what stands above the lanes.
-        opened: panel that is open where the one chosen last is not there.
-        named: panel that answers a press on a worker's name.
-        identifier: of the block of lanes.
+        pages: the application's pages, of which those with lanes have places here.
+        mode: of the first page, where that has lanes; the others get theirs when they are opened, see `slots`.
     """
+    modes = [page for page in pages if page.has_lanes]
     invitation = html.P(INVITATION, className="hint")
-    shared = {name: html.Div(invitation if name == SELECTION else [], id=panel_id(page, name)) for name in TITLES}
-    contents = {**shared, **{panel_name(title): content for title, content in own.items()}}
-    titles = {**TITLES, **{panel_name(title): title for title in own}}
-    attributes: dict[str, Any] = {"data-page": page, "data-opened": opened, "data-named": named}
-    block = {} if identifier is None else {"id": identifier}
+    shared = [
+        _panel(name, TITLES[name], html.Div(invitation if name == SELECTION else [], id=panel_id(name)))
+        for name in TITLES
+    ]
+    filled = slots(mode) if mode is not None else {}
+    places = {
+        slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in modes] for slot in SLOTS
+    }
+    tabs: dict[str, Any] = {"role": "tablist", "aria-label": "Panels"}
+    attributes: dict[str, Any] = {"data-page": pages[0].prefix}
     return parts.div(
         "bench",
-        *([html.Div(controls, className="bench-controls")] if controls else []),
+        parts.div("bench-controls", *places["controls"]),
         parts.div(
             "bench-main",
-            parts.div("bench-lanes", html.Div(lanes, className="through", **block)),
+            parts.div("bench-lanes", *places["lanes"]),
             _splitter(),
-            _dock(titles, contents),
+            html.Aside(
+                [
+                    parts.div("bench-tabs", *(_tab(name, TITLES[name]) for name in TITLES), *places["tabs"], **tabs),
+                    *shared,
+                    *places["panels"],
+                ],
+                className="bench-dock",
+            ),
         ),
-        *(dcc.Store(id={"type": f"bench-{what}", "page": page}) for what in STORES),
+        *places["rest"],
+        *(dcc.Store(id=store_id(what)) for what in STORES),
+        dcc.Store(id="mode"),
+        hidden=not pages[0].has_lanes,
         **attributes,
     )
+
+
+def slots(mode: Mode) -> dict[str, list[Any]]:
+    """What a mode puts into its places, by `SLOTS`."""
+    named = {panel_name(title): (title, content) for title, content in mode.panels.items()}
+    block = {} if mode.identifier is None else {"id": mode.identifier}
+    return {
+        "controls": [] if mode.controls is None else [mode.controls],
+        "lanes": [html.Div(mode.lanes, className="through", **block)],
+        "tabs": [_tab(name, title) for name, (title, _) in named.items()],
+        "panels": [_panel(name, *panel) for name, panel in named.items()],
+        "rest": list(mode.rest),
+    }
+
+
+def slot_id(slot: str, page: Any) -> dict[str, Any]:
+    """Identifier of a page's place in the workbench; of all pages with `ALL`."""
+    return {"type": f"mode-{slot}", "page": page}
 
 
 def panel_name(title: str) -> str:
@@ -81,9 +105,19 @@ def panel_name(title: str) -> str:
     return title.split()[0].lower()
 
 
-def panel_id(page: str, name: str) -> dict[str, str]:
-    """Identifier of the content of a panel that all pages have."""
-    return {"type": "bench-panel", "panel": name, "page": page}
+def panel_id(name: str) -> str:
+    """Identifier of the content of a panel that all modes have."""
+    return f"panel-{name}"
+
+
+def store_id(what: str) -> str:
+    """Identifier of one of `STORES`."""
+    return f"bench-{what}"
+
+
+def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
+    attributes: dict[str, Any] = {"data-page": page.prefix, "data-opened": page.opened, "data-named": page.named}
+    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **attributes)
 
 
 def _splitter() -> html.Div:
@@ -91,17 +125,14 @@ def _splitter() -> html.Div:
     return html.Div(className="bench-split", tabIndex=0, **spoken)
 
 
-def _dock(titles: Mapping[str, str], contents: Mapping[str, Any]) -> html.Aside:
-    tabs = []
-    for name, title in titles.items():
-        tab: dict[str, Any] = {"role": "tab", "data-panel": name, "aria-selected": "false"}
-        tabs.append(html.Button(title, className="bench-tab", **tab))
-    listed: dict[str, Any] = {"role": "tablist", "aria-label": "Panels"}
-    shown = []
-    for name, content in contents.items():
-        panel: dict[str, Any] = {"role": "tabpanel", "data-panel": name, "aria-label": titles[name]}
-        shown.append(html.Section(content, hidden=True, className="bench-panel", tabIndex=0, **panel))
-    return html.Aside([html.Div(tabs, className="bench-tabs", **listed), *shown], className="bench-dock")
+def _tab(name: str, title: str) -> html.Button:
+    tab: dict[str, Any] = {"role": "tab", "data-panel": name, "aria-selected": "false"}
+    return html.Button(title, className="bench-tab", **tab)
+
+
+def _panel(name: str, title: str, content: Any) -> html.Section:
+    panel: dict[str, Any] = {"role": "tabpanel", "data-panel": name, "aria-label": title}
+    return html.Section(content, hidden=True, className="bench-panel", tabIndex=0, **panel)
 
 
 def bar() -> html.Div:
@@ -119,27 +150,24 @@ def bar() -> html.Div:
 def register(app: Dash, cache: LaneCache) -> None:
     """Add the callbacks of all docks, and of the bar."""
 
-    def page_store(what: str) -> Input:
-        return Input({"type": f"bench-{what}", "page": MATCH}, "data")
+    def told(what: str) -> Input:
+        return Input(store_id(what), "data")
 
     def panel(name: str) -> Output:
-        return Output({"type": "bench-panel", "panel": name, "page": MATCH}, "children")
+        return Output(panel_id(name), "children")
 
-    @app.callback(
-        panel(SELECTION),
-        Output({"type": "bench-links", "page": MATCH}, "data"),
-        page_store("choice"),
-        prevent_initial_call=True,
-    )
+    parts.in_browser(app, "showMode", Output("mode", "data"), Input(TABS, "value"))
+
+    @app.callback(panel(SELECTION), Output(store_id("links"), "data"), told("choice"), prevent_initial_call=True)
     def show_details(choice: Any) -> Any:
         card, links = answer(cache, choice)
         return card or html.P(INVITATION, className="hint"), links
 
     times_panel.register(app, cache)
-    parts.in_browser(app, "arrows", Output({"type": "bench-linked", "page": MATCH}, "data"), page_store("links"))
+    parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), told("links"))
 
     def on_panel(name: str, store: str, make: Callable[[CachedLanes | None, Any], Any]) -> None:
-        @app.callback(panel(name), page_store(store), prevent_initial_call=True)
+        @app.callback(panel(name), told(store), prevent_initial_call=True)
         def show(asked: Any) -> Any:
             if not isinstance(asked, dict) or asked.get("panel") != name:
                 return no_update

@@ -65,7 +65,7 @@ def lanes_view(
         more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
         legend: of the colours where they are not those of kinds.
     """
-    address = lanes_address(cache.put(table, explainer)) if cache else _inside(table)
+    address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet makes a height of it
     image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
     live: dict[str, Any] = {"aria-live": "polite"}

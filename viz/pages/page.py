@@ -16,8 +16,10 @@ from dash import Dash, Input, Output, State, html
 
 from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
+from viz.live_run import LiveRun
 from viz.pages import parts
-from viz.run import LiveRun, Run
+from viz.pages.mode import Mode
+from viz.run import Run
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
 
@@ -67,11 +69,17 @@ class Page(Protocol):
     Attributes:
         prefix: tells the page and the identifiers of its components from those of others.
         invitation: what one finds on the page, for the list on the first page; "" leaves it out.
+        has_lanes: its layout is a mode of the workbench.
+        opened: panel of the workbench that is open where the page is opened for the first time.
+        named: panel that answers a press on a worker's name.
         cache: the lanes that the browser fetches.
     """
 
     prefix: str
     invitation: str = ""
+    has_lanes: bool = False
+    opened: str = "selection"
+    named: str = "selection"
     cache: LaneCache
 
     def __init__(self, cache: LaneCache | None = None) -> None:
@@ -88,8 +96,8 @@ class Page(Protocol):
         """What the tab says."""
 
     @abstractmethod
-    def layout(self) -> html.Div:
-        """The page's components; called again whenever a browser opens the page."""
+    def layout(self) -> html.Div | Mode:
+        """The page's components, a mode where it `has_lanes`; called again whenever a browser opens the page."""
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks and routes; a page without any leaves this out."""

@@ -14,15 +14,14 @@ import numpy as np
 from dash import html
 
 from recycle.ir.gaps import Gap, GapCause
-from recycle.ir.instruction import Beside, StageWide
-from recycle.ir.kinds import KIND_CLASSES, is_kind
+from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import TITLES
 from viz.analysis.ranges import range_statistics
 from viz.analysis.waits import name
-from viz.figures.time_axis import time_unit
-from viz.labels import marks
+from viz.labels import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
+from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import linked, parts
 
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
@@ -33,7 +32,7 @@ NOT_KEPT = "These lanes are no longer kept. Load the page again."
 
 def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
     """What the critical path is made of."""
-    timeline, unit = explainer.timeline, time_unit(shown.table)
+    timeline, unit = explainer.timeline, shown.unit
     rows = np.array(timeline.critical_path, dtype=np.int64)
     kinds = timeline.schedule.columns.kind[rows]
     seconds = np.bincount(kinds, weights=(timeline.end - timeline.start)[rows], minlength=len(KIND_CLASSES))
@@ -52,13 +51,13 @@ def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
         cells.append(["between them", None, waited * unit.scale, _share(waited, explainer)])
     free = ""
     if explainer.slack is not None:
-        work = ~is_kind(timeline.schedule.columns.kind, (Beside, StageWide))  # what a schedule file lists as its work
+        work = listed(timeline.schedule.columns.kind)
         critical = int((explainer.slack[work] <= timeline.makespan * TOLERANCE).sum())
         free = f" {critical:,} of {int(work.sum()):,} instructions are critical: delaying one delays the iteration."
     return parts.card(
         "Critical path",
         parts.table(("", "instructions", f"time{unit.word and f' ({unit.word})'}", "share"), cells),
-        caption=f"One chain of waits over the makespan of {unit.text(timeline.makespan)}; key p draws it.{free}",
+        caption=f"One chain of waits over the makespan of {unit.amount(timeline.makespan)}; key p draws it.{free}",
     )
 
 
@@ -72,14 +71,15 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
         return parts.card("Bubbles", html.P("No worker waits for anything before its program ends."))
     totals = explainer.bubbles.gaps.seconds.sum(axis=0)
     order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
-    unit = time_unit(shown.table)
-    spent = "; ".join(f"{TITLES[cause]} {unit.text(float(totals[cause]), 4)}" for cause in order)
+    unit = shown.unit
+    spent = "; ".join(f"{TITLES[cause]} {unit.amount(float(totals[cause]))}" for cause in order)
     rows: list[list[parts.Cell]] = []
     for gap, *others in list(alike.values())[:BUBBLES_SHOWN]:
         lane = explainer.lane(shown.table, gap.worker)
         show = linked.show_button([linked.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
         named = f"{gap.worker}, and {len(others)} on its rank alike" if others else str(gap.worker)
-        rows.append([named, html.Div([html.Strong(TITLES[gap.cause]), html.Div(explainer.bubbles.reason(gap))]), show])
+        why = html.Div(explainer.bubbles.reason(gap, unit))
+        rows.append([named, html.Div([html.Strong(TITLES[gap.cause]), why]), show])
     return parts.card(
         "Longest bubbles",
         parts.table(("worker", "cause", ""), rows, "findings"),
@@ -102,17 +102,17 @@ def in_view(shown: CachedLanes | None, window: Sequence[float] | None) -> list[A
     """Work by kind and bubbles by cause between two times of the table; of all when `window` is None."""
     if shown is None or shown.explainer is None:
         return explained(shown)
-    explainer, unit = shown.explainer, time_unit(shown.table)
+    explainer, unit = shown.explainer, shown.unit
     begin, end = window or (0.0, explainer.timeline.makespan)
     found = range_statistics(explainer.timeline, explainer.bubbles.gaps, begin, end)
     rows: list[list[parts.Cell]] = []
     for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
-        rows.append([kind_name(kind), seconds * unit.scale, f"{found.share(seconds):.1%}"])
+        rows.append([kind_name(kind), seconds * unit.scale, percent(found.share(seconds))])
     if found.rerouted:
-        rows.append(["of that re-routed", found.rerouted * unit.scale, f"{found.share(found.rerouted):.1%}"])
+        rows.append(["of that re-routed", found.rerouted * unit.scale, percent(found.share(found.rerouted))])
     for cause, seconds in sorted(found.bubbles.items(), key=lambda item: -item[1]):
-        rows.append([f"idle: {TITLES[cause]}", seconds * unit.scale, f"{found.share(seconds):.1%}"])
-    where = f"{found.begin * unit.scale:.5g} to {unit.text(found.end, 5)}"
+        rows.append([f"idle: {TITLES[cause]}", seconds * unit.scale, percent(found.share(seconds))])
+    where = f"{short(found.begin * unit.scale, PLACE_DIGITS)} to {unit.text(found.end)}"
     words = f"From {where}: {found.operations:,} instructions on {found.workers:,} live workers."
     head = ("", f"worker time{unit.word and f' ({unit.word})'}", "share")
     return [html.P(words, className="hint"), parts.table(head, rows)]
@@ -122,7 +122,7 @@ def workers(shown: CachedLanes | None) -> list[Any]:
     """Busy time, bubbles and peaks of every worker, or of those that wait longest between their instructions."""
     if shown is None or shown.explainer is None:
         return explained(shown)
-    explainer, unit = shown.explainer, time_unit(shown.table)
+    explainer, unit = shown.explainer, shown.unit
     timeline, shape = explainer.timeline, explainer.timeline.schedule.shape
     columns = zip(timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, strict=True)
     rows: list[list[parts.Cell]] = []
@@ -164,17 +164,17 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
     chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
     if not chosen:
         return parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")
-    unit, rows = time_unit(table), []
+    unit, rows = shown.unit, []
     for operation in chosen:
         row = explainer.row(table, operation)
         lane = int(np.searchsorted(table.offsets, operation, side="right")) - 1
         start, end = float(table.start[operation]), float(table.end[operation])
         slack = None if explainer.slack is None else float(explainer.slack[row]) * unit.scale
-        said = [explainer.waits.reason(row), marks(table, operation)]
+        said = [explainer.waits.reason(row, unit), marks(table, operation)]
         rows.append(
             [
                 name(explainer.timeline, row),
-                f"{start * unit.scale:.6g}",
+                short(start * unit.scale, PLACE_DIGITS),
                 slack,
                 html.Div([html.Div(line) for line in said if line]),
                 linked.show_button([linked.LaneInterval(lane, start, end)]),
@@ -204,4 +204,4 @@ def kind_name(kind: int) -> str:
 
 def _share(seconds: Any, explainer: Explainer) -> str:
     makespan = explainer.timeline.makespan
-    return f"{float(seconds) / makespan:.1%}" if makespan else "–"
+    return percent(float(seconds) / makespan) if makespan else "–"

@@ -18,8 +18,8 @@ from recycle.ir.check import Findings, explain
 from viz.figures import axes
 from viz.figures.boxes import parts_of
 from viz.figures.palette import CHUNK_PAINTS, PAINTS
-from viz.figures.time_axis import short
 from viz.lanes import Flag, LaneTable
+from viz.numbers import short
 
 Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
@@ -138,10 +138,10 @@ def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = (
 
 
 def show(cell: Cell) -> str | Component:
-    """A number with at most 5 significant digits, text and components as they are, a dash for None."""
+    """A number as `viz.numbers` writes it, text and components as they are, a dash for None."""
     if cell is None:
         return "–"
-    return short(cell, 5) if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
+    return short(cell) if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
 
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:

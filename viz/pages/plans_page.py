@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from recycle.errors import RecycleError
 from recycle.nodes import place_workers
@@ -20,9 +20,11 @@ from recycle.shape import Worker
 from viz.condition import FORMS, Condition, group, parse
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Panel
+from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
-from viz.pages.bench import bench
+from viz.pages.bench import store_id
 from viz.pages.lanes_view import lanes_view, pictures
+from viz.pages.mode import Mode
 from viz.pages.page import TABS, Page, Workspace
 from viz.what_if import Answer, WhatIf
 
@@ -41,6 +43,7 @@ class PlansPage(Page):
     """The page of a job's plans."""
 
     prefix, title = "plans", "Plans and what-if"
+    has_lanes, opened, named = True, "what", "what"
     invitation = "Press a worker to fail it and see the new plan; the one before stays as an outline."
 
     def __init__(self, what_if: WhatIf, cache: LaneCache | None = None) -> None:
@@ -58,7 +61,7 @@ class PlansPage(Page):
             dcc.Store(id=self.name("addressed")),
         ]
 
-    def layout(self) -> html.Div:
+    def layout(self) -> Mode:
         typed = self.name("typed")
         buttons = [("undo", "Undo"), ("restore", "Restore all"), ("save", "Save the plan")]
         if self.what_if.searcher is not None:
@@ -72,15 +75,16 @@ class PlansPage(Page):
         )
         workers = html.Div(id=self.name("workers"))
         message = parts.div("status", id=self.name("message"), role="status")
-        pressing = "Press a worker's name to fail it, or to restore it; or select work, and key x. Above, type"
+        pressing = (
+            "Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes"
+        )
         pressing += f" {FORMS}."
         says = html.P(f"{self.caption()} {pressing} {CHANGE_SHOWN}", className="hint")
         own = {
-            "What if": [workers, parts.awaited(self.name("answer")), says],
+            "What if": [controls, message, workers, parts.awaited(self.name("answer")), says],
             "Library": parts.awaited(self.name("library")),
         }
-        above = parts.div("row", controls, message)
-        return bench(self.prefix, [], own, controls=above, opened="what", named="what", identifier=self.name("lanes"))
+        return Mode([], own, identifier=self.name("lanes"))
 
     def caption(self) -> str:
         """Where plans come from."""
@@ -157,7 +161,7 @@ class PlansPage(Page):
                     entry.period,
                     entry.lower_bound,
                     _gap(entry.gap),
-                    f"{whole / entry.period:.1%}" if whole and entry.period else None,
+                    percent(whole / entry.period) if whole and entry.period else None,
                     peak,
                     None if is_exported else parts.button("Show", identifier, f"Show the plan for {dead} dead"),
                 ]
@@ -195,7 +199,7 @@ class PlansPage(Page):
             parts.card(
                 _title(asked).capitalize(),
                 parts.table(("", *(title for title, _ in columns)), rows),
-                caption=f"The plan is {came}, in {now.seconds:.2f} s.{moved}{idle}",
+                caption=f"The plan is {came}, in {short(now.seconds)} s.{moved}{idle}",
             ),
         ]
 
@@ -237,10 +241,11 @@ class PlansPage(Page):
             before, after = self._what_if(state["failed"]).searched(self._condition(state["failed"]).failed)
         except RecycleError as error:
             return no_update, str(error)
+        was = short(before.plan.period, PLACE_DIGITS)
         if after is before:
-            return no_update, f"A longer search found no plan with a shorter period than {before.plan.period:.6g}."
-        periods = f"from {before.plan.period:.6g} to {after.plan.period:.6g}"
-        said = f"A search of {after.seconds:.1f} s took the period {periods}."
+            return no_update, f"A longer search found no plan with a shorter period than {was}."
+        periods = f"from {was} to {short(after.plan.period, PLACE_DIGITS)}"
+        said = f"A search of {short(after.seconds)} s took the period {periods}."
         return {**state, "searched": state.get("searched", 0) + 1}, said
 
     def exported(self) -> list[Any]:
@@ -335,14 +340,17 @@ class PlansPage(Page):
 
         @app.callback(
             Output(state_id, "data", allow_duplicate=True),
-            Output(self.name("message"), "children", allow_duplicate=True),
-            Input({"type": "bench-choice", "page": self.prefix}, "data"),
+            Input(store_id("choice"), "data"),
             State(state_id, "data"),
             prevent_initial_call=True,
         )
-        def press_name(choice: Any, state: FailureState) -> tuple[Any, Any]:
-            worker = self.named(choice)
-            return self._or_message(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
+        def press_name(choice: Any, state: FailureState) -> Any:
+            worker = self.chosen(choice)
+            if worker is None:
+                return no_update
+            changed, message = self._or_message(lambda: self.toggled(state, worker))
+            set_props(self.name("message"), {"children": message})  # no output: other modes have no such place
+            return changed
 
         if self.what_if.searcher is not None:
 
@@ -406,9 +414,11 @@ class PlansPage(Page):
 
         parts.in_browser(app, "failedInAddress", Output(self.name("addressed"), "data"), Input(state_id, "data"))
 
-    def named(self, choice: Any) -> Worker | None:
+    def chosen(self, choice: Any) -> Worker | None:
         """The worker whose name was pressed beside the canvas; None where something else was chosen."""
         if not isinstance(choice, dict) or choice.keys() - {"lane", "address", "name"}:
+            return None
+        if choice.get("name") != self.name("all"):  # lanes of another mode
             return None
         lane, shape = choice.get("lane"), self.what_if.shape
         return shape.worker_at(lane) if isinstance(lane, int) and 0 <= lane < shape.worker_count else None
@@ -439,7 +449,7 @@ def _vector(vector: Sequence[int]) -> str:
 
 
 def _gap(gap: float) -> str:
-    return f"{gap:.1%}" if gap > 1e-9 else "optimal"
+    return percent(gap) if gap > 1e-9 else "optimal"
 
 
 def _moved(answer: Answer) -> str:
@@ -460,7 +470,7 @@ def _what(move: Move) -> str:
 
 def _memory(answer: Answer) -> str:
     limits = answer.plan.limits
-    return f"{answer.peak:g}" + (f" of {max(limits):g}" if limits else "")
+    return short(answer.peak) + (f" of {short(max(limits))}" if limits else "")
 
 
 _MEASURES: tuple[tuple[str, Any], ...] = (
@@ -468,7 +478,7 @@ _MEASURES: tuple[tuple[str, Any], ...] = (
     ("lower bound", lambda answer: answer.plan.lower_bound),
     ("gap", lambda answer: _gap(answer.plan.gap)),
     ("makespan", lambda answer: answer.plan.makespan),
-    ("bubbles", lambda answer: f"{answer.timeline.bubble_ratio:.1%}"),
+    ("bubbles", lambda answer: percent(answer.timeline.bubble_ratio)),
     ("peak activations", _memory),
-    ("answered in", lambda answer: f"{answer.seconds:.2f} s"),
+    ("answered in", lambda answer: f"{short(answer.seconds)} s"),
 )

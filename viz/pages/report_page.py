@@ -10,9 +10,11 @@ from dash import Dash, Input, Output, dcc, html
 from recycle.report import Change, Part, Report
 from viz.figures.run_time import over_time_figure, parts_figure
 from viz.lane_cache import LaneCache
+from viz.live_run import REFRESH_SECONDS, LiveRun
+from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
-from viz.run import REFRESH_SECONDS, LiveRun, Run
+from viz.run import Run
 
 CHANGES_SHOWN = 60
 PARTS_CAPTION = (
@@ -97,10 +99,11 @@ PARTS_HEAD = ("part", "seconds", "share")
 
 def facts(report: Report) -> list[str]:
     """The report in a few words."""
-    words = [f"{report.steps} steps in {report.wall:.1f} s", f"useful {report.parts[Part.USEFUL] / report.wall:.1%}"]
+    useful = percent(report.parts[Part.USEFUL] / report.wall)
+    words = [f"{report.steps} steps in {short(report.wall)} s", f"useful {useful}"]
     if report.expected is not None and report.fault_free is not None:
-        words.append(f"iterations {report.measured:.1f} s, by their plans {report.expected:.1f} s")
-        words.append(f"with all workers all the time {report.fault_free:.1f} s")
+        words.append(f"iterations {short(report.measured)} s, by their plans {short(report.expected)} s")
+        words.append(f"with all workers all the time {short(report.fault_free)} s")
     kinds = [change.kind for change in report.changes]
     return words + [parts.counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
 
@@ -108,7 +111,7 @@ def facts(report: Report) -> list[str]:
 def part_rows(report: Report) -> list[list[parts.Cell]]:
     """A row for each part that took any time."""
     return [
-        [part.value, f"{seconds:.3f}", f"{seconds / report.wall:.1%}"]
+        [part.value, short(seconds), percent(seconds / report.wall)]
         for part, seconds in report.parts.items()
         if seconds > 0
     ]
@@ -123,9 +126,9 @@ def changes_table(changes: Sequence[Change]) -> tuple[list[str], list[list[parts
             str(change.step),
             change.kind,
             change.what,
-            *(f"{change.costs[part]:.3f}" if part in change.costs else None for part in used),
-            f"{change.seconds:.3f}",
-            None if change.slower is None else f"{change.slower:.3f}",
+            *(short(change.costs[part]) if part in change.costs else None for part in used),
+            short(change.seconds),
+            None if change.slower is None else short(change.slower),
         ]
         for change in changes[-CHANGES_SHOWN:]
     ]

@@ -9,22 +9,26 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from viz.figures.curves import curves_figure, event_text
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
+from viz.live_run import REFRESH_SECONDS, LiveRun
+from viz.numbers import percent, short
 from viz.pages import parts
-from viz.pages.bench import bench
 from viz.pages.lanes_view import explainer_of, lanes_view, pictures
-from viz.pages.page import Page, Workspace, keep_in_address
-from viz.run import REFRESH_SECONDS, LiveRun, Run
+from viz.pages.mode import Mode
+from viz.pages.page import TABS, Page, Workspace, keep_in_address
+from viz.run import Run
 
 EVENTS_SHOWN = 60
 
 
 class RunPage(Page):
     """The page of one run directory."""
+
+    has_lanes, opened = True, "run"
 
     def __init__(self, live: LiveRun, prefix: str = "run", cache: LaneCache | None = None) -> None:
         super().__init__(cache)
@@ -50,7 +54,7 @@ class RunPage(Page):
     def refresh(self) -> None:
         self.live.refresh()
 
-    def layout(self) -> html.Div:
+    def layout(self) -> Mode:
         run = self.run
         follow = dcc.Checklist(
             {"follow": "Follow the newest step"},
@@ -72,15 +76,17 @@ class RunPage(Page):
             "Run": html.Div(self.overview(), id=self.name("overview")),
             "Events": html.Div(self.events(), id=self.name("events")),
         }
-        return html.Div(
-            [
-                bench(self.prefix, [], own, controls=controls, opened="run", identifier=self.name("timelines")),
+        return Mode(
+            [],
+            own,
+            controls=controls,
+            identifier=self.name("timelines"),
+            rest=[
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
                 dcc.Interval(id=self.name("playing"), interval=int(PLAY_SECONDS * 1000), disabled=True),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
             ],
-            className="through",
         )
 
     def slider(self) -> dict[str, Any]:
@@ -205,8 +211,8 @@ class RunPage(Page):
                     self.modes(segment.first, segment.last) or (figures.optimizer if figures else None),
                     figures.period if figures else None,
                     figures.lower_bound if figures else None,
-                    f"{figures.gap:.1%}" if figures and figures.gap is not None else None,
-                    f"{measured:.3f} s" if measured is not None else None,
+                    percent(figures.gap) if figures and figures.gap is not None else None,
+                    f"{short(measured)} s" if measured is not None else None,
                 ]
             )
         return rows
@@ -304,9 +310,14 @@ class RunPage(Page):
             Output(self.name("step"), "value", allow_duplicate=True),
             Input(self.name("playing"), "n_intervals"),
             State(self.name("step"), "value"),
+            State(TABS, "value"),
             prevent_initial_call=True,
         )
-        def play_on(_: int, step: int | None) -> Any:
+        def play_on(_: int, step: int | None, page: str) -> Any:
+            if page != self.prefix:  # nobody watches
+                set_props(self.name("playing"), {"disabled": True})
+                set_props(self.name("play"), {"children": "Play", "className": ""})
+                return no_update
             return self.moved(step, "step after")
 
         @app.callback(

@@ -18,7 +18,7 @@ from recycle.errors import RecycleError
 from recycle.runs import TRACE, read_lines
 from viz.pages import parts
 from viz.pages.page import TABS, Page, Workspace
-from viz.run import runs_in
+from viz.run_files import runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
 LISTED = 200

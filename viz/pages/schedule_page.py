@@ -13,10 +13,11 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
 from recycle.plans import Move, Plan
 from viz.lane_cache import LaneCache
+from viz.numbers import percent
 from viz.operands import stated_bound
 from viz.pages import parts
-from viz.pages.bench import bench
 from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view, pictures
+from viz.pages.mode import Mode
 from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
 
@@ -27,6 +28,7 @@ class SchedulePage(Page):
     """The page of schedule files."""
 
     prefix = "schedules"
+    has_lanes = True
     invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
 
     def __init__(self, files: Sequence[ScheduleFile], cache: LaneCache | None = None) -> None:
@@ -41,7 +43,7 @@ class SchedulePage(Page):
     def title(self) -> str:
         return self.files[0].name if len(self.files) == 1 else "Schedules"
 
-    def layout(self) -> html.Div:
+    def layout(self) -> Mode:
         problems = [f"{file.name}: {file.problem}; shown until it hangs" for file in self.files if file.problem]
         caption = " ".join(filter(None, (FIGURES_CAPTION, self.times())))
         own: dict[str, Any] = {"Figures": parts.card("Figures", parts.table(*self.figures()), caption=caption)}
@@ -49,7 +51,7 @@ class SchedulePage(Page):
             own["Layout"] = layouts
         if found := [self.findings(file) for file in self.files if file.findings]:
             own["Findings"] = found
-        return bench(self.prefix, [parts.problems(problems), *self.timelines()], own)
+        return Mode([parts.problems(problems), *self.timelines()], own)
 
     def exported(self) -> list[Any]:
         """Of each file its name, what is wrong with it, its timeline and findings; and the figures of all."""
@@ -64,11 +66,16 @@ class SchedulePage(Page):
 
     def preloaded_lanes(self) -> list[str]:
         """Where the browser finds the lanes of each file."""
-        return [lanes_address(self.cache.put(file.lanes, explainer_of(file.timeline))) for file in self.files]
+        span = self.span
+        return [lanes_address(self.cache.put(file.lanes, explainer_of(file.timeline), span)) for file in self.files]
+
+    @property
+    def span(self) -> float | None:
+        """Length of the time axis of all; None where nothing takes time."""
+        return max((file.lanes.span for file in self.files), default=0.0) or None
 
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
-        span = max((file.lanes.span for file in self.files), default=0.0)
         left = parts.gutter(file.lanes for file in self.files)
         shown: list[Any] = []
         for place, file in enumerate(self.files):
@@ -83,7 +90,7 @@ class SchedulePage(Page):
                 f"{self.prefix}-{place}",
                 self.cache,
                 explainer=explainer_of(file.timeline),
-                span=span or None,
+                span=self.span,
                 left=left,
                 linked=self.prefix,
                 place=place,
@@ -150,7 +157,7 @@ def _bound_and_gap(file: ScheduleFile) -> tuple[parts.Cell, parts.Cell]:
     if "lower_bound" not in file.schedule.metadata:
         return None, None
     stated = stated_bound(file.timeline) if file.timeline is not None else None
-    return (stated[0], f"{stated[1]:.1%}") if stated is not None else ("of other times", None)
+    return (stated[0], percent(stated[1])) if stated is not None else ("of other times", None)
 
 
 def _moves(schedule: Schedule) -> tuple[Move, ...]:
@@ -174,7 +181,7 @@ def _most(values: Sequence[float | None]) -> float:
 _MEASURES: dict[str, Callable[[Timeline], parts.Cell]] = {
     "makespan": lambda timeline: timeline.makespan,
     "period": lambda timeline: timeline.period,
-    "bubbles": lambda timeline: f"{100 * timeline.bubble_ratio:.3g} %",
+    "bubbles": lambda timeline: percent(timeline.bubble_ratio),
     "largest bubble": lambda timeline: _most(timeline.bubble),
     "largest inner bubble": lambda timeline: _most(timeline.inner_bubble),
     "peak activations": lambda timeline: _most(timeline.peak_activations),

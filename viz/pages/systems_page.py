@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, dcc, html
 
 from viz.comparison import SystemComparison
 from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
+from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
 
@@ -57,17 +58,17 @@ class SystemsPage(Page):
             f"{trace.nodes} nodes",
             f"{trace.seconds / 86400:.3g} days",
             parts.counted(trace.failures, "failure"),
-            f"{trace.live:.1%} alive on average",
+            f"{percent(trace.live)} alive on average",
         ]
         ratio = {system.name: system.goodput / system.fault_free for system in systems if system.fault_free}
         rows: list[list[parts.Cell]] = [
-            [system.name, system.layout, system.goodput, system.fault_free, f"{ratio.get(system.name, 0.0):.2%}"]
+            [system.name, system.layout, system.goodput, system.fault_free, percent(ratio.get(system.name, 0.0))]
             if system.fits
             else [system.name, "does not fit", None, None, None]
             for system in systems
         ]
         best = max(systems, key=lambda system: system.goodput)
-        spoken = f"Goodput by system; {best.name} has most, {best.goodput:.4g} samples per second"
+        spoken = f"Goodput by system; {best.name} has most, {short(best.goodput)} samples per second"
         goodput = parts.figure_view("", goodput_figure(trace, systems), self.name("goodput"), spoken)
         spoken = "Throughput of each system over time, above the nodes alive"
         rates = parts.figure_view("", rates_figure(trace, systems), self.name("rates"), spoken)

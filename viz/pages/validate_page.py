@@ -20,9 +20,10 @@ from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.free_memory import release_memory
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
+from viz.numbers import short
 from viz.pages import linked, parts
-from viz.pages.bench import bench
 from viz.pages.lanes_view import lanes_view
+from viz.pages.mode import Mode
 from viz.pages.page import Page, Workspace
 
 FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
@@ -36,6 +37,7 @@ class ValidatePage(Page):
     """The page that takes files."""
 
     prefix, title = "validate", "Validate"
+    has_lanes, opened = True, "findings"
     invitation = "Drop a schedule file of your own: findings with their rule, and the place of each."
 
     def __init__(self, cache: LaneCache | None = None) -> None:
@@ -46,7 +48,7 @@ class ValidatePage(Page):
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
         return [cls(workspace.cache)]
 
-    def layout(self) -> html.Div:
+    def layout(self) -> Mode:
         formats = html.Span(f" {FORMATS}; up to {MOST_BYTES // 2**20} MB", className="hint")
         words = html.Div([html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), formats])
         upload = parts.div(
@@ -55,14 +57,11 @@ class ValidatePage(Page):
             parts.div("status calm", id=self.name("message"), role="status"),
         )
         nothing = parts.empty("No file was dropped yet.", "It is read on this machine and not stored.")
-        own = {"Findings": html.Div(nothing, id=self.name("verdict"))}
-        return html.Div(
-            [
-                bench(self.prefix, [], own, controls=upload, opened="findings", identifier=self.name("answer")),
-                dcc.Store(id=self.name("limit"), data=MOST_BYTES),
-                dcc.Store(id=self.name("file")),
-            ],
-            className="through",
+        return Mode(
+            [],
+            {"Findings": [upload, html.Div(nothing, id=self.name("verdict"))]},
+            identifier=self.name("answer"),
+            rest=[dcc.Store(id=self.name("limit"), data=MOST_BYTES), dcc.Store(id=self.name("file"))],
         )
 
     def take(self, contents: str, name: str) -> tuple[str, Dropped]:
@@ -99,7 +98,7 @@ class ValidatePage(Page):
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
         words += [f"failed: {dead}"] if dead else []
         if file.timeline is not None:
-            words += [f"makespan {file.timeline.makespan:.6g}", f"period {file.timeline.period:.6g}"]
+            words += [f"makespan {short(file.timeline.makespan)}", f"period {short(file.timeline.period)}"]
         verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
         return parts.card(
             f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count),

@@ -116,7 +116,7 @@ def test_without_a_canvas_the_servers_picture_stays(opened: Callable[..., Page],
 def test_the_timeline_says_what_it_shows_to_a_screen_reader(page: Page) -> None:
     canvas = page.page.locator(".lanes-stage > canvas")
     assert canvas.get_attribute("role") == "img"
-    assert "failed: 1.1; 6 operations re-routed" in canvas.get_attribute("aria-label")
+    assert "failed: 1.1; 6 instructions re-routed" in canvas.get_attribute("aria-label")
     assert page.page.locator(".lanes-status").get_attribute("aria-live") == "polite"
     page.page.keyboard.press("?")
     assert page.page.locator("dialog.lanes-help").is_visible()

@@ -270,3 +270,20 @@ def test_lanes_and_what_a_press_tells_are_in_sight_together(
         assert 0 <= top < bottom <= height, name
     (_, _, top, _, bottom) = next(place for place in places if place[0] == ".lanes-stage")
     assert bottom - top > 0.7 * height or shape.worker_count < 64
+
+
+def test_a_worker_that_is_kept_on_top_stays_there_in_a_link(page: Page) -> None:
+    page(f"() => {VIEW}.select({VIEW}.table.offsets[4])")
+    page.page.keyboard.press("k")
+    order = f"() => Array.from({VIEW}.rows.order, lane => {VIEW}.table.labels[lane])"
+    assert page(order) == ["2.0", "0.0", "0.1", "1.0", "1.1", "2.1"]
+    assert page(f"() => {VIEW}.rows.groups.map(group => [group.name, group.size])")[0] == ["pinned", 1]
+    page(f"() => {VIEW}.select({VIEW}.table.offsets[1])")
+    page.page.keyboard.press("k")
+    assert page(order)[:3] == ["2.0", "0.1", "0.0"]
+    page.page.wait_for_function("() => location.search.includes('pins=4.1')")
+    page.page.reload()
+    page.page.wait_for_selector(".lanes-view[data-drawn]")
+    assert page(order)[:3] == ["2.0", "0.1", "0.0"]
+    page.page.keyboard.press("k")  # the selection came with the link
+    assert page(order)[:3] == ["2.0", "0.0", "0.1"]

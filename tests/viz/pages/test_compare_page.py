@@ -119,7 +119,7 @@ def test_the_parts_of_the_difference_and_the_first_divergence_are_shown(page: Co
     assert any(
         "worker 1.1: the first runs 1F1.0, the second runs nothing, as the worker has failed" in text for text in texts
     )
-    assert "+22.2%" in texts
+    assert "+22.2 %" in texts
     assert len(shown(page.compare(KEYS))) == 2
 
 
@@ -152,11 +152,12 @@ def test_the_same_twice_does_not_differ(page: ComparePage) -> None:
     assert "They do the same at the same times." in texts
 
 
-def test_plan_and_executed_step_are_compared_in_seconds(run_dir: Path) -> None:
+def test_plan_and_executed_step_are_compared_in_the_unit_of_their_axis(run_dir: Path) -> None:
     page = ComparePage(lambda: [load_run(run_dir)])
     keys = page.operands.first_choice()
     texts = words(plain(page.compare(keys)))
-    assert "makespan (s)" in texts
+    assert "makespan (ms)" in texts
+    assert "per live worker (ms)" in texts
     assert "the same" in texts
     assert any("1 unit = 0.0173 s" in text for text in texts)
     assert {view["data-word"] for view in canvases(plain(page.lanes(keys)))} == {"ms"}

@@ -12,12 +12,15 @@ from recycle import Shape
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.lane_cache import CachedLanes, LaneCache
+from viz.live_run import LiveRun
 from viz.pages import panels
-from viz.pages.bench import INVITATION, TITLES, bench
+from viz.pages.bench import INVITATION, TITLES, bench, slot_id
 from viz.pages.lanes_view import answer, digest_of
+from viz.pages.mode import Mode
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
-from viz.run import LiveRun, load_run
+from viz.pages.validate_page import ValidatePage
+from viz.run import load_run
 from viz.sources import schedule_source
 
 SHAPE = Shape(1, 4, 8)
@@ -62,7 +65,7 @@ def test_what_is_in_view_follows_the_zoom(shown: CachedLanes) -> None:
     assert whole[0] == "From 0 to 33: 64 instructions on 4 live workers."
     assert warm_up[0] == "From 0 to 2: 3 instructions on 4 live workers."
     at = warm_up.index("F")
-    assert warm_up[at : at + 3] == ["F", "3", "37.5%"]
+    assert warm_up[at : at + 3] == ["F", "3", "37.5 %"]
     assert "idle: waits for a value" in warm_up
     nothing = words(plain(panels.in_view(shown, (5.0, 5.0))))
     assert nothing[0] == "From 5 to 5: 0 instructions on 4 live workers."
@@ -140,7 +143,7 @@ def test_an_executed_step_is_explained_in_its_unit(run_dir: Path) -> None:
     page = RunPage(LiveRun(load_run(run_dir)))
     executed = kept(page.cache, page.timelines(4, None)[0], 1)
     texts = words(plain([panels.explained(executed), panels.in_view(executed, None)]))
-    assert any("over the makespan of 202.41 ms" in text for text in texts)
+    assert any("over the makespan of 202 ms" in text for text in texts)
     assert not any("are critical" in text for text in texts)
     assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
     assert all(0 <= lane < executed.table.lanes for ((lane, _, _),) in places(panels.explained(executed)))
@@ -161,12 +164,17 @@ def test_lanes_that_are_gone_and_lanes_that_nothing_explains_say_so(shown: Cache
         assert words(plain(panel(bare)))[0] == "Nothing more is known of these lanes."
 
 
-def test_a_bench_has_a_tab_for_each_panel_and_begins_with_an_invitation() -> None:
-    component = plain(bench("page", [], {"What if": "pressed", "Library": []}, opened="what"))
-    tabs = of_type(component, "Button")
-    assert [tab["children"] for tab in tabs] == [*TITLES.values(), "What if", "Library"]
-    sections = of_type(component, "Section")
+def test_the_workbench_has_the_panels_of_its_first_mode_and_empty_places_for_the_others(page: SchedulePage) -> None:
+    validate = ValidatePage()
+    component = plain(bench([page, validate], Mode("lanes", {"Figures": "figures", "Layout of all": []})))
+    tabs, sections = of_type(component, "Button"), of_type(component, "Section")
+    assert [tab["children"] for tab in tabs] == [*TITLES.values(), "Figures", "Layout of all"]
     assert [section["data-panel"] for section in sections] == [tab["data-panel"] for tab in tabs]
     assert {section["role"] for section in sections} == {"tabpanel"}
-    assert component["props"]["data-opened"] == "what"
     assert INVITATION in words(component)
+    places = [part for part in of_type(component, "Div") if part.get("className") == "mode"]
+    assert [part["id"] for part in places if part["data-page"] == "validate"] == [
+        slot_id(slot, "validate") for slot in ("controls", "lanes", "tabs", "panels", "rest")
+    ]
+    assert [bool(part["children"]) for part in places if part["data-page"] == "validate"] == [False] * 5
+    assert {part["data-opened"] for part in places} == {"selection", "findings"}

@@ -153,7 +153,7 @@ def test_the_library_is_listed_by_failures_with_its_figures(tmp_path: Path) -> N
     component = plain(page.library())
     assert [button["id"]["vector"] for button in of_type(component, "Button")] == ["0,0", "0,1", "1,0"]
     texts = words(component)
-    assert "100.0%" in texts
+    assert "100 %" in texts
     assert {"none", "1 on rank 0", "1 on rank 1"} <= set(texts)
     dead = page.what_if.dead_of([0, 1])
     assert page.what_if.answer(dead).source == "library"
@@ -170,7 +170,7 @@ def test_all_of_many_workers_are_drawn_and_the_answer_stays_small() -> None:
     assert shown.table.lanes == 128
     assert len(shown.table) > 3 * 16 * 16 * 8
     assert len(json.dumps(component)) < 20_000
-    assert page.named({"lane": 61, "address": view["data-address"]}) == Worker(7, 5)
+    assert page.chosen({"lane": 61, "address": view["data-address"], "name": "plans-all"}) == Worker(7, 5)
 
 
 @pytest.mark.slow
@@ -213,7 +213,13 @@ def test_a_job_is_exported_with_its_plan_and_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [None, {}, {"lane": 9}, {"lane": -1}, {"lane": "1"}, {"operation": 3}, {"lane": 1, "from": 0, "to": 1}]
+    "choice", [{}, {"lane": 9}, {"lane": -1}, {"lane": "1"}, {"operation": 3}, {"lane": 1, "from": 0, "to": 1}]
 )
-def test_what_is_no_workers_name_fails_nobody(page: PlansPage, choice: object) -> None:
-    assert page.named(choice) is None
+def test_what_is_no_workers_name_fails_nobody(page: PlansPage, choice: dict[str, Any]) -> None:
+    assert page.chosen({**choice, "name": "plans-all"}) is None
+
+
+def test_a_name_pressed_in_another_mode_fails_nobody(page: PlansPage) -> None:
+    assert page.chosen({"lane": 1, "name": "plans-all"}) == Worker(0, 1)
+    assert page.chosen({"lane": 1, "name": "schedules-0"}) is None
+    assert page.chosen(None) is None

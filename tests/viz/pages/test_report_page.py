@@ -10,8 +10,10 @@ import pytest
 from recycle.report import Part
 from tests.viz.components import plain, words
 from viz.figures.run_time import FILLS, MARKS, over_time_figure, parts_figure
+from viz.live_run import LiveRun
+from viz.numbers import short
 from viz.pages.report_page import ReportPage, changes_table, facts, part_rows
-from viz.run import LiveRun, load_run
+from viz.run import load_run
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_a_change_has_a_row_with_what_it_cost(page: ReportPage) -> None:
     head, rows = changes_table(report.changes)
     failure = dict(zip(head, rows[0], strict=True))
     assert failure["change"] == "failure"
-    assert failure["redone"] == f"{report.changes[0].costs[Part.REDONE]:.3f}"
+    assert failure["redone"] == short(report.changes[0].costs[Part.REDONE])
     assert failure["all"] == f"{report.changes[0].seconds:.3f}"
     assert "1 failure" in facts(report)
     shown = " ".join(words(plain(page.layout())))

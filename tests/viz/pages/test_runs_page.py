@@ -13,7 +13,8 @@ from viz.app import build_app
 from viz.pages.page import Workspace
 from viz.pages.registry import open_pages
 from viz.pages.runs_page import HEAD, RunsPage, summary
-from viz.run import load_run, runs_in
+from viz.run import load_run
+from viz.run_files import runs_in
 
 
 @pytest.fixture
@@ -56,5 +57,6 @@ def test_runs_that_are_open_have_a_button_and_others_their_command(folder: Path)
 def test_the_application_begins_with_the_list(folder: Path) -> None:
     app = build_app([load_run(folder / "new")], run_folders=[folder])
     layout = app.server.test_client().get("/_dash-layout").get_json()
-    tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs[:3] == ["Runs", "new", "Time of new"]
+    tabs, _ = layout["props"]["children"][1]["props"]["children"]
+    labels = [tab["props"]["label"] for tab in tabs["props"]["children"]]
+    assert labels[:3] == ["Runs", "new", "Time of new"]

@@ -1,0 +1,174 @@
+"""What a comparison finds, in tables and sentences: figures, where the difference comes from, what differs most.
+
+All times are told in the unit of the axis that the timelines share.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from dash import html
+
+from viz.analysis.differences import (
+    Divergence,
+    Matches,
+    first_late,
+    first_order_divergence,
+    is_weight_half,
+    shares,
+    split,
+)
+from viz.figures.palette import SHADES
+from viz.figures.time_axis import TimeUnit, time_unit
+from viz.lanes import LaneTable
+from viz.numbers import percent, signed, signed_percent
+from viz.operands import Operand
+from viz.pages import linked, parts
+from viz.shades import TOLERANCE, edges_of
+
+DIFFERENCES_SHOWN = 12
+Arrangement = Literal["stacked", "interleaved"]
+
+
+class ComparedPair(NamedTuple):
+    """The first operand and one that is compared with it."""
+
+    first: Operand
+    second: Operand
+    matches: Matches
+
+    def divergences(self, unit: TimeUnit) -> list[tuple[str, Divergence]]:
+        """The first point where a worker runs something else, and the first instruction that starts at another time."""
+        a, b = self.first.timeline, self.second.timeline
+        found = [
+            ("First difference", first_order_divergence(a, b)),
+            ("First difference of starts", first_late(a, b, self.matches, TOLERANCE * a.makespan, unit)),
+        ]
+        return [(title, one) for title, one in found if one is not None]
+
+
+class Compared(NamedTuple):
+    """The operands of a comparison, their lanes, the others each with the first, and how they share an axis."""
+
+    operands: list[Operand]
+    tables: list[LaneTable]
+    pairs: list[ComparedPair]
+    notes: list[str]
+
+    @property
+    def span(self) -> float:
+        """Length of the time axis."""
+        return max(table.span for table in self.tables)
+
+    @property
+    def unit(self) -> TimeUnit:
+        """The unit of the time axis."""
+        return time_unit(self.tables[0], self.span)
+
+    @property
+    def is_same_workers(self) -> bool:
+        """Whether lane i is the same worker in all, so that lanes can lie under each other."""
+        return all(table.workers == self.tables[0].workers for table in self.tables)
+
+
+def figures(compared: Compared) -> html.Div:
+    """A row per operand: makespan, period, bubbles."""
+    unit, first = compared.unit, compared.operands[0].timeline
+    rows: list[list[parts.Cell]] = []
+    for operand in compared.operands:
+        t = operand.timeline
+        more = t.makespan / first.makespan - 1 if first.makespan else 0.0
+        against = None if t is first else "the same" if abs(more) < 5e-4 else signed_percent(more)
+        period = None if operand.executed else t.period * unit.scale
+        live = len(t.schedule.live)
+        rows.append([operand.title, t.makespan * unit.scale, against, period, percent(t.bubble_ratio), live])
+    of = _of(unit)
+    return parts.table(("", f"makespan{of}", "against the first", f"period{of}", "bubbles", "live workers"), rows)
+
+
+def difference(compared: Compared, pair: ComparedPair, arrangement: Arrangement) -> html.Section:
+    """Where the difference of the makespans comes from, and where the two part."""
+    a, b, unit = pair.first.timeline, pair.second.timeline, compared.unit
+    rows: list[list[parts.Cell]] = [
+        [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
+        for share in shares(split(a, pair.first.limits), split(b, pair.second.limits))
+        if share.first or share.second
+    ]
+    total = (b.makespan - a.makespan) * unit.scale
+    rows.append(["makespan", a.makespan * unit.scale, b.makespan * unit.scale, signed(total)])
+    moved, missing = int(pair.matches.moved.sum()), (len(pair.matches.only_first), len(pair.matches.only_second))
+    words = f"{len(pair.matches.first):,} instructions are in both"
+    words += f", {moved:,} of them on another worker" if moved else ""
+    words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
+    divergences = []
+    for title, one in pair.divergences(unit):
+        lane, graph = place_of(compared, pair, one, arrangement)
+        show = linked.show_button([lane], f"{title}: show it in the lanes", graph)
+        divergences.append(html.Li([html.Strong(f"{title}: "), f"{one.text}, at {unit.text(one.time)} ", show]))
+    return parts.card(
+        f"{pair.second.title} against {pair.first.title}",
+        html.P(words, className="says"),
+        html.Ul(divergences, className="says") if divergences else html.P("They do the same at the same times."),
+        parts.table((f"per live worker{_of(unit)}", "first", "second", "difference"), rows),
+        caption=(
+            "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"
+            " up to the makespan and their differences to the difference. Memory limits count where they are"
+            " known."
+        ),
+    )
+
+
+def largest(compared: Compared, pair: ComparedPair) -> html.Details:
+    """The instructions whose starts differ most."""
+    a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, compared.unit
+    order = np.argsort(-np.abs(matches.delta), kind="stable")[:DIFFERENCES_SHOWN]
+    rows: list[list[parts.Cell]] = []
+    is_half = is_weight_half(a, matches)
+    for place in order.tolist():
+        row, other = int(matches.first[place]), int(matches.second[place])
+        rows.append(
+            [
+                f"{a.schedule.instruction(row)}{' (weight half)' if is_half[place] else ''}",
+                str(a.schedule.position(row)[0]),
+                str(b.schedule.position(other)[0]),
+                unit.text(float(matches.time[place])),
+                unit.text(float(matches.time[place] + matches.delta[place])),
+                signed(float(matches.delta[place]) * unit.scale),
+            ]
+        )
+    head = ("instruction", "worker", "worker in the second", "starts", "starts in the second", f"difference{_of(unit)}")
+    title = f"Largest differences of {pair.second.title}"
+    return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
+
+
+def place_of(
+    compared: Compared, pair: ComparedPair, one: Divergence, arrangement: Arrangement
+) -> tuple[linked.LaneInterval, int]:
+    """Where a divergence lies, and the place of that timeline in the block."""
+    graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
+    timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
+    lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
+    if arrangement == "interleaved" and compared.is_same_workers:
+        lane, graph = lane * len(compared.tables) + graph, 0
+    return linked.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
+
+
+def shade_legend(pair: ComparedPair, compared: Compared) -> html.Ul:
+    """What the shades of one timeline stand for, with their lengths of time."""
+    some, much = (compared.unit.amount(length) for length in edges_of(pair.first.timeline, pair.matches))
+    words = (
+        f"over {much} earlier «",
+        f"over {some} earlier ‹",
+        "the same",
+        f"over {some} later ›",
+        f"over {much} later »",
+    )
+    entries = [html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))]
+    for paint, text in zip(SHADES, (*words, "only here *"), strict=True):
+        entries.append(html.Li([html.Span(className="swatch", style={"background": paint.fill}), text]))
+    return html.Ul(entries, className="legend")
+
+
+def _of(unit: TimeUnit) -> str:
+    return f" ({unit.word})" if unit.word else ""
