@@ -189,7 +189,7 @@ def compared(job: Job, steps: int, server: ForkServer) -> list[tuple[float, dict
         assert optimizer in run.modes, f"no iteration was {optimizer}: {run.modes}"
     peaks = {str(worker): json.loads((Path(os.environ[FOLDER]) / str(worker)).read_text()) for worker in schedule.live}
     figures = [measure_stage(job, stage, 1) for stage in range(job.shape.stages)]
-    by_profile = assemble(job, figures, Link(), [0.0] * len(figures), 1)
+    by_profile = assemble(job, figures, Link(), 1)
     by_model = analytic.profile(job, job.layers_per_stage(), ON_CPU)
     found = []
     for rank in range(job.shape.ranks):

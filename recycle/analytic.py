@@ -278,6 +278,7 @@ def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile
     """
     hosts, copies, weigh = job.shape.pipelines, job.train.optimizer_copies, parameter_bytes(job)
     summed, gathered = GRADIENT_BYTES[job.train.accumulation], PRECISION_BYTES[job.train.precision]
+    turns = [each / 2 for each in plain.per_stage("reduce_latency", len(held))]  # a ring goes round once, not twice
     reduce, gather = summed * (hosts + copies - 2) / hosts, gathered * (hosts - copies) / hosts
     parameters = [each / (weigh.state + weigh.gradient) for each in held]
     workspace = plain.per_stage("workspace", len(held))
@@ -287,8 +288,9 @@ def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile
 
     return replace(
         plain,
-        reduce=[seconds(each * reduce) for each in parameters],
-        gather=[seconds(each * gather) for each in parameters],
+        reduce=[late + seconds(each * reduce) for late, each in zip(turns, parameters, strict=True)],
+        reduce_latency=turns,
+        gather=[late + seconds(each * gather) for late, each in zip(turns, parameters, strict=True)],
         workspace=[max(most, reducing_bytes(job, each)) for most, each in zip(workspace, parameters, strict=True)],
     )
 

@@ -2,7 +2,7 @@
 
 A layout cuts the model at other places than the P * V stages that a job is priced by (`Shape.cut`). Seconds and bytes
 of a fault-free stage lie on its units by their weights, evenly where none are known; a message is that of the unit
-behind which it crosses, and a workspace that of the largest part of a stage.
+behind which it crosses, a workspace and the latency of a reduction that of the largest part of a stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPREAD = (
     *("overlapped_pair", "redundant_forward"),
     *("activation", "recomputed_from", "static"),
 )
-_AT_A_PLACE = ("message", "workspace")
+_AT_A_PLACE = ("message", "workspace", "reduce_latency")
 _NO_WEIGHTS: Mapping[str, Sequence[float]] = MappingProxyType({})
 
 
@@ -61,7 +61,7 @@ def profile_of_cut(
         of_stage = profile.per_stage(name, count)
         if name == "message":
             changes[name] = [of_stage[part[-1][0]] for part in parts]
-        elif name == "workspace":
+        elif name in ("workspace", "reduce_latency"):
             changes[name] = [max(of_stage[stage] for stage, _ in part) for part in parts]
         elif name in weights:
             on_unit = _weighted(of_stage, weights[name], whole)

@@ -52,6 +52,11 @@ def ring_seconds(amount: float, hosts: int, bandwidth: float | None) -> float:
     return 0.0 if bandwidth is None else 2 * (hosts - 1) / hosts * amount / bandwidth
 
 
+def ring_latency(hosts: int, latency: float) -> float:
+    """What an all-reduce by a ring takes however few bytes it has: 2 (n - 1) turns, each a transfer."""
+    return 2 * (hosts - 1) * latency
+
+
 def stage_profile(
     stages: Sequence[Sequence[Layer]],
     hosts: int | Sequence[int],
@@ -64,6 +69,7 @@ def stage_profile(
 
     Args:
         hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
+        latency: seconds per transfer between two workers, and per turn of a ring.
         bandwidth: bytes per second of a directed pair of workers, and of a ring; None: only latency counts.
     """
     over = [hosts] * len(stages) if isinstance(hosts, int) else list(hosts)
@@ -75,7 +81,11 @@ def stage_profile(
         forward=total("forward"),
         backward_input=total("backward_input"),
         backward_weight=total("backward_weight"),
-        reduce=[ring_seconds(g, n, bandwidth) for g, n in zip(total("gradients"), over, strict=True)],
+        reduce=[
+            ring_latency(n, latency) + ring_seconds(g, n, bandwidth)
+            for g, n in zip(total("gradients"), over, strict=True)
+        ],
+        reduce_latency=[ring_latency(n, latency) for n in over],
         step=total("step"),
         latency=latency,
         bandwidth=bandwidth,

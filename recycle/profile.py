@@ -26,7 +26,7 @@ PerStage = float | list[float]
 _MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
 _PER_STAGE = (
-    *("forward", "backward_input", "backward_weight", "reduce", "step", "gather"),
+    *("forward", "backward_input", "backward_weight", "reduce", "reduce_latency", "step", "gather"),
     *("overlapped_pair", "redundant_forward"),
     *("message", "activation", "recomputed_from", "static", "workspace"),
 )
@@ -64,6 +64,7 @@ class Profile:
     Attributes:
         forward, backward_input, backward_weight: seconds of F, I and W of one micro-batch. B costs I + W.
         reduce, step: seconds of a stage's gradient reduction and of its optimizer step.
+        reduce_latency: how many of `reduce` do not depend on the bytes, so that each of several buckets takes them.
         gather: seconds in which a host gets the parameters of its stage that others have stepped.
         overlapped_pair: seconds of one overlapped forward and backward; None means F + I + W.
         redundant_forward: seconds of R, with what is seen of parking its activation on the host; None means those of F.
@@ -90,6 +91,7 @@ class Profile:
     backward_input: PerStage = 1.0
     backward_weight: PerStage = 1.0
     reduce: PerStage = 0.0
+    reduce_latency: PerStage = 0.0
     step: PerStage = 0.0
     gather: PerStage = 0.0
     overlapped_pair: PerStage | None = None
@@ -165,6 +167,11 @@ class Profile:
         if len(value) != stages:
             raise JobError(f"profile: {name} lists {len(value)} stages, the job has {stages}")
         return [float(entry) for entry in value]
+
+    def bucket_seconds(self, buckets: int, stages: int) -> list[float]:
+        """Seconds that the reduction of one of so many buckets of a stage's gradients takes, alike in size."""
+        whole, latency = self.per_stage("reduce", stages), self.per_stage("reduce_latency", stages)
+        return [min(a, b) + max(0.0, a - b) / buckets for a, b in zip(whole, latency, strict=True)]
 
     def fixed_bytes(self, hosted: Iterable[int], stages: int) -> float:
         """Bytes that a worker of the stages `hosted`, of `stages` in all, needs beside activations whatever it runs."""

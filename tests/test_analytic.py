@@ -105,7 +105,9 @@ def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
 def test_the_jobs_profile_and_limits_follow() -> None:
     one = job()
     assert one.profile() == profile(one, [2] * 4)
-    assert one.profile().reduce == [2 * 0.5 * g / 25e9 for g in _gradients(one)]
+    turns = 2 * (one.shape.pipelines - 1) * one.analytic.link_latency
+    assert one.profile().reduce == [turns + 2 * 0.5 * g / 25e9 for g in _gradients(one)]
+    assert one.profile().reduce_latency == [turns] * 4
     assert one.activation_limits() is not None
     assert one.seconds_per_unit == 1.0
     assert any("billion parameters" in line for line in assumptions(one))

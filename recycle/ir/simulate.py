@@ -2,8 +2,8 @@
 
 Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free. Compute
 rows occupy their worker in program order, sends occupy the lane of their directed pair, receives take no time. Where a
-stage's gradients are reduced in N buckets, each takes an N-th of the reduce and each part of a W an N-th of the W; the
-sums of a worker follow each other, beside its computing but for REDUCE_GRAD.
+stage's gradients are reduced in N buckets, each takes the latency of a reduce and an N-th of its rest, and each part of
+a W an N-th of the W; the sums of a worker follow each other, beside its computing but for REDUCE_GRAD.
 
 The period is the distance of two iterations in steady state when the schedule is repeated for ever (`period`).
 """
@@ -210,7 +210,9 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         backward = cost[Backward.kind, np.clip(c.stage2[pair], 0, stages - 1)]
         seconds[pair] = cost[Forward.kind, stage[pair]] + backward
     if schedule.buckets > 1:
-        seconds[is_kind(c.kind, (Part, ReduceGradients))] /= schedule.buckets
+        seconds[is_kind(c.kind, Part)] /= schedule.buckets
+        sums = is_kind(c.kind, (ReduceBucket, ReduceGradients))
+        seconds[sums] = np.array(profile.bucket_seconds(schedule.buckets, stages))[stage[sums]]
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
         compute = is_kind(c.kind, (Compute, OverlappedPair))

@@ -63,7 +63,7 @@ class Problem:
         split: the backward pass is cut into I and W.
         staggered: each stage steps on its own time; else all together.
         reroute: a micro-batch may run on a peer of its home.
-        reduce: times per stage of a whole reduce.
+        reduce: times per stage of the reduce of a bucket.
         queues: transfers of one directed pair of workers wait for each other; False for a template whose micro-batches
             find lanes enough.
         buckets: in how many each stage is reduced. `update_seconds` then has the reduce of the last bucket only, the
@@ -125,17 +125,18 @@ class Problem:
         weight = np.array(profile.per_stage("backward_weight", stages))
         if not planner.decoupled:
             whole, weight = whole + weight, np.zeros(stages)
-        reduce, step, gather = (profile.per_stage(name, stages) for name in ("reduce", "step", "gather"))
+        step, gather = (profile.per_stage(name, stages) for name in ("step", "gather"))
         if not job.train.sharded_optimizer:
             gather = [0.0] * stages
         buckets = job.train.reduce_buckets
+        reduce = profile.bucket_seconds(buckets, stages)
         return cls(
             shape=shape,
             dead=dead,
             forward=tuple(profile.per_stage("forward", stages)),
             backward=tuple(whole.tolist()),
             weight=tuple(weight.tolist()),
-            update_seconds=tuple(a / buckets + b + c for a, b, c in zip(reduce, step, gather, strict=True)),
+            update_seconds=tuple(a + b + c for a, b, c in zip(reduce, step, gather, strict=True)),
             links=links,
             speed=speed,
             cap=tuple(limits[worker.rank] for worker in shape.workers()),
@@ -344,7 +345,7 @@ class Problem:
         times += [*self.update_seconds, *self.links]
         if self.buckets > 1:
             times += [t / self.buckets * speed for t in self.weight for speed in set(self.speed)]
-            times += [t / self.buckets for t in self.reduce]
+            times += self.reduce
         for factor in _FACTORS:
             if all(abs(t * factor - round(t * factor)) < TOLERANCE for t in times):
                 return (gcd(*(round(t * factor) for t in times)) or 1) / factor

@@ -228,14 +228,14 @@ def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed: int) -> 
 # Timing
 
 
-def alone(buckets: int, weights: int, reduce: float) -> float:
+def alone(buckets: int, weights: int, reduce: float, latency: float = 0.0) -> float:
     """Makespan of one stage on two hosts that end with so many W's."""
     shape = Shape(2, 1, weights)
     text = " ".join(f"0F{{k}}.{j} 0I{{k}}.{j}" for j in range(weights))
     text += " " + " ".join(f"0W{{k}}.{j}" for j in range(weights))
     programs = {f"{k}.0": text.format(k=k) for k in range(2)}
     schedule = Schedule.from_text(shape, programs, buckets=buckets)
-    return simulate(schedule, Profile(reduce=reduce, step=0.25)).makespan
+    return simulate(schedule, Profile(reduce=reduce, reduce_latency=latency, step=0.25)).makespan
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 4, 8])
@@ -274,3 +274,12 @@ def test_a_vee_with_tied_ends_is_valid_and_gains() -> None:
     cut = in_buckets(schedule, 4)
     assert check(cut) == check(lower(cut), about_to_run=True) == []
     assert simulate(cut, SLOW_REDUCE).makespan < simulate(schedule, SLOW_REDUCE).makespan
+
+
+def test_each_bucket_takes_the_latency_of_a_sum_and_its_share_of_the_rest() -> None:
+    profile = Profile(reduce=[2.0, 0.5], reduce_latency=[0.8, 1.0])
+    assert profile.bucket_seconds(1, 2) == profile.per_stage("reduce", 2)
+    assert profile.bucket_seconds(3, 2) == [0.8 + 1.2 / 3, 0.5]
+    for buckets, each in ((1, 2.0), (2, 1.4), (4, 1.1), (64, 0.8 + 1.2 / 64)):
+        shown = max(each, buckets * each - 3 * (buckets - 1) / buckets)
+        assert alone(buckets, 3, 2.0, latency=0.8) == pytest.approx(9 + shown + 0.25)

@@ -66,8 +66,9 @@ def test_what_a_layer_weighs_follows_from_its_hosts() -> None:
         assert found == pytest.approx([(2 + 4 + 12 * shared) * n for n in parameters(of)], rel=1e-12)
         profile = of.profile(SPLIT, hosts)
         leaves = (hosts - 1 + min(2, hosts) - 1) / hosts
-        assert profile.reduce == pytest.approx([4 * leaves * n / BANDWIDTH for n in parameters(of)])
-        assert profile.gather == pytest.approx([2 * (1 - shared) * n / BANDWIDTH for n in parameters(of)])
+        turns = (hosts - 1) * of.job.analytic.link_latency
+        assert profile.reduce == pytest.approx([turns + 4 * leaves * n / BANDWIDTH for n in parameters(of)])
+        assert profile.gather == pytest.approx([turns + 2 * (1 - shared) * n / BANDWIDTH for n in parameters(of)])
     priced = of.job.prices
     assert (priced.reduce, priced.gather) == (of.profile(SPLIT, HOSTS).reduce, of.profile(SPLIT, HOSTS).gather)
     assert of.state == pytest.approx(14 * sum(parameters(of)))

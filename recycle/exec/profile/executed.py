@@ -81,7 +81,8 @@ def executed(directory: str | Path) -> Executed:
     profile = job.prices
     unit = job.seconds_per_unit
     ran = load_trace(directory, job.shape)
-    measured = _measured(ran.without(_cut_anew(directory, ran)), job, profile)
+    base = _in_seconds(profile, unit or 0.0)
+    measured = _measured(ran.without(_cut_anew(directory, ran)), job, base)
     if measured is None:
         raise RecycleError(
             f"{directory}: no iteration was executed in it, of the job's own stages, so there is nothing to profile"
@@ -90,7 +91,6 @@ def executed(directory: str | Path) -> Executed:
     periods = _periods(lines)
     planned = [line["period"] * unit for line, _ in periods] if unit is not None else []
     errors = [line["period_error"] for line, _ in periods if line.get("period_error") is not None]
-    base = _in_seconds(profile, unit or 0.0)
     return Executed(
         replace(
             base, **measured, measured={"run": directory.name, "steps": len(lines), "job_profile": profile.digest()}
@@ -155,8 +155,12 @@ def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
             return None
         for name, values in found.items():
             values.append(usual[name])
-    joint = {"reduce": ReduceGradients, "gather": GatherParameters}
-    together = {name: _joint(ran, stages, cls) for name, cls in joint.items()}
+    buckets, latency = buckets_of(c), profile.per_stage("reduce_latency", stages)
+    last = _joint(ran, stages, ReduceGradients)
+    together = {
+        "reduce": [b + (buckets - 1) * max(0.0, b - fixed) for b, fixed in zip(last, latency, strict=True)],
+        "gather": _joint(ran, stages, GatherParameters),
+    }
     return {**found, **together, "speed": _speeds(per_worker, found, job)}
 
 
@@ -169,8 +173,7 @@ def _joint(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
         steps, place = np.unique(ran.step[rows], return_inverse=True)
         shortest = np.full(len(steps), np.inf)
         np.minimum.at(shortest, place, seconds[rows])
-        buckets = buckets_of(c) if cls is ReduceGradients else 1
-        found.append(buckets * float(np.median(shortest)) if len(shortest) else 0.0)
+        found.append(float(np.median(shortest)) if len(shortest) else 0.0)
     return found
 
 
@@ -196,7 +199,7 @@ def _in_seconds(profile: Profile, unit: float) -> Profile:
     def scaled(value: Any) -> Any:
         return [unit * entry for entry in value] if isinstance(value, list) else unit * value
 
-    times = ("forward", "backward_input", "backward_weight", "reduce", "step", "gather")
+    times = ("forward", "backward_input", "backward_weight", "reduce", "reduce_latency", "step", "gather")
     changed: dict[str, Any] = {name: scaled(getattr(profile, name)) for name in times}
     bandwidth = profile.bandwidth / unit if profile.bandwidth and unit else None
     links = {

@@ -110,10 +110,12 @@ class PeerRequest(Struct, frozen=True):
 
 
 class PeerFigures(Struct, frozen=True):
-    """Seconds: of a message of each size, one way; of each sum; of each gather. Medians."""
+    """Seconds: of a message of each size, one way; of each sum, and of one of as many buffers with an entry each; of
+    each gather. Medians."""
 
     messages: list[float]
     sums: list[float]
+    latencies: list[float]
     gathers: list[float]
 
 
@@ -292,21 +294,24 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
         turn = partial(_exchange, transport, request.rank == 0, peers[1 - request.rank], tensor)
         messages.append(_median(turn, request.repeats) / 2)
     together = [torch.zeros(1)]
-    sums, gathers = list[float](), list[float]()
+    sums, latencies, gathers = list[float](), list[float](), list[float]()
     for buffers in request.sums:
         tensors = [torch.zeros(size // each, dtype=_DTYPES[each]) for size, each in buffers]
+        least = [tensor[: request.peers if request.copies else 1].clone() for tensor in tensors]
         transport.reduce(0, together)
         if not request.copies:
             sums.append(_median(partial(transport.reduce, 0, tensors), request.repeats))
+            latencies.append(_median(partial(transport.reduce, 0, least), request.repeats))
             continue
-        parts = [torch.tensor_split(tensor, request.peers) for tensor in tensors]
-        sums.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
+        for found, whole in ((sums, tensors), (latencies, least)):
+            parts = [torch.tensor_split(tensor, request.peers) for tensor in whole]
+            found.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
     for size, each in request.weights:
         weights = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
         transport.reduce(0, together)
         gathers.append(_median(partial(transport.gather, 0, weights), request.repeats))
     transport.reduce(0, together)  # nobody leaves before all have done
-    return PeerFigures(messages, sums, gathers)
+    return PeerFigures(messages, sums, latencies, gathers)
 
 
 def _exchange(transport: GroupTransport, begins: bool, peer: Worker, tensor: torch.Tensor) -> None:

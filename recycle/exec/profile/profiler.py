@@ -74,13 +74,13 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
             figures.append(msgspec.json.decode(line, type=StageFigures))
             report("stages", len(figures), stages)
     report("links", 0, 1)
-    link, reduce, gather = _links(job, figures, repeats)
+    link, sums = _links(job, figures, repeats)
     report("links", 1, 1)
-    return replace(assemble(job, figures, link, reduce, repeats), gather=gather)
+    return replace(assemble(job, figures, link, repeats), **sums)
 
 
-def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequence[float], repeats: int) -> Profile:
-    """The profile that the figures of all stages, of a link and of the sums amount to.
+def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int) -> Profile:
+    """The profile that the figures of all stages and of a link amount to.
 
     A profile has one `weight_stash` for all stages: the largest share that any has. Where more is held between I and
     W than before I, as with recomputation, the profile says both. Without Decoupled BackProp there is no such time.
@@ -95,7 +95,6 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequ
         forward=medians["forward"],
         backward_input=medians["backward_input"],
         backward_weight=medians["backward_weight"],
-        reduce=list(reduce),
         step=medians["step"],
         latency=link.latency,
         bandwidth=link.bandwidth,
@@ -182,14 +181,14 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     return Link(float(latency), float(1 / slope) if slope > 0 else None)
 
 
-def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, list[float], list[float] | float]:
-    """The link between two workers, and the seconds of each stage's sum over its hosts, and of its gather, if any."""
+def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, dict[str, Any]]:
+    """The link between two workers, and what a profile says of the sum over each stage's hosts, and of its gather."""
     shape = job.shape
     wanted = [found.gradients for found in figures]
     sums = sorted(set(wanted)) if shape.pipelines > 1 else []
     sizes = sorted({*MESSAGES, max(4, max(found.message for found in figures))}) if shape.worker_count > 1 else []
     if not sizes:
-        return Link(), [0.0] * shape.stages, 0.0
+        return Link(), {}
     peers = max(2, shape.pipelines)
     is_sharded = job.train.sharded_optimizer and bool(sums)
     copies = job.train.optimizer_copies if is_sharded else 0
@@ -203,10 +202,12 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     del store  # the children were its clients
-    seconds = dict(zip(sums, found.sums, strict=True))
-    gathers = dict(zip(weights, found.gathers, strict=True))
-    gather = [gathers[stage.weights] for stage in figures] if gathers else 0.0
-    return fit_link(sizes, found.messages), [seconds.get(buffers, 0.0) for buffers in wanted], gather
+    measured = {
+        "reduce": [dict(zip(sums, found.sums, strict=True))[buffers] for buffers in wanted if sums],
+        "reduce_latency": [dict(zip(sums, found.latencies, strict=True))[buffers] for buffers in wanted if sums],
+        "gather": [dict(zip(weights, found.gathers, strict=True))[stage.weights] for stage in figures if weights],
+    }
+    return fit_link(sizes, found.messages), {name: seconds for name, seconds in measured.items() if seconds}
 
 
 class _Measuring(Child):

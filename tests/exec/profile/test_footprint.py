@@ -143,7 +143,7 @@ def counted(of: Job, schedule: Schedule) -> dict[str, Profile]:
         none = {key: [1.0] for key in ("forward", "backward_input", "backward_weight", "backward", "step")}
         figures.append(StageFigures(stage, none, message, *subject.footprint(), ((8, 8),), 1e12))
     return {
-        "profile": assemble(of, figures, Link(), [0.0, 0.0], 1),
+        "profile": assemble(of, figures, Link(), 1),
         "analytic": analytic.profile(of, of.layers_per_stage(), ON_CPU),
     }
 

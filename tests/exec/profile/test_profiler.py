@@ -84,7 +84,7 @@ def test_times_have_the_relations_that_must_hold(gpt: Job, profile: Profile) -> 
     assert all(seconds > 0 for times in (*backward(profile), profile.per_stage("step", 2)) for seconds in times)
     assert profile.latency > 0
     assert profile.bandwidth is None or profile.bandwidth > 0
-    assert all(seconds > 0 for seconds in profile.per_stage("reduce", 2))
+    assert all(seconds > 0 for name in ("reduce", "reduce_latency") for seconds in profile.per_stage(name, 2))
     assert {len(values) for values in profile.measured["spread"].values()} == {2}
     assert profile.measured["repeats"] == REPEATS
     assert profile.measured["versions"]["torch"] == torch.__version__
@@ -168,12 +168,12 @@ def test_more_held_between_i_and_w_than_before_is_said_beside_what_is_held_befor
         StageFigures(stage, seconds, 8, 100.0, stash, 5.0, 7.0 + stage, ((8, 8),), 9e9 - stage)
         for stage, stash in ((0, 50.0), (1, 120.0))
     ]
-    found = assemble(gpt, figures, Link(0.5, 2.0), [0.1, 0.2], 3)
+    found = assemble(gpt, figures, Link(0.5, 2.0), 3)
     assert (found.recomputed_from, found.workspace, found.capacity) == ([100.0, 100.0], [7.0, 8.0], 9e9 - 1)
     whole = msgspec.structs.replace(gpt, planner=msgspec.structs.replace(gpt.planner, decoupled=False))
-    assert assemble(whole, figures, Link(), [0.1, 0.2], 3).activation == [100.0, 100.0]
+    assert assemble(whole, figures, Link(), 3).activation == [100.0, 100.0]
     assert (found.activation, found.weight_stash) == ([100.0, 120.0], 1.0)
-    assert (found.forward, found.reduce, found.latency, found.bandwidth) == ([2.0, 2.0], [0.1, 0.2], 0.5, 2.0)
+    assert (found.forward, found.latency, found.bandwidth) == ([2.0, 2.0], 0.5, 2.0)
 
 
 def test_what_an_action_allocates_is_what_it_leaves_and_what_it_has_at_most() -> None:
