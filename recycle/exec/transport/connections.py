@@ -4,6 +4,9 @@ A connection whose peer has vanished without a word is told from a slow one by t
 answers, for a process that computes, waits or is stopped as well. `give_up_after` has the kernel ask, every second
 also where nothing is sent (keepalive, RFC 9293 section 3.8.4), and break the connection when nothing comes back for
 that long (the user timeout of RFC 5482). Linux only.
+
+A socket of another library is reached through a duplicate of its descriptor. Duplicates exist, and descriptors are
+listed, one thread at a time: else a thread would take another's duplicate, gone in a moment, for a socket of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from recycle.errors import RunError
@@ -21,6 +25,23 @@ from recycle.errors import RunError
 _ATTACH_FILTER = 26
 _RETURN = 0x06
 """BPF_RET | BPF_K: with 0 bytes to keep, a packet is dropped."""
+
+
+_DUPLICATES = threading.RLock()
+
+
+@contextlib.contextmanager
+def _socket_of(descriptor: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor. Raises OSError when it is none, or not open any more."""
+    with _DUPLICATES:
+        duplicate = os.dup(descriptor)
+        try:
+            end = socket.socket(fileno=duplicate)
+        except OSError:
+            os.close(duplicate)
+            raise
+        with end:
+            yield end
 
 
 class Connection(NamedTuple):
@@ -43,7 +64,7 @@ def own_connections(descriptors: Collection[int]) -> list[Connection]:
     """Those of this process's sockets that are connected."""
     found = []
     for descriptor in descriptors:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        with contextlib.suppress(OSError), _socket_of(descriptor) as end:
             if end.family == socket.AF_UNIX:
                 continue  # to the agent of this node
             own, other = ("{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername()))
@@ -54,11 +75,12 @@ def own_connections(descriptors: Collection[int]) -> list[Connection]:
 def open_sockets() -> dict[str, int]:
     """The sockets of this process: identity -> file descriptor."""
     found: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[target] = int(name)
+    with _DUPLICATES:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"/proc/self/fd/{name}")
+                if target.startswith("socket:"):
+                    found[target] = int(name)
     return found
 
 
@@ -68,7 +90,7 @@ def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int
     for identity, descriptor in open_sockets().items():
         if identity in keep:
             continue
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        with contextlib.suppress(OSError), _socket_of(descriptor) as connection:
             if connection.family == socket.AF_UNIX:
                 continue
             if connection.getpeername()[:2] in peers:
@@ -79,8 +101,8 @@ def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int
 
 
 def give_up_after(connection: Connection, seconds: float) -> None:
-    """Have the kernel break a connection of this process that gets no answer for `seconds`."""
-    with socket.socket(fileno=os.dup(connection.descriptor)) as end:
+    """Have the kernel break a connection of this process that gets no answer for `seconds`, unless it is closed."""
+    with contextlib.suppress(OSError), _socket_of(connection.descriptor) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -107,7 +129,7 @@ def cut(other_ends: Collection[str]) -> int:
     filters = struct.pack("HxxxxxxP", 1, ctypes.addressof(program))
     try:
         for end in ends:
-            with socket.socket(fileno=os.dup(end.descriptor)) as connection:
+            with _socket_of(end.descriptor) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filters)
     except OSError as error:
         raise RunError(f"the connections of this process cannot be cut: {error.strerror}") from None

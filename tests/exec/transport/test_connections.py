@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from recycle.exec.transport.connections import Connection, cut, give_up_after, own_connections
+from recycle.exec.transport.connections import Connection, cut, give_up_after, open_sockets, own_connections
 
 
 def _echo(listener: socket.socket) -> int:
@@ -64,6 +65,37 @@ def test_a_cut_connection_is_silent_until_the_kernel_gives_it_up_and_another_one
             os.waitpid(child, 0)
             for end in (*ends, other, other_end):
                 end.close()
+
+
+def test_threads_that_look_for_connections_do_not_meet_the_duplicates_of_each_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [socket.create_connection(listener.getsockname()) for _ in range(8)]
+        wanted = {end.fileno() for end in ends}
+        before = {*open_sockets().values()} - wanted
+
+        def look(_: int) -> set[int]:
+            found: set[int] = set()
+            for _ in range(100):
+                found |= {connection.descriptor for connection in own_connections(open_sockets().values())}
+            return found
+
+        with ThreadPoolExecutor(4) as threads:
+            found = set[int]().union(*threads.map(look, range(4)))
+        for end in ends:
+            end.close()
+    assert wanted <= found <= wanted | before
+
+
+def test_what_is_closed_meanwhile_is_left_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        end = socket.create_connection(listener.getsockname())
+        (connection,) = own_connections([end.fileno()])
+        end.close()
+        give_up_after(connection, 1.0)
+        with open(os.devnull) as file:
+            before = len(os.listdir("/proc/self/fd"))
+            assert own_connections([connection.descriptor, file.fileno()]) == []
+            assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_two_ends_of_a_connection_name_each_other() -> None:

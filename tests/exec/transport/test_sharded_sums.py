@@ -35,7 +35,6 @@ class Counting:
         return getattr(self._group, name)
 
 
-@pytest.mark.soak  # beside other work, several transports in one process lose a message now and then
 @pytest.mark.parametrize(("hosts", "copies"), [(2, 1), (3, 2), (4, 2), (4, 3)])
 @pytest.mark.parametrize(("dtype", "in_buckets"), [(torch.float64, False), (torch.float32, True)])
 def test_owners_have_the_sum_everybody_the_parameters_and_the_bytes_are_the_formulas(
