@@ -11,8 +11,8 @@ flips: one run with N flips, each of a random bit of a random worker's weights o
 that was fenced for one re-joins before the next. Ends with exit code 1 unless each is found within `every` iterations,
 the worker that was struck is the one that is fenced, and losses and final states are those of the calm run. A flip that
 is no event `corrupt` is counted as missed. With --replay the hosts replay each other's work as well, everything once in
-N iterations, and kernels get stuck; where N is 1 activations and inputs are struck, too. In the first stage an input's
-flip takes the bit that leaves a token, so several of the drawn bits are one.
+N iterations, sums of gradients are struck as well, and kernels get stuck; where N is 1 activations and inputs are
+struck, too. In the first stage an input's flip takes the bit that leaves a token, so several of the drawn bits are one.
 """
 
 from __future__ import annotations
@@ -106,10 +106,11 @@ def flips_of(count: int, hosts: int, every: int, seed: int, is_replayed: bool = 
     draw, faults, step = random.Random(seed), list[Fault](), every
     targets = ["weight", "moment"]
     if is_replayed:
-        targets += ["kernel", *(("activation", "input") if every == 1 else ())]
+        targets += ["gradient", "kernel", *(("activation", "input") if every == 1 else ())]
     for _ in range(count):
         worker = Worker(draw.randrange(hosts), draw.randrange(2))
-        target, bit = draw.choice(targets), draw.randrange(32)
+        target = draw.choice(targets)
+        bit = draw.randrange(64 if target == "gradient" else 32)
         faults.append(Fault("flip", worker, step, argument=float(bit), target=target))
         back = step + every + SETTLED
         faults.append(Fault("rejoin", worker, back))
