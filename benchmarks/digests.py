@@ -2,6 +2,7 @@
 
     python -m benchmarks.digests cost [--every N] [--repeats R] [--layers L] [--hidden H]
     python -m benchmarks.digests flips [--flips N] [--kind gpt|llama|emulated] [--hosts D] [--every N] [--replay]
+    python -m benchmarks.digests clean [--iterations N] [--kind …] [--hosts D] [--every N] [--replay] [--bf16] [--moves]
 
 cost: one stage of a GPT in this process. Iterations whose state is kept and compared take turns with others; nothing of
 the work is done in waits, as there are none, so what is printed is the most that it can cost: the seconds of such an
@@ -13,6 +14,10 @@ the worker that was struck is the one that is fenced, and losses and final state
 is no event `corrupt` is counted as missed. With --replay the hosts replay each other's work as well, everything once in
 N iterations, sums of gradients are struck as well, and kernels get stuck; where N is 1 activations and inputs are
 struck, too. In the first stage an input's flip takes the bit that leaves a token, so several of the drawn bits are one.
+
+clean: one run of N iterations in which nothing is flipped, while workers die, gradients are spoilt and workers re-join
+at random; with --moves layers move to and fro as well. Ends with exit code 1 if anybody is suspected (an event
+`corrupt`, or an iteration that is repeated because hosts made different things), or a loss is not the calm run's.
 """
 
 from __future__ import annotations
@@ -23,16 +28,20 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from typing import Any
 
 import torch
 
 from recycle import Job, MicroBatch
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import Fault
+from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.observer import Observer
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.updates import Updates
-from recycle.job import price
+from recycle.job import PricedJob, price
 from recycle.shape import Worker
 
 COST = """
@@ -47,22 +56,25 @@ heads = 8
 sequence = 128
 vocabulary = 512
 """
-FLIPS = """
+RUN = """
 [shape]
 pipelines = {hosts}
 ranks = 2
 micro_batches = 2
 [planner]
-seconds = 1.0
+{planner}
+[memory]
+{memory}
 [model]
 kind = "{kind}"
-layers = 4
+layers = {layers}
 hidden = 32
 heads = 2
 sequence = 16
 [train]
 clip = 1e9
-checkpoint_every = 0
+checkpoint_every = {kept}
+precision = "{precision}"
 trace = "off"
 [membership]
 drift = 0.0
@@ -118,9 +130,77 @@ def flips_of(count: int, hosts: int, every: int, seed: int, is_replayed: bool = 
     return faults, step + every
 
 
+def job_of(
+    kind: str, hosts: int, every: int, is_replayed: bool, precision: str = "fp32", moves: bool = False
+) -> PricedJob:
+    """What is trained: small enough for hundreds of iterations, and two workers to a pipeline."""
+    planner, memory = "seconds = 1.0", ""
+    if moves:
+        planner, memory = 'layout = "elastic"\nmove_when = "always"\nsteps = 60', "limit = 16\nstate_limit = 1.5"
+    key, layers, kept = "every" if is_replayed else "digests", 8 if moves else 4, 10 * every if moves else 0
+    return price(Job.from_toml(RUN.format(**locals())))
+
+
+class _AwaitsLayout(Observer):
+    """Holds the run behind a death until the planner has said which layout follows; else hundreds of iterations of a
+    small model would have passed by then."""
+
+    def __init__(self) -> None:
+        self._pause = 0.0
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["kind"] in ("detected", "rejoined"):
+            self._pause = 0.1
+        elif event["kind"] in ("layout", "moved"):
+            self._pause = 0.0
+
+    def committed(self, line: dict[str, Any]) -> None:
+        time.sleep(self._pause)
+        self._pause = min(2.0, 1.5 * self._pause)
+
+
+def clean(
+    iterations: int, kind: str, hosts: int, every: int, seed: int, is_replayed: bool, precision: str, moves: bool
+) -> bool:
+    job = job_of(kind, hosts, every, is_replayed, precision, moves)
+    faults = punish(job.shape, iterations, 12.0, seed, kinds=("kill", "kill", "exception", "nan"))
+    dead = set[Worker]()
+    for fault in list(faults):  # who was spoilt and not killed does not re-join
+        if fault.kind == "rejoin" and fault.worker not in dead:
+            faults.remove(fault)
+        elif fault.kind != "nan":
+            dead ^= {fault.worker}
+
+    def run(struck: list[Fault]) -> RunResult:
+        with tempfile.TemporaryDirectory() as directory:
+            observer = _AwaitsLayout() if moves else None
+            return train(job, directory, steps=iterations, faults=struck, planner=plan_for_training, observer=observer)
+
+    struck, calm = run(faults), run([])
+    suspected = [event for event in [*struck.events, *calm.events] if is_suspicion(event)]
+    wrong = [
+        line["step"]
+        for line, other in zip(struck.metrics, calm.metrics, strict=True)
+        if (line["loss"], line["grad_norm"]) != (other["loss"], other["grad_norm"])
+    ]
+    count = Counter(event["kind"] for event in struck.events)
+    how = "replayed" if is_replayed else "compared"
+    print(
+        f"{kind}, {precision}, {hosts} hosts, {how} every {every}: {2 * iterations} iterations of two runs, with"
+        f" {count['detected']} deaths, {sum(fault.kind == 'nan' for fault in faults)} spoilt gradients,"
+        f" {count['rejoined']} re-joins and {count['moved']} moves of layers in one of them: {len(suspected)} times"
+        f" somebody was suspected; {len(wrong)} of {iterations} losses and norms differ"
+    )
+    return not suspected and not wrong
+
+
+def is_suspicion(event: dict[str, Any]) -> bool:
+    """Whether an event says that somebody may compute wrong."""
+    return event["kind"] == "corrupt" or (event["kind"] == "undone" and "different things" in event["cause"])
+
+
 def flips(count: int, kind: str, hosts: int, every: int, seed: int, is_replayed: bool) -> bool:
-    key = "every" if is_replayed else "digests"
-    job = price(Job.from_toml(FLIPS.format(kind=kind, hosts=hosts, every=every, key=key)))
+    job = job_of(kind, hosts, every, is_replayed)
     faults, steps = flips_of(count, hosts, every, seed, is_replayed)
 
     def run(struck: list[Fault]) -> RunResult:
@@ -155,7 +235,7 @@ def flips(count: int, kind: str, hosts: int, every: int, seed: int, is_replayed:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "flips"))
+    parser.add_argument("what", choices=("cost", "flips", "clean"))
     parser.add_argument("--every", type=int)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--layers", type=int, default=8)
@@ -166,10 +246,21 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--iterations", type=int, default=250)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--moves", action="store_true")
     given = parser.parse_args()
     if given.what == "cost":
         cost(given.every or 100, given.repeats, given.layers, given.hidden, given.micro_batches)
-    elif not flips(given.flips, given.kind, given.hosts, given.every or 3, given.seed, given.replay):
+        return
+    every = given.every or 3
+    if given.what == "flips":
+        is_right = flips(given.flips, given.kind, given.hosts, every, given.seed, given.replay)
+    else:
+        precision = "bf16" if given.bf16 else "fp32"
+        how = (given.seed, given.replay, precision, given.moves)
+        is_right = clean(given.iterations, given.kind, given.hosts, every, *how)
+    if not is_right:
         sys.exit(1)
 
 

@@ -246,20 +246,10 @@ def _require_integrity(job: Sections) -> None:
     if job.grid.pipelines < 2:
         compares = "who could run its work again" if every else "to compare its state with"
         raise JobError(f"[integrity] {key}: with 1 pipeline no worker has a peer {compares}; write 0")
-    if job.planner.layout == "elastic" or job.planner.move:
-        raise JobError(
-            f"[integrity] {key}: a worker that comes to host other layers has not kept their states; write"
-            f' [planner] layout = "fixed" and move = false, or {key} = 0'
-        )
     if job.train.sharded_optimizer:
         raise JobError(
             f"[integrity] {key}: not there yet with [train] sharded_optimizer = true, whose hosts hold different"
             " shards; leave out one of the two"
-        )
-    if every and job.grid.tensor_parallel > 1:
-        raise JobError(
-            f"[integrity] every: not there yet with [shape] tensor_parallel = {job.grid.tensor_parallel}, where a"
-            " replay takes all processes of a worker at once; write digests = N to compare states alone"
         )
     if every and digests not in (0, every):
         raise JobError(

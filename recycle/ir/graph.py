@@ -135,4 +135,4 @@ def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last:
 
 def load_compiled() -> None:
     """Load the compiled loops, for a caller who is about to time hundreds of small graphs."""
-    load(_topological_order, _earliest, _earliest_ranked)
+    load(_topological_order, _earliest, _earliest_ranked, _place)

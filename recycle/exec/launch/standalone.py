@@ -21,6 +21,7 @@ from recycle.exec.worker.held_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
+from recycle.ir.replays import ALWAYS
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
@@ -75,11 +76,6 @@ def run(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
-    if job.integrity.every:
-        raise JobError(
-            f'[integrity] every: {job.integrity.every!r}, but transport = "local" runs one schedule; run one that holds'
-            ' the replays (recycle.ir.replays.with_replays), or with transport = "gloo"'
-        )
     providers = Providers(model, data, loss, evaluation).over(job)
     request = request_run(job, steps=steps, schedule=schedule, providers=providers)
     assert request.schedule is not None
@@ -107,8 +103,8 @@ class LocalRun:
         }
         if job.train.sharded_optimizer:
             self._own_shards()
-        self.order = _global_order(schedule)
         self.rotation = rotation_of(schedule, job)
+        self._orders: dict[int, list[tuple[Worker, int]]] = {}
         self.evaluated_by = evaluation_schedule(schedule, job)
 
     def _own_shards(self) -> None:
@@ -162,13 +158,21 @@ class LocalRun:
         for iterations in running.values():
             iterations.begin()
         self._share_sums()
-        for worker, position in self.order:
+        for worker, position in self._order(iteration):
             running[worker].execute(position)
         for iterations in running.values():
             iterations.step()
         for iterations in running.values():
             iterations.end()
         return commit_of(self.job, iteration, iteration + 1, reports)
+
+    def _order(self, iteration: int) -> list[tuple[Worker, int]]:
+        """In which order the workers' instructions of an iteration run; the same in all of a round of replays."""
+        number = ALWAYS if self.rotation is None else self.rotation.round_of(iteration)
+        if number not in self._orders:
+            schedule = self.schedule if self.rotation is None else self.rotation.schedule(iteration)
+            self._orders[number] = _global_order(schedule)
+        return self._orders[number]
 
     def evaluate(self, step: int) -> Evaluated:
         """Evaluate the state, which is that after `step`."""

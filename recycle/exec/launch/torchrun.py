@@ -82,8 +82,6 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
             " with: recycle train"
         )
-    if job.integrity.every:
-        raise JobError("[integrity] every: is not there under torchrun; train with: recycle train, or set it to 0")
     workers = sorted(schedule.live)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size != len(workers):
@@ -100,6 +98,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     owners = hold_initial(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
     program, evaluated_by = schedule.program(role), evaluation_schedule(schedule, job)
+    rotation = rotation_of(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
         GroupsOfGeneration(
             f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
@@ -107,7 +106,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             workers,
             sum_groups(schedule),
             next((stage.message_spec() for stage in stages.values()), ((0,), torch.float32)),
-            lanes_of(schedule),
+            lanes_of(schedule if rotation is None else rotation.whole),
             owners=owners,
         )
     )
@@ -137,8 +136,8 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         ties=schedule.ties,
         buckets=schedule.buckets,
         evaluation=evaluation,
-        compared_every=job.integrity.digests,
-        rotation=rotation_of(schedule, job),
+        compared_every=(0 if rotation is None else rotation.rounds) or job.integrity.digests,
+        rotation=rotation,
     ).run()
 
 

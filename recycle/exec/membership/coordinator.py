@@ -186,11 +186,7 @@ class Coordinator:
         self.record = record
         self.live = {Worker.parse(worker) for worker in record.live}
         has_run = self._register.has_run(record)
-        if held := record.holds if has_run else record.held:
-            hosts = self._holdings.named(held, self.plans.hosts)
-            if hosts is None:
-                raise RunError(f"plan {held}, which says what the workers hold, is not in the run directory any more")
-            self._holdings.take_up(held, hosts)
+        self._take_up(record.holds if has_run else record.held)
         self._register.take_over(record)
         if record.commit is not None and record.plan:  # without a plan it is the record of a restart
             self._register.complete_commit(record)
@@ -205,6 +201,13 @@ class Coordinator:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}
         self._lost_since = self.now()
         self._end()
+
+    def _take_up(self, plan: str) -> None:
+        """The workers hold what the plan of this name gives them; empty for what they start with."""
+        hosts = self._holdings.named(plan, self.plans.hosts) if plan else None
+        if plan and hosts is None:
+            raise RunError(f"plan {plan}, which says what the workers hold, is not in the run directory any more")
+        self._holdings.take_up(plan, hosts)
 
     @property
     def shape(self) -> Shape:
@@ -520,7 +523,8 @@ class Coordinator:
         verified = self.record.verified
         assert verified is not None, "only an older state than the one at hand is gone back to"
         self._joined |= {worker for worker in self.live if str(worker) in verified.without}
-        self.record = gone_back(self.record, verified, self.live, self._joined, self._holdings.plan)
+        self._take_up(verified.holds)
+        self.record = gone_back(self.record, verified, self.live, self._joined)
         self._disputed = []
         self._register.announce_over(self.record)
         self.went_back(verified.step)
@@ -532,7 +536,9 @@ class Coordinator:
         """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
         return named_bits(
             bits,
-            lambda stage, rank: self.store.read(schema.StateLayoutKey(stage, rank)) or [],
+            lambda stage, rank: (
+                self.store.read(schema.StateLayoutKey(stage, rank, self.record.holds or schema.GIVEN)) or []
+            ),
             self.job.grid.tensor_parallel,
         )
 

@@ -44,6 +44,8 @@ class Disagreement(RunError):
         odd: worker -> what it holds that others do not; empty when nobody can say who is wrong.
         held: worker -> what it reported, of all workers that the difference is between.
         is_of_state: states differ, which no repetition mends.
+        ranks: the stages in which tensor ranks of a worker hold different things, and no states differ. What was wrong
+            in one of them has spread through the sums to others: it says little of who computed wrong.
         bits: of states, where one bit explains the difference.
     """
 
@@ -55,9 +57,10 @@ class Disagreement(RunError):
         held: Mapping[str, str],
         is_of_state: bool = False,
         bits: Sequence[Bit] = (),
+        ranks: Sequence[int] = (),
     ) -> None:
         super().__init__(f"step {step}: {'; '.join(differences)}")
-        self.is_of_state, self.bits = is_of_state, list(bits)
+        self.is_of_state, self.bits, self.ranks = is_of_state, list(bits), list(ranks)
         self.step, self.odd, self.held = step, dict(odd), dict(held)
         self.what = "; ".join(differences)
 
@@ -79,12 +82,13 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
         workers[split_member(member)[0]].append(reports[member])
     differences: list[str] = []
     odd: dict[str, str] = {}
+    unlike: dict[str, str] = {}
     held: dict[str, str] = {}
     is_of_state, bits = False, list[Bit]()
     for worker, ranks in workers.items():
         if what := _unlike_ranks(ranks, named):
             differences.append(f"tensor ranks of worker {worker} hold different {what}")
-            odd[worker] = f"its tensor ranks hold different {what}"
+            unlike[worker] = f"its tensor ranks hold different {what}"
             said = [_text(report, stage, named) for report in ranks for stage in report.norms]
             held[worker] = "; ".join([*said, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])
     of_stages: dict[int, dict[str, _Held]] = defaultdict(dict)
@@ -112,7 +116,10 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
                 peer = next(worker for worker, its in of_hosts.items() if its == value)
                 bits += (bit for worker in of_hosts for bit in _bits(worker, workers[worker], workers[peer], stage))
     if differences:
-        raise Disagreement(step, differences, odd, held, is_of_state, bits)
+        ranks = [] if is_of_state else sorted({stage for worker in unlike for stage in workers[worker][0].norms})
+        if not (is_of_state and odd):  # a wrong state has spread to tensor ranks of all hosts
+            odd = unlike | odd | unlike
+        raise Disagreement(step, differences, odd, held, is_of_state, bits, ranks)
 
 
 def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage: int) -> Iterator[Bit]:

@@ -28,14 +28,13 @@ def kept_by(verified: Verified | None, live: Collection[Worker], joined: Collect
 
 
 def gone_back(
-    record: GenerationRecord, verified: Verified, live: Collection[Worker], joined: Collection[Worker], plan: str
+    record: GenerationRecord, verified: Verified, live: Collection[Worker], joined: Collection[Worker]
 ) -> GenerationRecord:
     """The record of a generation that is over from the start, behind which all go on from the verified state.
 
     Args:
         record: the last one.
         live: the workers that are left. joined: those that have not kept the state, and copy it.
-        plan: name of what the workers hold.
     """
     names = [str(worker) for worker in sorted(live)]
     return msgspec.structs.replace(
@@ -49,8 +48,8 @@ def gone_back(
         mode="barrier",
         copies=[],
         behind=[],
-        held=plan,
-        holds=plan,
+        held=verified.holds,
+        holds=verified.holds,
         candidate=None,
         disputed=[],
     )

@@ -82,11 +82,13 @@ class Verified(Struct, frozen=True):
         step: the iteration that it is from; -1 for the initial one.
         commit: of it, without what it announced; None for the initial one.
         without: workers that do not have it, as they joined later.
+        holds: hash of the plan that the others hold the units of in it; empty for what processes start with.
     """
 
     step: int
     commit: Commit | None
     without: list[str] = []
+    holds: str = ""
 
 
 class GenerationRecord(Struct, frozen=True):

@@ -5,6 +5,8 @@ more than half of them is odd. Of two that differ nobody can say which is right.
 other hosts of the stage replay what is disputed: then a third host votes, or, where a fault has passed, the two agree,
 and who differs from that now in what it said before is odd.
 
+A worker of several tensor ranks votes once with each, against the same rank of the others.
+
 Limits: where none of those that differed said before what all say now, they had other inputs, and nobody is odd.
 """
 
@@ -13,15 +15,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from recycle.exec.membership.members import member_name, split_member
 from recycle.exec.membership.messages import Replayed
 from recycle.exec.model.checksum import Checksum, differing_bit
 from recycle.exec.model.made import PARTS, Made
 from recycle.ir.replays import Checked
-from recycle.shape import MicroBatch
+from recycle.shape import MicroBatch, Worker
 
-Votes = Mapping[Checked, Mapping[str, Made]]
+
+class Voted(NamedTuple):
+    """What workers vote on: a stage's work on a micro-batch, as far as one tensor rank of each has it."""
+
+    checked: Checked
+    tensor_rank: int = 0
+
+
+Votes = Mapping[Voted, Mapping[str, Made]]
 """What was replayed -> worker -> what it made of it, the one whose work it is first."""
 
 
@@ -56,12 +67,14 @@ def replayed_as(checked: Checked, made: Made, is_home: bool) -> Replayed:
 
 
 def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
-    """What (worker, report) come to; what only one worker speaks of is left out."""
-    found: dict[Checked, dict[str, Made]] = {}
-    for worker, one in sorted(said, key=lambda pair: not pair[1].is_home):
+    """What (process, report) come to; what only one worker speaks of is left out."""
+    found: dict[Voted, dict[str, Made]] = {}
+    for process, one in sorted(said, key=lambda pair: not pair[1].is_home):
+        worker, rank = split_member(process)
         made = Made(*(Checksum(*one.sums[place : place + 2]) for place in range(0, len(one.sums), 2)))
-        found.setdefault(Checked(one.stage, MicroBatch(one.pipeline, one.index)), {})[worker] = made
-    return {checked: votes for checked, votes in sorted(found.items()) if len(votes) > 1}
+        voted = Voted(Checked(one.stage, MicroBatch(one.pipeline, one.index)), rank)
+        found.setdefault(voted, {})[worker] = made
+    return {voted: votes for voted, votes in sorted(found.items()) if len(votes) > 1}
 
 
 def count(votes: Votes, before: Votes | None = None) -> Unlike | None:
@@ -71,27 +84,29 @@ def count(votes: Votes, before: Votes | None = None) -> Unlike | None:
         before: the votes of the same iteration when it ran before and something was disputed.
     """
     odd: dict[str, str] = {}
-    disputed: list[Checked] = []
+    disputed: dict[Checked, None] = {}
     differences: list[str] = []
     held: dict[str, str] = {}
     parts: list[dict[str, Any]] = []
-    for checked, made_by in votes.items():
+    for voted, made_by in votes.items():
+        checked, rank = voted
         value, agreeing = Counter(made_by.values()).most_common(1)[0]
         if 2 * agreeing <= len(made_by):
-            disputed.append(checked)
-            held |= {worker: _text(checked, made) for worker, made in made_by.items()}
+            disputed[checked] = None
+            held |= {worker: _text(voted, made) for worker, made in made_by.items()}
             one, other, *_ = dict.fromkeys(made_by.values())
-            differences.append(f"{_names(made_by)} made different things of {_named(checked)} ({_tensors(one, other)})")
+            differences.append(f"{_names(made_by)} made different things of {_named(voted)} ({_tensors(one, other)})")
             continue
         wrong = {worker: made for worker, made in made_by.items() if made != value}
-        wrong |= _contradicted({} if before is None else before.get(checked, {}), value)
+        wrong |= _contradicted({} if before is None else before.get(voted, {}), value)
         for worker, made in wrong.items():
             others = _names(other for other, its in made_by.items() if its == value and other != worker)
-            what = f"something else of {_named(checked)} than {others} ({_tensors(made, value)})"
+            what = f"something else of {_named(voted)} than {others} ({_tensors(made, value)})"
             odd.setdefault(worker, f"it made {what}")
             differences.append(f"worker {worker} made {what}")
-            parts += [_part(worker, checked, name, made, value) for name in _unlike(made, value)]
-            held |= {other: _text(checked, made) for other, made in made_by.items()} | {worker: _text(checked, made)}
+            process = worker if rank == 0 else member_name(Worker.parse(worker), rank)
+            parts += [_part(process, checked, name, made, value) for name in _unlike(made, value)]
+            held |= {other: _text(voted, made) for other, made in made_by.items()} | {worker: _text(voted, made)}
     if not differences:
         return None
     return Unlike(odd, tuple(disputed), tuple(differences), held, tuple(parts))
@@ -117,19 +132,20 @@ def _tensors(one: Made, other: Made) -> str:
     return ", ".join(_unlike(one, other))
 
 
-def _part(worker: str, checked: Checked, name: str, made: Made, value: Made) -> dict[str, Any]:
+def _part(process: str, checked: Checked, name: str, made: Made, value: Made) -> dict[str, Any]:
     place = differing_bit(made[PARTS.index(name)], value[PARTS.index(name)])
-    found = {"worker": worker, "stage": checked.stage, "micro_batch": str(checked.micro_batch), "tensor": name}
+    found = {"worker": process, "stage": checked.stage, "micro_batch": str(checked.micro_batch), "tensor": name}
     return found if place is None else found | {"index": place.word, "bit": place.bit}
 
 
-def _named(checked: Checked) -> str:
-    return f"micro-batch {checked.micro_batch} at stage {checked.stage}"
+def _named(voted: Voted) -> str:
+    (stage, micro_batch), rank = voted
+    return f"micro-batch {micro_batch} at stage {stage}" + (f" in tensor rank {rank}" if rank else "")
 
 
-def _text(checked: Checked, made: Made) -> str:
+def _text(voted: Voted, made: Made) -> str:
     sums = ", ".join(f"{name} {one.words:016x}" for name, one in zip(PARTS, made, strict=True))
-    return f"{_named(checked)}: {sums}"
+    return f"{_named(voted)}: {sums}"
 
 
 def _names(workers: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.exec.membership.compute_times import ComputeTimes, LinkTimes
-from recycle.exec.membership.members import Members, members_columns, split_member
+from recycle.exec.membership.members import Members, members_columns
 from recycle.exec.membership.messages import Replayed, Report
 from recycle.exec.membership.packed_report import (
     HAS_CHECKSUM,
@@ -44,7 +44,7 @@ class ReportColumns:
         ran, of_stage, token, count, seconds: of each kind of instruction, likewise.
         linked, link_pipeline, link_rank, sent, link_seconds, waited: of each other process that it has messages with,
             likewise.
-        replayed: (worker, what it says) of each micro-batch that was replayed.
+        replayed: (process, what it says) of each micro-batch that was replayed.
     """
 
     members: Sequence[str]
@@ -87,9 +87,7 @@ class ReportColumns:
             losses[places], said[places] = rows["loss"], has_loss(rows)
             if rows["replayed"].size:
                 of_processes = zip(places, rows["replayed"], strict=True)
-                replayed += [
-                    (split_member(members[place])[0], one) for place, of in of_processes for one in replayed_of(of)
-                ]
+                replayed += [(members[place], one) for place, of in of_processes for one in replayed_of(of)]
             for found, name in ((stages, "stages"), (computed, "computed"), (links, "links")):
                 of = rows[name]
                 columns = {field: of[field].reshape(of.size, *of[field].shape[2:]) for field in of.dtype.names or ()}

@@ -330,11 +330,17 @@ class SavedKey(Note[Saved], writer=Writer.WORKER):
     tensor_rank: int = 0
 
 
+GIVEN = "given"
+"""The stages that processes start with, in names of keys."""
+
+
 class StateLayoutKey(Note[list[tuple[str, int, int, int]]], writer=Writer.WORKER):
-    """Where the tensors of a stage's state lie, as `checksum.StateTensor`s, for events that name one."""
+    """Where the tensors of a stage's state lie, as `checksum.StateTensor`s, for events that name one; `layout` is the
+    plan that it is a stage of, as `GenerationRecord.holds` has it, and `GIVEN` where that is empty."""
 
     stage: int
     tensor_rank: int = 0
+    layout: str = GIVEN
 
 
 class FinalKey(Note[dict[int, str]], writer=Writer.WORKER):

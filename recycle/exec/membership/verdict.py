@@ -26,7 +26,7 @@ from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.made import Made
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
-from recycle.shape import Worker
+from recycle.shape import MicroBatch, Worker
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,14 @@ class Judge:
         if self._ends_early:
             self._last = min(self._last, soonest)
         is_last = step >= self._last
+        votes = votes_of(reports.replayed)
+        unlike = count(votes, self._votes if self._voted == step else None)
         try:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as found:
-            return self._settle(found, holders, record.verified)
-        votes = votes_of(reports.replayed)
-        unlike = count(votes, self._votes if self._voted == step else None)
+            says_who = not found.ranks or self._is_right({*map(Worker.parse, found.odd)}, holders)
+            if says_who or unlike is None:
+                return self._settle(found, holders, record.verified)
         if unlike is not None:
             return self._settle_votes(step, votes, unlike, holders, record.verified)
         finite = commit.clip_factor is not None
@@ -157,11 +159,19 @@ class Judge:
         self._log("corrupt", step=step, workers=list(unlike.odd), what=unlike.what, held=unlike.held, **parts)
         self._voted = -1
         odd = {worker: why for name, why in unlike.odd.items() if (worker := Worker.parse(name)) in holders}
-        is_right = bool(unlike.odd) and not self._holdings.lost(set(holders) - odd.keys())
+        is_right = bool(unlike.odd) and self._is_right(odd, holders)
         if verified is not None and verified.step < step - 1 and (is_right or self._disagreed != step):
             self._disagreed = step
             return Rewind(unlike.what, odd if is_right else {})
         return Fence(odd) if is_right else self._from_checkpoint(step, f"step {step}: {unlike.what}")
+
+    def _is_right(self, odd: Collection[Worker], holders: Collection[Worker]) -> bool:
+        """Whether there is somebody to fence, and those that are left hold everything."""
+        return bool(odd) and not self._holdings.lost(set(holders) - set(odd))
+
+    def _disputed_in(self, stages: Sequence[int]) -> tuple[Checked, ...]:
+        """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
+        return tuple(Checked(stage, MicroBatch(0, 0)) for stage in stages) if self._job.integrity.every else ()
 
     def _from_checkpoint(self, step: int, cause: str) -> GoBack:
         """Once for each iteration; the run cannot go on after that."""
@@ -177,10 +187,9 @@ class Judge:
         """Fence who holds other numbers than its peers, if somebody can say who does and a peer is left."""
         step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
         self._voted = -1
-        left = set(holders) - odd.keys()
         where = {"bits": self._name_bits(found.bits)} if found.bits else {}
         self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held, **where)
-        is_right = bool(odd) and not self._holdings.lost(left)
+        is_right = self._is_right(odd, holders)
         if found.is_of_state:
             is_newer = verified is not None and verified.step < step - 1
             if is_newer and (is_right or self._disagreed != step):
@@ -188,7 +197,7 @@ class Judge:
                 return Rewind(found.what, odd if is_right else {})
         elif not is_right and self._disagreed != step:
             self._disagreed = step
-            return Repeat(found.what)
+            return Repeat(found.what, self._disputed_in(found.ranks))
         if is_right:
             return Fence(odd)
         return self._from_checkpoint(step, str(found))

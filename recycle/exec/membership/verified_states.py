@@ -19,13 +19,14 @@ def verified_after(record: GenerationRecord, has_states: bool) -> tuple[Verified
     Args:
         has_states: whether the hosts have compared the states that the iteration began with.
     """
-    begun_with = Verified(record.committed, _without_orders(record.commit))
+    begun_with = Verified(record.committed, _without_orders(record.commit), holds=record.holds)
     if not record.rounds:
         return (begun_with if has_states else record.verified), None
     verified, candidate = record.verified, record.candidate
     if has_states:
         candidate = begun_with
-        verified = verified or candidate
+        if verified is None or verified.step == candidate.step:  # kept anew, by who joined and in the layout at hand
+            verified = candidate
     step = record.committed + 1
     if candidate is not None and ends_round(step, record.rounds) and candidate.step == step - record.rounds:
         verified = candidate

@@ -16,6 +16,7 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.unit_states import UnitState
+from recycle.exec.worker.kept_states import HostedStages
 
 
 class Build(Protocol):
@@ -54,10 +55,15 @@ class Hosted:
         if holds:
             self.confirm()
 
+    @property
+    def layout(self) -> HostedStages:
+        """What is hosted now."""
+        return self._cut, tuple(sorted(self.stages))
+
     def place(self, cut: Sequence[int], indices: Iterable[int]) -> bool:
         """Host these stages from now on; whether they are others than before."""
         indices = sorted(indices)
-        if (tuple(cut), indices) == (self._cut, sorted(self.stages)):
+        if (tuple(cut), tuple(indices)) == self.layout:
             return False
         self.stages.clear()  # the memory of their sums of gradients is for the new ones
         self._cut, self.is_confirmed = tuple(cut), False

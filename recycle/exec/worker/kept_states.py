@@ -3,11 +3,15 @@
 A copy is made of the state that an iteration begins with, piece by piece, and is what the checksum is of. Two are held:
 the one that is gone back to, and the one that is being compared. Which one is gone back to the caller knows: the last
 one on which all hosts agreed, or where they replay each other's work an older one (verified_states.py).
+
+A copy is of the stages that the worker hosted then. Where layers have moved since, it hosts those again when it goes
+back, and what the next generation wants is copied from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -15,7 +19,29 @@ from recycle.exec.model.checksum import PIECE, Checksum, RunningChecksum
 from recycle.exec.model.stage import Stage, copy_state
 
 _COPIES = 2
-_Buffers = dict[int, list[torch.Tensor]]
+HostedStages = tuple[tuple[int, ...], tuple[int, ...]]
+"""Units of each stage of the model where the layout cuts it, and the stages that a worker hosts of it."""
+
+
+class Hosting(Protocol):
+    """Who hosts the stages; `recycle.exec.worker.hosted.Hosted` of a worker whose layers may move."""
+
+    @property
+    def layout(self) -> HostedStages:
+        """What is hosted now."""
+
+    def place(self, cut: Sequence[int], indices: Sequence[int]) -> bool:
+        """Host these stages from now on; whether they are others than before."""
+
+    def confirm(self) -> None:
+        """The state of all stages is complete, and nothing else counts from now on."""
+
+
+class _Kept(NamedTuple):
+    """A copy: of what was hosted, by stage."""
+
+    layout: HostedStages
+    buffers: dict[int, list[torch.Tensor]]
 
 
 class _Copying:
@@ -53,11 +79,17 @@ class KeptStates:
     Args:
         stages: that it hosts, at any time.
         empty_like: makes a buffer for a tensor of a state.
+        hosting: hosts them; None where it always hosts the same.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], empty_like: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._stages, self._empty_like = stages, empty_like
-        self._kept: dict[int, _Buffers] = {}
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        empty_like: Callable[[torch.Tensor], torch.Tensor],
+        hosting: Hosting | None = None,
+    ) -> None:
+        self._stages, self._empty_like, self._hosting = stages, empty_like, hosting
+        self._kept: dict[int, _Kept] = {}
         self._copying: dict[int, _Copying] = {}
         self._begun: int | None = None
         self.checksums: dict[int, Checksum] = {}
@@ -71,14 +103,17 @@ class KeptStates:
         if self._begun == step:
             return
         self._begun, self.checksums = step, {}
-        older = sorted(self._kept)
+        older, layout, last = sorted(self._kept), self._layout(), None
         if step in self._kept:
-            buffers = self._kept.pop(step)
+            last = self._kept.pop(step)
         elif len(older) == _COPIES:
-            buffers = self._kept.pop(next(kept for kept in older if kept != besides))
+            last = self._kept.pop(next(kept for kept in older if kept != besides))
+        if last is not None and last.layout == layout:
+            buffers = last.buffers
         else:
+            del last  # its memory is for the new one
             buffers = {i: [self._empty_like(one) for one in s.state_tensors()] for i, s in self._stages.items()}
-        self._kept[step] = buffers
+        self._kept[step] = _Kept(layout, buffers)
         self._copying = {i: _Copying(s.state_tensors(), buffers[i]) for i, s in self._stages.items()}
 
     def piece(self) -> bool:
@@ -97,15 +132,30 @@ class KeptStates:
         return self.checksums
 
     def go_back(self, step: int) -> bool:
-        """Have all stages be in the state after `step`, if it is kept; states of later steps count no more."""
+        """Have all stages be in the state after `step`, if it is kept; states of later steps count no more.
+
+        The stages are those that were hosted then.
+        """
         self.cancel()
         for later in [kept for kept in self._kept if kept > step]:
             del self._kept[later]
         if step not in self._kept:
             return False
-        for index, buffers in self._kept[step].items():
+        layout, of_stages = self._kept[step]
+        if self._hosting is not None:
+            self._hosting.place(*layout)
+        for index, buffers in of_stages.items():
             copy_state(self._stages[index].state_tensors(), buffers)
+        if self._hosting is not None:
+            self._hosting.confirm()
         return True
+
+    def _layout(self) -> HostedStages:
+        return ((), tuple(sorted(self._stages))) if self._hosting is None else self._hosting.layout
+
+    def is_of_others(self, step: int) -> bool:
+        """Whether the state after `step` is kept, of other stages than those that are hosted now."""
+        return step in self._kept and self._kept[step].layout != self._layout()
 
     def cancel(self) -> None:
         """The generation has ended: what was begun is begun anew in the next one."""

@@ -20,7 +20,7 @@ from recycle.exec.membership.member import GenerationOver, Member
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, Copied, GenerationRecord
 from recycle.exec.membership.plan_files import read_plan
-from recycle.exec.membership.schema import StateLayoutKey, generation_folder
+from recycle.exec.membership.schema import GIVEN, StateLayoutKey, generation_folder
 from recycle.exec.model.checksum import layout_of
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
@@ -35,7 +35,7 @@ from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import streams_of
 from recycle.exec.worker.trace_log import TraceLog
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.updates import REHOST, Updates
 from recycle.ir.check import check, require_no_errors
 from recycle.ir.lower import lower
 from recycle.ir.replays import Checked
@@ -78,7 +78,7 @@ class WorkerLoop:
 
     def __post_init__(self) -> None:
         on_host = self.job.train.undo == "host"
-        self._updates = Updates(self.hosted.stages, self.at, self.member.decisions(), on_host)
+        self._updates = Updates(self.hosted.stages, self.at, self.member.decisions(), on_host, self.hosted)
         self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
@@ -104,7 +104,8 @@ class WorkerLoop:
         if self.member.worker in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
-        self.member.progress.begins(self._updates.way_to(record.committed), warms_up=False)
+        way = self._updates.way_to(record.committed)
+        self.member.progress.begins(way, warms_up=way == REHOST)  # which makes stages
         if ahead:
             self.injector.at_phase("undo", record.committed + 1)
         self._updates.settle(record.committed, record.commit)
@@ -145,7 +146,7 @@ class WorkerLoop:
                 return None
             self.hosted.confirm()
             if self.job.integrity.compares_states:
-                self._tell_layouts()
+                self._tell_layouts(record.holds)
             if self.shards is None:
                 self.saver.follow(schedule, record)
             else:
@@ -340,11 +341,15 @@ class WorkerLoop:
 
         return BackgroundCopies(copies, transport, come)
 
-    def _tell_layouts(self) -> None:
-        """Say once where the tensors of the stages' states lie, for events that name one."""
+    def _tell_layouts(self, holds: str) -> None:
+        """Say once where the tensors of the stages' states lie, for events that name one.
+
+        Args:
+            holds: hash of the plan whose stages these are; empty for those that processes start with.
+        """
         _, rank = split_member(self.member.name)
         for index, stage in self.hosted.stages.items():
-            key = StateLayoutKey(index, rank)
+            key = StateLayoutKey(index, rank, holds or GIVEN)
             if not self.member.store.has_all([key]):
                 state = stage.state_tensors()
                 layout = layout_of(state, stage.named_state(state))

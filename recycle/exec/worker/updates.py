@@ -23,8 +23,10 @@ from recycle.errors import RunError
 from recycle.exec.membership.messages import Commit
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage, copy_state
-from recycle.exec.worker.kept_states import KeptStates
+from recycle.exec.worker.kept_states import Hosting, KeptStates
 
+REHOST = "rehost"
+"""What it is called to go back to a state in which the worker hosted other stages."""
 LOOK_SECONDS = 0.002
 """Seconds between two looks of the thread, while the worker waits, at whether the last step is committed."""
 
@@ -38,6 +40,7 @@ class Updates:
         decided: the commit of an iteration, None as long as there is none; called from the thread. Without it nothing
             is copied early.
         on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
+        hosting: hosts the stages; None where they are always the same.
     """
 
     def __init__(
@@ -46,16 +49,17 @@ class Updates:
         at: int = -1,
         decided: Callable[[int], Commit | None] | None = None,
         on_host: bool = False,
+        hosting: Hosting | None = None,
     ) -> None:
         self._stages, self._decided, self._on_host = stages, decided, on_host
         self._at = dict.fromkeys(stages, at)
-        self._reduced = -1
+        self._reduced, self._settled = -1, at
         self._gathered: dict[int, int] = {}
         self._before: dict[int, list[torch.Tensor]] = {}
         self._kept: dict[int, int] = {}
         self._last, self._is_due, self._is_compared = -1, False, False
         self._besides: int | None = None
-        self.kept_states = KeptStates(stages, self._empty_like)
+        self.kept_states = KeptStates(stages, self._empty_like, hosting)
         self._waits = threading.Event()
         self._lock = threading.Lock()
         if decided is not None:
@@ -133,10 +137,12 @@ class Updates:
     def rehost(self, at: int) -> None:
         """The worker hosts other stages from now on, whose states are, or will be, from iteration `at`."""
         with self._lock:
-            self._at, self._kept = dict.fromkeys(self._stages, at), {}
-            self._gathered.clear()
-            self._before.clear()
-            self.kept_states.clear()
+            self._hosts_others(at)
+
+    def _hosts_others(self, at: int) -> None:
+        self._at, self._kept = dict.fromkeys(self._stages, at), {}
+        self._gathered.clear()
+        self._before.clear()
 
     def stand_at(self, iteration: int) -> bool:
         """Whether every stage's last step was that of `iteration`."""
@@ -146,14 +152,18 @@ class Updates:
         """The stages whose last step is not committed, or is not any more."""
         return [index for index, at in self._at.items() if at > committed]
 
+    def _is_ahead(self, committed: int) -> bool:
+        """Whether there is something to take back. Who hosts nothing is at no step, but may have hosted something."""
+        return bool(self.ahead(committed)) if self._at else committed < self._settled
+
     def way_to(self, committed: int) -> str:
         """What `settle` will do, as the heartbeat's name of the operation: each takes another time."""
-        if self.ahead(committed):
-            return "undo"
+        if self._is_ahead(committed):
+            return REHOST if self.kept_states.is_of_others(committed) else "undo"
         return "settle" if self.stand_at(committed) else "roll-forward"
 
     def settle(self, committed: int, commit: Commit | None) -> None:
-        """Bring every stage to the committed iteration.
+        """Bring every stage to the committed iteration; or to a kept state and the stages that were hosted then.
 
         Args:
             commit: of that iteration, None before the first.
@@ -164,10 +174,10 @@ class Updates:
         with self._lock:
             self._kept, self._is_due = {}, False
             self._waits.clear()
-            if self.ahead(committed) and self.kept_states.go_back(committed):
-                self._at = dict.fromkeys(self._at, committed)
-                self._gathered.clear()
+            if self._is_ahead(committed) and self.kept_states.go_back(committed):
+                self._hosts_others(committed)
             self.kept_states.cancel()
+            self._settled = committed
         if any(at > committed + 1 for at in self._at.values()):
             raise RunError(f"the state after step {committed} is to be gone back to, and is not kept here")
         for index in self.ahead(committed):

@@ -20,6 +20,7 @@ from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.job import PricedJob
+from recycle.sections import IntegritySection
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated
@@ -233,6 +234,21 @@ def test_a_worker_changes_its_stage_where_the_given_stages_stay(launch: Run, cal
     assert event["units"] == (4, 8)
     assert Worker.parse(event["worker"]).rank == 0
     assert_same(struck, calm(of))
+
+
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
+def test_hosts_that_differ_go_back_to_a_state_from_before_layers_moved(launch: Run, calm: Calm, kind: str) -> None:
+    """Not all was replayed when what is flipped at 13 shows, in the first iteration of a generation. So all are back
+    where the run began, and host the given layers there; what the layout at hand has them host is copied anew. Nobody
+    is fenced: layer 0 has two hosts in that layout."""
+    of = elastic(3, 2, kind, 24).with_sections(integrity=IntegritySection(every=12))
+    faults = ("kill:1.1@3.forward", "flip=weight,20:0.0@13", "nan:2.0@16")
+    struck = launch(of, 24, *faults, observer=AwaitsLayout())
+    assert_same(struck, calm(of))
+    assert {step for step in moved(struck) if step < 13} > {0}
+    (corrupt,) = (event for event in struck.events if event["kind"] == "corrupt")
+    assert (corrupt["what"][:19], corrupt["step"], corrupt["bits"][0]["bit"]) == ("workers 0.0 and 2.0", 16, 20)
+    assert "all are back behind step -1" in [event for event in struck.events if event["kind"] == "undone"][-1]["cause"]
 
 
 @pytest.mark.soak

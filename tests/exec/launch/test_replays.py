@@ -6,19 +6,25 @@ from typing import Any
 
 import pytest
 
-from recycle import Job
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b
+from recycle.job import PricedJob
+from recycle.sections import ShapeSection
 from tests.exec.runs import Run, calm_run, figures, job, kinds, only
 
 STEPS = 9
 
 
-def replayed(pipelines: int, kind: str = "emulated", every: int | str = 1, **sections: Any) -> Job:
+def replayed(pipelines: int, kind: str = "emulated", every: int | str = 1, **sections: Any) -> PricedJob:
     train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
     return job(
         pipelines, 2, 2, kind=kind, integrity={"every": every}, train=train, planner={"seconds": 0.2}, **sections
     )
+
+
+def two_processes(pipelines: int, ranks: int) -> ShapeSection:
+    """The shape of workers of two processes each."""
+    return ShapeSection(pipelines=pipelines, ranks=ranks, micro_batches=2, tensor_parallel=2)
 
 
 def assert_calm(run: RunResult, calm: RunResult) -> None:
@@ -82,6 +88,26 @@ def test_of_two_hosts_a_stuck_unit_is_nobodys_until_new_processes_go_on_from_a_c
     assert [event["workers"] for event in corrupt] == [[], []]
     assert only(run, "restored")["step"] == 2
     assert "detected" not in kinds(run)
+
+
+def test_a_flip_in_a_worker_of_two_processes_is_found_though_it_spreads_to_the_tensor_ranks_of_all(launch: Run) -> None:
+    """What one tensor rank makes wrong, the sums of that rank have on all hosts; the replays say where it came from."""
+    of = replayed(3, "gpt").with_sections(grid=two_processes(3, 1))
+    run, calm = launch(of, STEPS, "flip=activation:1.0@4", "rejoin:1.0@6"), calm_run(of, launch, STEPS)
+    assert_calm(run, calm)
+    assert only(run, "corrupt")["workers"] == ["1.0"]
+    assert {part["worker"] for part in only(run, "corrupt")["bits"]} <= {"1.0", "1.0t1"}
+    assert only(run, "detected")["worker"] == "1.0"
+    assert kinds(calm) == ["generation"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("fault", "every"), [("activation", 1), ("input", 1), ("kernel", 3), ("weight", 3)])
+def test_who_computes_wrong_in_two_processes_is_fenced(fault: str, every: int, launch: Run) -> None:
+    of = replayed(3, "gpt", every).with_sections(grid=two_processes(3, 2))
+    run, calm = launch(of, STEPS, f"flip={fault}:1.1@4"), calm_run(of, launch, STEPS)
+    assert_calm(run, calm)
+    assert only(run, "detected")["worker"] == "1.1"
 
 
 def test_a_plan_without_room_for_replays_is_told_of(launch: Run) -> None:

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from recycle.exec import run
-from recycle.ir.families import zb_h1
+from recycle.exec.data.batches import Batch
+from recycle.exec.model.loss import masked_sum
+from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.job import Job
 
 pytestmark = pytest.mark.process
@@ -55,6 +58,31 @@ def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
     assert [(line["loss"], line["grad_norm"]) for line in lines] == [
         (line["loss"], line["grad_norm"]) for line in expected.metrics
     ]
+
+
+REPLAYED = GPT.replace("pipelines = 1", "pipelines = 2").replace("ranks = 2", "ranks = 1") + "[integrity]\nevery = 3\n"
+
+
+def test_hosts_that_replay_each_others_work_find_who_computes_wrong_or_nothing(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    text = REPLAYED + "[train]\ncheckpoint_every = 0\n"
+    ended = torchrun(2, "--steps", "4", "--metrics", str(metrics), text=text, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    calm = Job.from_toml(text.replace("every = 3", "every = 0"))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["loss"] for line in lines] == run(one_f_one_b(calm.shape), calm, steps=4).losses
+    stuck = text + f'loss = "{stuck_in_one_process.__module__}:{stuck_in_one_process.__name__}"\n'
+    ended = torchrun(2, "--steps", "4", "--metrics", str(metrics), text=stuck, folder=tmp_path)
+    assert "error: step " in ended.stderr
+    assert "made different things of micro-batch" in ended.stderr
+    assert "one of them computes wrong" in ended.stderr
+    assert len(metrics.read_text().splitlines()) <= 3
+
+
+def stuck_in_one_process(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, object]:
+    """The loss of a job; too large in the second process that torchrun starts."""
+    total, count = masked_sum(losses, batch)
+    return total * (1.25 if os.environ["RANK"] == "1" else 1.0), count
 
 
 @pytest.mark.soak

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from recycle.exec.membership.messages import Report
 from recycle.exec.membership.packed_report import pack_report, unpack_report
-from recycle.exec.membership.replay_votes import Votes, count, replayed_as, votes_of
+from recycle.exec.membership.replay_votes import Voted, Votes, count, replayed_as, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.made import Made
 from recycle.ir.replays import Checked
 from recycle.shape import MicroBatch
 
-WORK = Checked(1, MicroBatch(2, 3))
+CHECKED = Checked(1, MicroBatch(2, 3))
+WORK = Voted(CHECKED)
 
 
 def made(activation: int, gradient: int = 5, weights: int = 7) -> Made:
@@ -33,7 +34,7 @@ def test_all_that_agree_are_right() -> None:
 def test_of_two_nobody_can_say_and_it_is_disputed() -> None:
     found = count(votes(k2=RIGHT, k0=WRONG))
     assert found is not None
-    assert (found.odd, found.disputed) == ({}, (WORK,))
+    assert (found.odd, found.disputed) == ({}, (CHECKED,))
     what = "workers 2.1 and 0.1 made different things of micro-batch 2.3 at stage 1"
     assert found.what == f"{what} (activation, input gradient, weight gradient)"
     assert set(found.held) == {"0.1", "2.1"}
@@ -55,7 +56,7 @@ def test_a_third_one_decides() -> None:
 def test_three_that_all_differ_are_disputed_again() -> None:
     found = count(votes(k2=WRONG, k0=RIGHT, k1=made(12)), votes(k2=WRONG, k0=RIGHT))
     assert found is not None
-    assert (found.odd, found.disputed) == ({}, (WORK,))
+    assert (found.odd, found.disputed) == ({}, (CHECKED,))
 
 
 def test_a_fault_that_has_passed_is_found_by_what_was_said_before() -> None:
@@ -76,18 +77,27 @@ def test_what_was_made_of_a_wrong_output_later_accuses_nobody() -> None:
 
 def test_of_hosts_that_had_other_inputs_before_nobody_is_odd() -> None:
     assert count(votes(k2=RIGHT, k0=RIGHT), votes(k2=made(11), k0=made(12))) is None
-    assert count(votes(k2=RIGHT, k0=RIGHT), {Checked(0, MicroBatch(2, 3)): {"2.0": WRONG, "0.0": RIGHT}}) is None
+    assert count(votes(k2=RIGHT, k0=RIGHT), {Voted(Checked(0, MicroBatch(2, 3))): {"2.0": WRONG, "0.0": RIGHT}}) is None
 
 
 def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None:
     large = Made(Checksum((1 << 64) - 1, 1 << 63), Checksum(3, 4), Checksum(0, 0))
-    home = Report({1: [1.0]}, None, replayed=[replayed_as(WORK, large, True)])
-    peer = Report(
-        {1: [1.0]}, None, replayed=[replayed_as(WORK, RIGHT, False), replayed_as(WORK._replace(stage=0), large, True)]
-    )
+    other = CHECKED._replace(stage=0)
+    home = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, large, True)])
+    peer = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, RIGHT, False), replayed_as(other, large, True)])
     assert [unpack_report(pack_report(report)) for report in (home, peer)] == [home, peer]
     columns = ReportColumns.of({"0.1": peer, "1.1": Report({1: [1.0]}, None), "2.1": home})
     assert columns.agree()
     found = votes_of(columns.replayed)
     assert found == {WORK: {"2.1": large, "0.1": RIGHT}}
     assert list(found[WORK]) == ["2.1", "0.1"]
+
+
+def test_tensor_ranks_vote_with_the_same_rank_of_other_workers() -> None:
+    said = [("2.1", RIGHT), ("2.1t1", WRONG), ("0.1", RIGHT), ("0.1t1", WRONG), ("1.1", RIGHT), ("1.1t1", RIGHT)]
+    found = count(votes_of([(name, replayed_as(CHECKED, its, name.startswith("2"))) for name, its in said]))
+    assert found is not None
+    assert list(found.odd) == ["1.1"]
+    assert {part["worker"] for part in found.parts} == {"1.1t1"}
+    assert "of micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in found.what
+    assert count(votes_of([(name, replayed_as(CHECKED, its, name == "2.1")) for name, its in said[:4]])) is None

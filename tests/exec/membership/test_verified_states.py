@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
 from recycle.exec.membership.verified_states import kept_state, verified_after
 
 
@@ -51,6 +51,15 @@ def test_a_generation_begins_anew_and_a_round_that_it_has_in_part_counts_for_not
         record = committed(record, step == 7 or step % 3 == 0)
         found.append(steps_of(record))
     assert found == [(2, 6), (2, 6), (2, 8), (2, 8), (8, 8), (8, 11)]
+
+
+def test_a_state_that_was_gone_back_to_is_the_one_that_hosts_keep_in_the_layout_at_hand() -> None:
+    before = Verified(4, None, ["1.0"], holds="layout before")
+    record = GenerationRecord(3, [], {}, "", 4, verified=before, rounds=5, holds="layout at hand")
+    assert committed(record, False).verified == before
+    after = committed(record, True).verified
+    assert after is not None
+    assert (after.step, after.without, after.holds) == (4, [], "layout at hand")
 
 
 @pytest.mark.parametrize("first", [0, 1, 5, 6])

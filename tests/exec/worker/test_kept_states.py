@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -11,9 +12,13 @@ from msgspec.structs import replace
 from recycle import RunError
 from recycle.exec.membership.messages import Commit
 from recycle.exec.model import checksum
+from recycle.exec.model.build import build_stages
 from recycle.exec.model.checksum import checksum_of
 from recycle.exec.model.stage import Stage
+from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
+from tests.exec.drive import execute, micro_batches, one_f_one_b
+from tests.exec.runs import job
 from tests.exec.worker.test_updates import commit, digests, pipeline, train
 
 TWO_STAGES = (0, 1)
@@ -53,6 +58,60 @@ def test_the_last_two_are_kept_and_each_can_be_gone_back_to(stages: list[Stage])
         assert digests(stages) == after[step]
     with pytest.raises(RunError, match=r"the state after step -1 is to be gone back to, and is not kept here"):
         updates.settle(-1, None)
+
+
+def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -> None:
+    hosted = Hosted(partial(build_stages, job(1, 2, 2)), (), [0, 1])
+    updates, step = Updates(hosted.stages, hosting=hosted), 0
+
+    def iterate(of: Hosted, its: Updates, step: int) -> None:
+        for stage in of.stages.values():
+            stage.begin_iteration(step)
+        batches = micro_batches(0, 2)
+        execute((stage, one_f_one_b(stage.index, len(of.stages), batches)) for stage in of.stages.values())
+        its.reduced(step)
+        its.settle(step, commit(step))
+
+    def kept(step: int) -> list[int]:
+        updates.keep_state(step)
+        return [one.words for _, one in sorted(updates.kept_checksums().items())]
+
+    given, initial = hosted.layout, kept(-1)
+    iterate(hosted, updates, 0)
+    hosted.place((1, 2, 1), [0, 1, 2])
+    updates.rehost(0)
+    hosted.confirm()
+    kept(0)
+    iterate(hosted, updates, 1)
+    assert updates.way_to(0) == "undo"
+    assert updates.way_to(-1) == "rehost"
+    updates.settle(-1, None)
+    assert hosted.layout == given
+    assert hosted.missing() == set()
+    assert kept(-1) == initial
+    for step in (0, 1):
+        iterate(hosted, updates, step)
+    calm = Hosted(partial(build_stages, job(1, 2, 2)), (), [0, 1])
+    still = Updates(calm.stages)
+    for step in (0, 1):
+        iterate(calm, still, step)
+    assert digests(list(hosted.stages.values())) == digests(list(calm.stages.values()))
+
+
+def test_who_hosted_nothing_goes_back_to_what_it_hosted_before() -> None:
+    hosted = Hosted(partial(build_stages, job(1, 2, 2)), (), [0])
+    updates, given = Updates(hosted.stages, hosting=hosted), hosted.layout
+    updates.keep_state(-1)
+    before = updates.kept_checksums()
+    hosted.place((4,), [])
+    updates.rehost(-1)
+    hosted.confirm()
+    updates.settle(4, commit(4))
+    assert hosted.stages == {}
+    updates.settle(-1, None)
+    assert hosted.layout == given
+    updates.keep_state(-1)
+    assert updates.kept_checksums() == before
 
 
 def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages: list[Stage]) -> None:

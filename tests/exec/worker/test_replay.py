@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from recycle import RunError
 from recycle.exec import run
+from recycle.exec.data.batches import Batch
+from recycle.exec.model.loss import masked_sum
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.replays import with_replays
+from recycle.sections import IntegritySection
 from tests.exec.runs import job
 
 
@@ -18,3 +23,27 @@ def test_losses_and_states_are_those_of_the_schedule_without_replays(kind: str) 
         with_them, without = (run(one, of, steps=2) for one in (with_replays(schedule).whole, schedule))
         assert with_them.losses == without.losses
         assert with_them.digests == without.digests
+
+
+@pytest.mark.parametrize("every", [3, "gaps"])
+def test_all_workers_of_one_process_replay_in_turn(every: int | str) -> None:
+    of = job(3, 2, 2, kind="gpt", train={"checkpoint_every": 0})
+    compared = of.with_sections(integrity=IntegritySection(every=every))
+    schedule = one_f_one_b(of.shape)
+    with_them, without = (run(schedule, one, steps=4) for one in (compared, of))
+    assert with_them.losses == without.losses
+    assert with_them.digests == without.digests
+
+
+def test_of_one_process_what_differs_ends_the_run_when_it_has_its_turn() -> None:
+    """From the 13th call on the loss is not what it was when a micro-batch is replayed."""
+    of = job(2, 1, 4, kind="gpt", train={"checkpoint_every": 0}, integrity={"every": 4})
+    calls = []
+
+    def loss(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, object]:
+        calls.append(1)
+        total, count = masked_sum(losses, batch)
+        return total + len(calls) * (len(calls) > 12), count
+
+    with pytest.raises(RunError, match=r"step 1: workers .* made different things of micro-batch .* computes wrong"):
+        run(one_f_one_b(of.shape), of, steps=4, loss=loss)

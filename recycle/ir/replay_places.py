@@ -1,0 +1,178 @@
+"""Writes replays into a schedule: each into the first gap of its worker that holds it.
+
+A gap begins behind all that the replay needs and has room for an activation, in the timeline of the schedule without
+any. Where there is none the replay goes behind the worker's computing, before the stage is reduced. So all that it
+needs comes before it in one order that respects every dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recycle.cut import profile_of_cut
+from recycle.ir.columns import Floats, Rows
+from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, is_kind
+from recycle.ir.kinds import ValueKind
+from recycle.ir.lower import insert, lower_with_origin
+from recycle.ir.memory import TOLERANCE, activation_changes
+from recycle.ir.pieces import work
+from recycle.ir.replay import Replay
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import event_graph, time_graph
+from recycle.ir.turns import Turn
+from recycle.profile import Profile
+
+_MAKERS = {ValueKind.ACTIVATION: (Forward,), ValueKind.INPUT_GRADIENT: (Backward, BackwardInput)}
+
+
+def inserted(schedule: Schedule, profile: Profile, turns: Sequence[Turn]) -> Schedule:
+    """The schedule with a replay for each turn.
+
+    Args:
+        schedule: compute-only.
+        turns: by worker and round; those of one round share gaps, others do not see each other.
+    """
+    if not turns:
+        return schedule
+    profile = profile_of_cut(profile, schedule.shape)
+    index = {worker: number for number, worker in enumerate(schedule.shape.workers())}
+    workers = np.array([index[turn.worker] for turn in turns], dtype=np.int64)
+    numbers = [(turn.checked.stage, *turn.checked.micro_batch) for turn in turns]
+    stage, pipeline, number = np.array(numbers, dtype=np.int64).T
+    before = _Places(schedule, profile).find(turns, workers, stage, pipeline * schedule.shape.micro_batches + number)
+    by_place = np.lexsort((before, workers))
+    added = {"kind": np.full(len(turns), Replay.kind), "stage": stage, "pipeline": pipeline, "index": number}
+    added = {name: column[by_place] for name, column in added.items()}
+    return insert(schedule, workers[by_place], before[by_place], added)[0]
+
+
+@dataclass(frozen=True)
+class _Times:
+    """When the rows of a schedule run without replays.
+
+    Attributes:
+        start, end: seconds.
+        order: place of each row in one order of all that respects every dependency.
+        held: activations, and bytes of activations, that its worker holds before each row, [2, rows].
+        peak: the most that each worker ever holds, [2, workers].
+    """
+
+    start: Floats
+    end: Floats
+    order: Rows
+    held: Floats
+    peak: Floats
+
+    @classmethod
+    def of(cls, schedule: Schedule, profile: Profile) -> _Times:
+        lowered, origin = lower_with_origin(schedule)
+        graph = event_graph(lowered)
+        timeline = time_graph(graph, profile)
+        rows = len(lowered.columns)
+        rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
+        rank[graph.order] = np.arange(len(graph.order))
+        place = np.empty(rows, dtype=np.int64)
+        place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+        given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
+        start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
+        np.minimum.at(start, origin[given], timeline.start[given])
+        np.maximum.at(end, origin[given], timeline.end[given])
+        np.maximum.at(order, origin[given], place[given])
+        c, held, peak = schedule.columns, [], []
+        for in_bytes in (False, True):
+            added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
+            total = np.append(0.0, np.cumsum(added - freed))
+            before = total[:-1] - total[c.offsets[c.worker]]
+            most = np.zeros(schedule.shape.worker_count)
+            np.maximum.at(most, c.worker, before + added)
+            held.append(before)
+            peak.append(most)
+        return cls(start, end, order, np.array(held), np.array(peak))
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The rows of a worker that replays of a stage may come before.
+
+    Attributes:
+        rows: in order. last: behind all computing; the replay goes there where no gap holds it.
+        idle: when the worker is idle before each. start, order: of each, as in `_Times`.
+    """
+
+    rows: Rows
+    idle: Floats
+    start: Floats
+    order: Rows
+    last: int
+
+
+class _Places:
+    """Finds where replays go in one schedule."""
+
+    def __init__(self, schedule: Schedule, profile: Profile) -> None:
+        self._schedule, self._profile, self._shape = schedule, profile, schedule.shape
+        self._times = _Times.of(schedule, profile)
+        self._beside = is_kind(schedule.columns.kind, Beside)
+        self._reduces = is_kind(schedule.columns.kind, ReduceGradients)
+        self._of: dict[tuple[int, int], _Candidates] = {}
+        shape = schedule.shape
+        self._seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
+        self._weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
+
+    def find(self, turns: Sequence[Turn], workers: Rows, stage: Rows, micro_batch: Rows) -> Rows:
+        """The row that each replay comes before."""
+        ready, behind = self._ready(workers, stage, micro_batch)
+        speed = np.array([self._profile.speed_of(worker) for worker in self._shape.workers()])
+        seconds = self._seconds[stage] * speed[workers]
+        found, taken = np.empty(len(turns), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
+        columns = (one.tolist() for one in (workers, stage, ready, behind, seconds))
+        for place, (w, s, available, after, needed) in enumerate(zip(*columns, strict=True)):
+            its = self._candidates(w, s)
+            begins = np.maximum(its.idle, available)
+            free = taken.setdefault((w, turns[place].round), {})
+            for row, since in free.items():
+                begins[its.rows == row] = max(since, available)
+            fits = (its.start - begins >= needed * (1 - TOLERANCE)) & (its.order > after)
+            first = int(fits.argmax()) if len(fits) else 0
+            if not len(fits) or not fits[first]:
+                found[place] = its.last
+                continue
+            found[place] = row = int(its.rows[first])
+            free[row] = float(begins[first]) + needed
+        return found
+
+    def _candidates(self, w: int, stage: int) -> _Candidates:
+        if (w, stage) not in self._of:
+            c, times = self._schedule.columns, self._times
+            first, end = (int(offset) for offset in c.offsets[w : w + 2])
+            holds = times.held[:, first:end].T + self._weights[:, stage] <= times.peak[:, w] * (1 + TOLERANCE)
+            fits = holds.all(axis=1) & ~self._beside[first:end]
+            until = self._reduces[first:end] & (c.stage[first:end] == stage)
+            ends = np.where(self._beside[first:end], 0.0, times.end[first:end])
+            idle = np.append(0.0, np.maximum.accumulate(ends))
+            last = int(until.argmax()) if until.any() else end - first
+            at = np.flatnonzero(fits[:last])
+            rows = first + at
+            self._of[w, stage] = _Candidates(rows, idle[at], times.start[rows], times.order[rows], first + last)
+        return self._of[w, stage]
+
+    def _ready(self, workers: Rows, stage: Rows, micro_batch: Rows) -> tuple[Floats, Rows]:
+        """(when all that each replay needs is there, the last place in the order that has some of it made)."""
+        pieces, shape, times = work(self._schedule), self._shape, self._times
+        ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
+        for need in Replay.row.needs:
+            makers = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
+            at = np.flatnonzero(is_kind(pieces.kind, _MAKERS[need.value]) & pieces.valid)
+            makers[pieces.stage[at], pieces.micro_batch[at]] = pieces.row[at]
+            of = stage + need.offset
+            made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)
+            there = np.flatnonzero(made >= 0)
+            maker, receiver = made[there], workers[there]
+            sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
+            way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
+            ready[there] = np.maximum(ready[there], times.end[maker] + np.where(sender == receiver, 0.0, way))
+            behind[there] = np.maximum(behind[there], times.order[maker])
+        return ready, behind
