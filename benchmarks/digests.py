@@ -60,7 +60,7 @@ RUN = """
 [shape]
 pipelines = {hosts}
 ranks = 2
-micro_batches = 2
+micro_batches = {micro_batches}
 [planner]
 {planner}
 [memory]
@@ -137,6 +137,7 @@ def job_of(
     planner, memory = "seconds = 1.0", ""
     if moves:
         planner, memory = 'layout = "elastic"\nmove_when = "always"\nsteps = 60', "limit = 16\nstate_limit = 1.5"
+    micro_batches = 4 if moves else 2
     key, layers, kept = "every" if is_replayed else "digests", 8 if moves else 4, 10 * every if moves else 0
     return price(Job.from_toml(RUN.format(**locals())))
 

@@ -47,7 +47,8 @@ def that_fit(whole: Schedule, of_rows: Rows, turns: Sequence[Turn], profile: Pro
         kept = np.append(stays, True)[of_rows]
         return time_graph(part_of(graph, kept), profile).period
 
-    longest = period(number == ALWAYS) * (1 + TOLERANCE)
+    stays: Flags = number == ALWAYS
+    longest = period(stays) * (1 + TOLERANCE)
 
     def fit(of: int, stages: Sequence[int]) -> bool:
         turns_of = (number == of) & np.isin(stage, stages)
@@ -58,7 +59,6 @@ def that_fit(whole: Schedule, of_rows: Rows, turns: Sequence[Turn], profile: Pro
         of = number[(stage == one) & (number != ALWAYS)]
         if len(of) and fit(int(of.min()), [*room, one]):
             room.append(one)
-    stays = number == ALWAYS
     for of in rounds:
         stages = sorted({*room} & {*stage[number == of].tolist()})
         while not fit(of, stages):

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from recycle.ir.columns import Rows, offsets_of
+from recycle.ir.columns import Flags, Ints, Rows, offsets_of
 from recycle.ir.dependencies import crossings, find
 from recycle.ir.instruction import CARRIERS, Instruction, StageWide, Transfer, is_kind
 from recycle.ir.lower import lower
@@ -82,7 +82,7 @@ class Rotation:
         micro_batch = np.array([turn.checked.micro_batch for turn in self.turns], dtype=np.int64)
         micro_batch = micro_batch[:, 0] * shape.micro_batches + micro_batch[:, 1]
 
-        def key(receiver: Rows, value: Rows | int, made_by: Rows, of: Rows) -> Rows:
+        def key(receiver: Rows | Ints, value: Rows | int, made_by: Rows | Ints, of: Rows) -> Rows:
             within = (receiver.astype(np.int64) * len(CARRIERS) + value) * (shape.stages + 2) + made_by + 1
             return within * shape.global_micro_batches + of
 
@@ -106,7 +106,7 @@ class Rotation:
                 found[rows] = turn[find(wanted, key(receiver, value, made_by, of_rows[rows]))]
         return found
 
-    def only(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Rotation:
+    def only(self, stays: Flags) -> Rotation:
         """The rotation without some of its turns.
 
         Args:

@@ -116,10 +116,10 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
                 peer = next(worker for worker, its in of_hosts.items() if its == value)
                 bits += (bit for worker in of_hosts for bit in _bits(worker, workers[worker], workers[peer], stage))
     if differences:
-        ranks = [] if is_of_state else sorted({stage for worker in unlike for stage in workers[worker][0].norms})
+        of_ranks = [] if is_of_state else sorted({stage for worker in unlike for stage in workers[worker][0].norms})
         if not (is_of_state and odd):  # a wrong state has spread to tensor ranks of all hosts
             odd = unlike | odd | unlike
-        raise Disagreement(step, differences, odd, held, is_of_state, bits, ranks)
+        raise Disagreement(step, differences, odd, held, is_of_state, bits, of_ranks)
 
 
 def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage: int) -> Iterator[Bit]:
