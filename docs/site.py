@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Shape
 from recycle.ir.families import FAMILIES
 from viz.export import export, html
+from viz.numbers import percent
 from viz.sources import ScheduleFile, family_sources, schedule_source
 
 ROOT = Path(__file__).parent.parent
 RANKS, MICRO_BATCHES = 4, 8
 NAVIGATION = {
-    "Schedules": ["write-a-schedule", "read-a-timeline", "file-format", "add-a-family", "add-an-instruction"],
+    "Schedules": ["write-a-schedule", "read-a-timeline", "viewer", "file-format", "add-a-family", "add-an-instruction"],
     "Planning": ["elastic", "profile", "memory", "compare", "comparison", "results"],
     "Training": ["models", "data", "dials", "checkpoints", "hugging-face", "megatron", "tensor-parallel", "zero1"],
-    "Failures and clusters": ["faults", "report", "cluster", "transports", "support"],
-    "Viewer": ["viewer"],
+    "Failures": ["faults", "report", "cluster", "transports", "support"],
     "Project": ["how-it-works", "glossary", "testing", "contributing"],
 }
 """Heading -> pages, of which each has to be in one (a test holds that)."""
@@ -73,6 +73,12 @@ nothing is sent anywhere. A schedule has no times yet:
 """
 
 
+THEME = """{% extends "base.html" %}
+{% block styles %}{{ super() }}<style id="hljs-light"></style><style id="hljs-dark"></style>{% endblock %}
+"""
+"""Its switch between light and dark turns these two off and on, though nothing is highlighted in the browser."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
@@ -80,6 +86,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder) / "pages"
         write_pages(pages)
+        (Path(folder) / "theme").mkdir()
+        (Path(folder) / "theme" / "main.html").write_text(THEME)
         (Path(folder) / "mkdocs.yml").write_text(configuration(out))
         done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"], cwd=folder)
     if done.returncode == 0:
@@ -128,7 +136,7 @@ def gallery(folder: Path) -> str:
         export(folder / f"{name}.html", [source])
         export(folder / f"{name}.svg", [source])
         rows.append(
-            f"| {name} | {chunks} | {timeline.period:g} | {timeline.bubble_ratio:.1%} |"
+            f"| {name} | {chunks} | {timeline.period:g} | {percent(timeline.bubble_ratio)} |"
             f" {max(peak for peak in timeline.peak_activations if peak is not None) / chunks:g} |"
             f" [open](gallery/{name}.html) |"
         )
@@ -180,7 +188,8 @@ def configuration(out: Path) -> str:
             f"site_dir: {out}",
             "use_directory_urls: false",
             # Its code is coloured when the pages are made: in the browser it would be with a script from elsewhere.
-            "theme: {name: mkdocs, color_mode: auto, user_color_mode_toggle: true, highlightjs: false}",
+            "theme: {name: mkdocs, custom_dir: theme, highlightjs: false,",
+            "  color_mode: auto, user_color_mode_toggle: true}",
             "markdown_extensions: [tables, attr_list, fenced_code, codehilite, {toc: {permalink: true}}]",
             "plugins:",
             "  - search",

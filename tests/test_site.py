@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -52,7 +54,7 @@ def test_links_lead_to_pages_and_files_that_are_none_become_text(site: ModuleTyp
 @pytest.mark.slow
 def test_the_gallery_has_every_family_with_the_same_work(site: ModuleType, tmp_path: Path) -> None:
     page = site.gallery(tmp_path)
-    rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (?:[12] \| [0-9.]+) \| ([0-9.]+)% ", page, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (?:[12] \| [0-9.]+) \| ([0-9.]+) % ", page, flags=re.MULTILINE))
     assert set(rows) == set(FAMILIES)
     assert "| 1f1b | 1 | 33 |" in page
     assert "| interleaved | 2 | 28.5 |" in page
@@ -73,3 +75,22 @@ def test_every_page_that_is_written_is_in_the_navigation_and_its_links_lead_to_f
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert links == ["playground/viewer.html"]
     assert (tmp_path / "pages" / links[0]).stat().st_size > 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_built_site_refers_to_nothing_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra site)")
+    pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings is not installed (extra site)")
+    command = [sys.executable, str(DOCS / "site.py"), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    pages = {page: page.read_text(encoding="utf-8") for page in tmp_path.glob("*.html") if page.name != "404.html"}
+    assert {"index.html", "api.html", "gallery.html", "playground.html"} <= {page.name for page in pages}
+    assert "recycle.Schedule.from_text" in pages[tmp_path / "api.html"]
+    lost, loaded = [], []
+    for page, text in pages.items():
+        loaded += re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="((?:https?:)?//[^"]+)"', text)
+        for link in re.findall(r'(?:href|src)="([^"#:]+)(?:#[^"]*)?"', text):
+            lost += [] if (page.parent / link).exists() else [f"{page.name}: {link}"]
+    assert (lost, loaded) == ([], [])
+    assert "lanes-view" in (tmp_path / "playground" / "viewer.html").read_text(encoding="utf-8")
