@@ -208,7 +208,7 @@ def timeline(page: Any, folder: Path) -> None:
     page.keyboard.press("Tab")
     page.locator(".lanes-view").first.focus()
     page.keyboard.press("m")
-    page.locator(".bench:visible .bench-tab", has_text="Selection").click()
+    page.locator(".bench-tab:visible", has_text="Selection").click()
     page.wait_for_selector(".selection")
 
 
@@ -255,7 +255,7 @@ def what_if(page: Any, folder: Path) -> None:
 def library(page: Any, folder: Path) -> None:
     opened(page, two_plans(), tab="Plans and what-if")
     drawn(page)
-    page.locator(".bench:visible .bench-tab", has_text="Library").click()
+    page.locator(".bench-tab:visible", has_text="Library").click()
     page.wait_for_selector("text=No library of plans was given.")
 
 
@@ -267,7 +267,7 @@ def validate(page: Any, folder: Path) -> None:
     Schedule.from_text(fault_free().shape, wrong).save(path)
     dropped(page, path)
     drawn(page)
-    page.locator(".bench:visible button.quiet").first.click()
+    page.locator(".bench-panel:visible [data-places]").first.click()
     page.wait_for_timeout(500)
 
 
@@ -277,7 +277,7 @@ def stuck(page: Any, folder: Path) -> None:
     Schedule.from_text(Shape(1, 2, 3), programs).save(path)
     dropped(page, path)
     drawn(page)
-    page.locator(".bench:visible button.quiet").first.click()
+    page.locator(".bench-panel:visible [data-places]").first.click()
     page.wait_for_timeout(500)
 
 

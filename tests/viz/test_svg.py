@@ -25,6 +25,9 @@ def picture(healthy: Schedule, broken_timeline: Timeline) -> str:
 
 def test_labels_keep_to_their_boxes(broken_timeline: Timeline) -> None:
     assert label_width("W1.0", True) > label_width("F1.0", True) > label_width("F1", False)
+    # What DejaVu Sans, the widest of the fonts, takes at 11 pixels: bold W 12.1, digits 7.7, the point 4.2.
+    assert label_width("W1.0", True) >= 12.1 + 7.7 + 4.2 + 7.7
+    assert label_width("W10", False) >= 10.9 + 7.0 + 7.0
     table, sizes = LaneTable.from_timeline(broken_timeline), set()
     for width in range(200, 900, 25):
         for group in ElementTree.fromstring(svg([Panel("", table)], width=width)).iter(f"{NAMESPACE}g"):

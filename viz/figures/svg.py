@@ -157,7 +157,8 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     tooltip = escape("\n".join(describe(table, box.operation, box.lane)))
     rectangle = _rect(x + inset, top + inset, width - 2 * inset, height - 2 * inset, f'fill="{fill}" {stroke}/>')
     text = ""
-    share = min(1.0, (width - 2) / label_width(box.label, box.rerouted)) if box.label else 0.0
+    room = width - (5 if box.rerouted else 2)  # within its border
+    share = min(1.0, room / label_width(box.label, box.rerouted)) if box.label else 0.0
     if share >= SMALLEST:
         weight = ' font-weight="600"' if box.rerouted else ""
         size = f' font-size="{_number(TEXT * share)}"' if share < 1 else ""
@@ -167,10 +168,11 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
 
 
 def label_width(text: str, is_bold: bool) -> float:
-    """Pixels that a label takes at most: sans-serif letters differ, W is the widest."""
-    return sum(_WIDTHS.get(letter, CHARACTER) for letter in text) * (1.08 if is_bold else 1.0)
+    """Pixels that a label takes at most, in the widest of the fonts: sans-serif letters differ, W is the widest."""
+    return sum(_WIDTHS.get(letter, DIGIT) for letter in text) * (1.12 if is_bold else 1.0)
 
 
+DIGIT = 7.0
 _WIDTHS = {"W": 11.0, "F": 6.8, "B": 7.6, "I": 4.0, "R": 7.6, ".": 3.6}
 
 

@@ -41,7 +41,7 @@ def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str, hin
 
 def gutter(tables: Iterable[LaneTable]) -> int:
     """Pixels that the names of lanes take, in all of `tables`."""
-    return max(map(axes.gutter, tables))
+    return max(map(axes.gutter, tables), default=0)
 
 
 def under_lanes(figure: go.Figure, left: int) -> go.Figure:

@@ -230,6 +230,8 @@ class RunPage(Page):
             {"label": f"generation {g}" + ("" if g == tried[-1] else " (broken off)"), "value": g} for g in tried
         ]
         planned, executed = run.planned_lanes(step, chosen), run.executed_lanes(step, chosen)
+        evaluated = run.evaluated_lanes(step)
+        left = parts.gutter(table for table in (planned, executed, evaluated) if table is not None)
         shown: list[Any] = []
         if planned is None:
             digest = run.plan_of(step, chosen)
@@ -239,7 +241,7 @@ class RunPage(Page):
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
             explainer = explainer_of(run.planned(step, chosen))
-            shown.append(lanes_view(title, planned, self.name("planned"), self.cache, explainer=explainer))
+            shown.append(lanes_view(title, planned, self.name("planned"), self.cache, explainer=explainer, left=left))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
@@ -247,11 +249,13 @@ class RunPage(Page):
             title = f"Executed, step {step}{_reroutes(executed)}"
             ran = run.executed(step, chosen)
             explainer = Explainer(*ran, executed=True) if ran else None
-            shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer))
-        if (evaluated := run.evaluated_lanes(step)) is not None:
+            shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer, left=left))
+        if evaluated is not None:
             loss = run.evaluations.get(step)
             title = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
-            shown.append(lanes_view(f"{title}{_reroutes(evaluated)}", evaluated, self.name("evaluated"), self.cache))
+            shown.append(
+                lanes_view(f"{title}{_reroutes(evaluated)}", evaluated, self.name("evaluated"), self.cache, left=left)
+            )
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
