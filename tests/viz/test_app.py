@@ -144,7 +144,7 @@ def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
 def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:
     rows = RunPage(LiveRun(load_run(run_dir))).segment_rows()
     assert rows[1][:7] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", 11.0, 10.0, "10 %"]
-    assert rows[1][7] == "0.212 s"
+    assert rows[1][7] == "212 ms"
     assert rows[0][5:7] == [None, None]
 
 

@@ -136,6 +136,7 @@ def test_curves_mark_failures_and_returns_at_their_step() -> None:
     assert list(figure.data[1].y) == [6, 5, 6]
     assert [(note.text, note.x) for note in figure.layout.annotations] == [("1.1 failed", 1), ("1.1 back", 2)]
     assert [shape.x0 for shape in figure.layout.shapes] == [1, 2]
+    assert [note.yshift for note in figure.layout.annotations] == [0, 16]  # texts of near steps stand above each other
 
 
 def luminance(colour: str) -> float:
@@ -230,6 +231,7 @@ def test_text_beside_the_bars_can_be_read(ink: str, ground: str) -> None:
         ({"kind": "fault", "worker": "1.1", "cause": "did not re-join in time"}, "1.1 failed"),
         ({"kind": "fault", "worker": "1.1", "fault": "slow=3:1.1@4-8"}, "1.1 slow"),
         ({"kind": "fault", "worker": "1.1", "fault": "nan:1.1@4"}, "1.1 nan"),
+        ({"kind": "fault", "worker": "1.1", "fault": "drain:1.1@4"}, "1.1 told to leave"),
         ({"kind": "rejoined", "worker": "1.1"}, "1.1 back"),
     ],
 )

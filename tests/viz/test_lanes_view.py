@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recycle import Timeline
+from recycle import Schedule, Timeline, simulate
 from tests.viz.components import canvases, of_type, plain, words
 from tests.viz.lanes_bin import decode
+from viz.analysis.differences import scaled
 from viz.app import build_app
+from viz.headline import headline
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.pages.lanes_view import answer, lanes_view
+from viz.pages.lanes_view import answer, digest_of, lanes_view
 from viz.run import load_run
 from viz.sources import load_source
 from viz.wire import encode
@@ -87,3 +90,18 @@ def test_the_axes_say_their_unit_and_leave_room_for_the_names(run_dir: Path) -> 
     [shown] = canvases(component)
     assert (shown["data-margins"], shown["data-scale"], shown["data-word"]) == ("140 26 14 4", "1000.0", "ms")
     assert of_type(component, "Graph") == []
+
+
+def test_everything_told_of_lanes_has_the_unit_of_the_axis_they_were_drawn_under_last(healthy: Schedule) -> None:
+    cache, table = LaneCache(), replace(LaneTable.from_timeline(simulate(healthy)), unit="s")
+    short = replace(table, start=table.start * 0.2, end=table.end * 0.2)  # 1.8 s
+    explainer = Explainer(scaled(simulate(healthy), 0.2), executed=True)
+    alone = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer)))[0]
+    shown = cache.get(digest_of(alone["data-address"]))
+    assert shown is not None
+    assert (alone["data-word"], headline(shown)[0].value) == ("ms", "1800 ms")
+    beside = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer, span=2.5)))[0]
+    shown = cache.get(digest_of(beside["data-address"]))
+    assert shown is not None
+    assert (beside["data-word"], headline(shown)[0].value) == ("s", "1.8 s")
+    assert alone["data-address"] == beside["data-address"]

@@ -15,6 +15,8 @@ _MARKS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
 
 _LINE = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
 _FONT = {"size": 11, "color": INK}
+ROWS, ROW = 3, 16
+"""Rows of texts above the plots, in turn, and their height in pixels; texts of near steps would overlap in one."""
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER, "font": _FONT}
 
 
@@ -54,8 +56,9 @@ def curves_figure(
         hovertemplate="step %{x}: %{y} live workers<extra></extra>",
     )
     axis = {"gridcolor": GRID, "zeroline": False}
+    marks = _event_marks(events)
     figure.update_layout(
-        **frame(330, 30, 44),
+        **frame(314 + ROW * min(ROWS, len(marks["annotations"])), 14 + ROW * min(ROWS, len(marks["annotations"])), 44),
         uirevision="curves",  # a live run is drawn again every few seconds: keep the zoom
         xaxis={**axis, "title": {"text": "step", "standoff": 6}, "anchor": "y2", "tickformat": "d"},
         yaxis={**axis, "title": {"text": "loss"}, "domain": [0.36, 1.0], "automargin": True},
@@ -67,23 +70,22 @@ def curves_figure(
             "dtick": max(1, -(-worker_count // 3)),
             "automargin": True,
         },
-        **_event_marks(events),
+        **marks,
     )
     return figure
 
 
 def _event_marks(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A line and a text at the step of each failure and each return, as layout entries."""
-    shapes, annotations = [], []
-    taken: dict[float, int] = {}
+    shapes: list[Any] = []
+    annotations: list[Any] = []
     for event in events:
         style, step = _MARKS.get(str(event.get("kind"))), event.get("step")
         if style is None or not isinstance(step, int | float):
             continue
         colour, dash = style
-        row = taken[step] = taken.get(step, -1) + 1
         shapes.append({**_LINE, "x0": step, "x1": step, "line": {"color": colour, "width": 1.5, "dash": dash}})
-        annotations.append({**_NOTE, "x": step, "yshift": -16 * row, "text": event_text(event)})
+        annotations.append({**_NOTE, "x": step, "yshift": ROW * (len(annotations) % ROWS), "text": event_text(event)})
     return {"shapes": shapes, "annotations": annotations}
 
 
@@ -94,4 +96,6 @@ def event_text(event: Mapping[str, Any]) -> str:
     struck = re.match("(nan|slow)[=:]", str(event.get("fault")))
     if kind == "fault" and struck:
         kind = struck[1]
+    if kind == "fault" and str(event.get("fault")).startswith("drain"):
+        kind = "told to leave"
     return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)

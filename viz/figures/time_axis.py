@@ -44,9 +44,12 @@ PLAN_UNIT = TimeUnit(1.0, "")
 
 def time_unit(table: LaneTable, span: float | None = None) -> TimeUnit:
     """The unit for an axis of length `span`, the table's own if left out."""
-    if table.unit != "s":
-        return PLAN_UNIT
-    return TimeUnit(1.0, "s") if (table.span if span is None else span) >= 2.0 else TimeUnit(1000.0, "ms")
+    return PLAN_UNIT if table.unit != "s" else seconds_unit(table.span if span is None else span)
+
+
+def seconds_unit(length: float) -> TimeUnit:
+    """The unit for an axis of so many seconds."""
+    return TimeUnit(1.0, "s") if length >= 2.0 else TimeUnit(1000.0, "ms")
 
 
 def tick_step(length: float) -> float:

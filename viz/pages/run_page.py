@@ -12,10 +12,11 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from viz.figures.curves import curves_figure, event_text
+from viz.figures.time_axis import seconds_unit
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.live_run import REFRESH_SECONDS, LiveRun
-from viz.numbers import percent, short
+from viz.numbers import percent
 from viz.pages import parts
 from viz.pages.lanes_view import explainer_of, lanes_view, pictures
 from viz.pages.mode import Mode
@@ -212,7 +213,7 @@ class RunPage(Page):
                     figures.period if figures else None,
                     figures.lower_bound if figures else None,
                     percent(figures.gap) if figures and figures.gap is not None else None,
-                    f"{short(measured)} s" if measured is not None else None,
+                    seconds_unit(measured).amount(measured) if measured is not None else None,
                 ]
             )
         return rows
