@@ -195,7 +195,7 @@ class PlansPage(Page):
         moved = f" {_moved(now)}" if now.plan.moves else ""
         idle = f" Idle: {', '.join(map(str, now.idle[:12]))}." if now.idle else ""
         return [
-            html.Nav(crumbs, className="crumbs", **spoken),
+            *([html.Nav(crumbs, className="crumbs", **spoken)] if trail else []),
             parts.card(
                 _title(asked).capitalize(),
                 parts.table(("", *(title for title, _ in columns)), rows),
