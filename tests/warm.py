@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from multiprocessing import reduction
+from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +45,20 @@ def warm_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+def _address_of_server() -> str:
+    """Where the server listens, for processes that are forked from it and start further ones."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running()
+    address: str = server._forkserver_address
+    return address
+
+
+def _share_server(address: str) -> None:
+    """Have this process ask the server that it was forked from; by itself it would start one of its own, and import."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address, server.ensure_running = address, lambda: None
 
 
 def end_processes(members: Iterable[tuple[Any, Any]]) -> None:
@@ -97,7 +111,7 @@ class _WarmProcess:
         errors = 2 if stderr is None else nowhere if stderr == subprocess.DEVNULL else stderr.fileno()
         streams = [_Descriptor(number) for number in (requests, answers, errors)]
         self._process = warm_context().Process(
-            target=_run, args=(module, arguments, streams, dict(env), os.getcwd()), daemon=True
+            target=_run, args=(_address_of_server(), module, arguments, streams, dict(env), os.getcwd()), daemon=True
         )
         self._process.start()
         for number in (requests, answers, nowhere):
@@ -131,7 +145,9 @@ class WarmCommand:
     def __init__(self, arguments: Sequence[str], directory: Path, output: IO[bytes]) -> None:
         streams = [_Descriptor(output.fileno()) for _ in range(2)]
         self._process = warm_context().Process(
-            target=_run_command, args=(list(arguments), streams, dict(os.environ), str(directory)), daemon=True
+            target=_run_command,
+            args=(_address_of_server(), list(arguments), streams, dict(os.environ), str(directory)),
+            daemon=True,
         )
         self._process.start()
         assert self._process.pid is not None
@@ -155,7 +171,10 @@ class WarmCommand:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_command(arguments: list[str], streams: list[int], environment: dict[str, str], directory: str) -> None:
+def _run_command(
+    server: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str
+) -> None:
+    _share_server(server)
     _settle(streams, environment, directory, first=1)
     from recycle.cli import main
 
@@ -175,7 +194,10 @@ def _settle(streams: list[int], environment: dict[str, str], directory: str, fir
         os.close(source)
 
 
-def _run(module: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str) -> None:
+def _run(
+    server: str, module: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str
+) -> None:
+    _share_server(server)
     _settle(streams, environment, directory, first=0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [module, str(os.getppid()), *arguments]

@@ -41,8 +41,6 @@ class Cluster:
         job: with the transport of `tests.exec.paced`.
         name: of the run in the store.
         nodes: where the agents run; on loopback addresses when left out.
-        as_users: whether agents are started as users start them; or forked from a process that has imported torch,
-            and what they start as well, where the node has no namespace of its own.
     """
 
     def __init__(
@@ -53,23 +51,27 @@ class Cluster:
         name: str,
         *options: str,
         nodes: Sequence[Node] = LOOPBACK,
-        as_users: bool = False,
     ) -> None:
         self._directory, self._server, self._name, self._options = directory, server, name, options
-        self._nodes, self._as_users = nodes, as_users
+        self._nodes = nodes
         (directory / "job.toml").write_text(job.to_toml())
         (directory / SLOWLY).touch()
         self.agents: dict[int, subprocess.Popen[bytes] | WarmCommand] = {}
 
-    def start(self, node: int) -> subprocess.Popen[bytes] | WarmCommand:
-        """Start the agent of a node."""
+    def start(self, node: int, as_user: bool = False) -> subprocess.Popen[bytes] | WarmCommand:
+        """Start the agent of a node.
+
+        Args:
+            as_user: as users start it; else it is forked from a process that has imported torch, and what it starts as
+                well, where the node has no namespace of its own.
+        """
         place = self._nodes[node]
         options = (
             *("job.toml", "--store", self._server.url, "--node", str(node), "--address", place.address),
             *("--id", self._name, "--run", "run", *self._options),
         )
         with self.output(node).open("ab") as output:
-            if self._as_users or place.namespace is not None:
+            if as_user or place.namespace is not None:
                 self.agents[node] = start_command(self._directory, *options, node=place, stdout=output, stderr=output)
             else:
                 self.agents[node] = WarmCommand(["agent", *options], self._directory, output)

@@ -158,8 +158,8 @@ def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_h
     sections = {"train": {"clip": 1e9}, "membership": {"heartbeat": 0.1, "dead_after": 1.5, "drift": 0.0}}
     steps, faults = 36, ["cut=1.0:3.2@1", "cut=0.1:2.1@2"]
     run = launch(job(4, 3, 2, model={"seconds_per_unit": 0.015}, **sections), steps, *faults)
-    reference = launch(job(4, 3, 2, **sections), steps)
-    assert run.losses == reference.losses
+    one_stage = job(4, 1, 2, model={"layers": 6}, **sections)  # of emulated stages, the losses are those of any number
+    assert run.losses == launch(one_stage, steps).losses
     (warning,) = (event["message"] for event in run.events if event["kind"] == "warning")
     assert re.fullmatch(
         r"worker (1\.0|3\.2) is cut off from worker (1\.0|3\.2); they send each other nothing by this plan", warning

@@ -50,11 +50,9 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     """Start all agents of a job."""
     clusters: list[Cluster] = []
 
-    def begin(
-        of: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = (), as_users: bool = False
-    ) -> Cluster:
+    def begin(of: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
         strikes = [option for fault in faults for option in ("--fault", fault)]
-        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps), *strikes, as_users=as_users)
+        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps), *strikes)
         clusters.append(cluster)
         for node in range(nodes):
             cluster.start(node)
@@ -102,7 +100,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
 ) -> None:
     """First a node that does not coordinate, which comes back; then the one that does."""
     before = keys(etcd)
-    cluster = start(small(), as_users=True)
+    cluster = start(small())
     cluster.reach_step(3)
     first = cluster.coordinator()
     victim = (first + 1) % 3
@@ -111,7 +109,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     lost = {event["worker"]: event["cause"] for event in cluster.events("detected")}
     assert lost == {f"{victim}.{rank}": f"the agent of node {victim} is gone" for rank in (0, 1)}
     assert not cluster.events("coordinator")
-    cluster.start(victim)
+    cluster.start(victim, as_user=True)
     cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
     cluster.kill(first)
     cluster.finish()

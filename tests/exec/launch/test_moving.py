@@ -116,7 +116,7 @@ def moved(result: RunResult) -> list[int]:
     return sorted({event["step"] for event in result.events if event["kind"] == "moved"})
 
 
-@CHUNKS
+@pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, calm: Calm, chunks: int) -> None:
     """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
     of = elastic(3, 2, chunks=chunks)

@@ -11,7 +11,7 @@ from tests.solve.jobs import job
 def under(tmp_path, name, limit=4, **times):
     path = tmp_path / f"{name}.json"
     Profile(**times).save(path)
-    return job(3, 4, 6, limit, profile=str(path), steps=3000)
+    return job(3, 4, 6, limit, profile=str(path), steps=600)
 
 
 @pytest.fixture
