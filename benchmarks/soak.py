@@ -7,6 +7,8 @@ times as often as those that take a deadline to be found. Ends with exit code 1 
 of every live worker equal those of the run without faults bit for bit, and no process, socket, file descriptor or
 shared memory is left. Memory is sampled at every tenth commit: the slope is a least-squares line over the run, of the
 launcher and of the worker that holds most at that time; the first fifth, in which all still warm up, does not count.
+The parts of `recycle report` must add up to the wall clock within 0.1 %: all of them to the run's, and those between
+the first commit and the last to what this process's own clock says from the one to the other.
 Shared memory of other programs that appears meanwhile counts as left behind too.
 """
 
@@ -33,6 +35,8 @@ from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import ForkServer
+from recycle.report import Span
+from recycle.run_report import load_report
 
 JOB = """
 [shape]
@@ -67,6 +71,7 @@ class Memory(Observer):
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, ...]] = []
+        self.commits: list[tuple[float, float]] = []
 
     def event(self, event: dict[str, Any]) -> None:
         """Say what was found, and by what."""
@@ -77,7 +82,8 @@ class Memory(Observer):
             )
 
     def committed(self, line: dict[str, Any]) -> None:
-        """A sample at every tenth commit."""
+        """A sample at every tenth commit; of all commits the run's clock and this process's."""
+        self.commits.append((line["time"], time.monotonic()))
         if line["step"] % 10 == 0:
             workers = [pid for pid in descendants(os.getpid()) if "/logs/" in _output(pid)]
             rows = [(resident(pid), descriptors(pid), threads(pid)) for pid in workers]
@@ -94,10 +100,10 @@ def main() -> int:
     arguments = parser.parse_args()
     job = Job.from_toml(JOB.format(kind=arguments.kind))
     faults = punish(job.shape, arguments.steps, arguments.mean, arguments.seed, kinds=[*GONE * 6, *FROZEN])
-    calm, _ = run(job, arguments.steps, [])  # first, so that what a process opens once is open
+    calm, *_ = run(job, arguments.steps, [])  # first, so that what a process opens once is open
     before = left()
     began = time.monotonic()
-    struck, memory = run(job, arguments.steps, faults)
+    struck, memory, spans = run(job, arguments.steps, faults)
     seconds = time.monotonic() - began
     after = left()
     drawn, found = Counter(fault.kind for fault in faults), Counter(event["kind"] for event in struck.events)
@@ -105,6 +111,7 @@ def main() -> int:
     same = bool(struck.digests) and struck.digests.items() <= calm.digests.items() and struck.losses == calm.losses
     print(f"losses and final states: {'identical' if same else 'differ'}")
     failures = [] if same else ["the losses or the final states differ from those of the run without faults"]
+    failures += unaccounted(spans, memory.commits)
     for what in before:
         if after[what] - before[what]:
             failures.append(f"left behind: {what} {sorted(after[what] - before[what])}")
@@ -114,8 +121,8 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory]:
-    """One run with a fork server of its own."""
+def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory, list[Span]]:
+    """One run with a fork server of its own, and what its report says of its time."""
     memory = Memory()
     server = ForkServer(job.model.kind)
     with tempfile.TemporaryDirectory(prefix="recycle-soak-") as folder:
@@ -129,9 +136,29 @@ def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory]:
                 observer=memory,
                 server=server,
             )
+            spans = load_report(Path(folder) / "run").spans
         finally:
             server.close()
-    return result, memory
+    return result, memory, spans
+
+
+def unaccounted(spans: list[Span], commits: list[tuple[float, float]]) -> list[str]:
+    """Print what the parts of a report add up to, and say where that is not the wall clock.
+
+    Args:
+        commits: the run's clock and this process's at each.
+    """
+    (first, since), (last, until) = min(commits), max(commits)
+    between = sum(max(0.0, min(span.end, last) - max(span.start, first)) for span in spans)
+    failures = []
+    for what, parts, wall in (
+        ("of the run", sum(span.seconds for span in spans), spans[-1].end),
+        ("between its first commit and its last, by another clock", between, until - since),
+    ):
+        print(f"report {what}: parts of {parts:.3f} s, wall clock {wall:.3f} s, {abs(parts / wall - 1):.4%} apart")
+        if abs(parts - wall) > 1e-3 * wall:
+            failures.append(f"the parts of the report do not add up to the wall clock {what}")
+    return failures
 
 
 def report(samples: np.ndarray) -> None:

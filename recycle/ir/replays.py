@@ -14,7 +14,7 @@ lanes keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -118,6 +118,14 @@ class Rotation:
         turns = tuple(turn for turn, does in zip(self.turns, stays.tolist(), strict=True) if does)
         return Rotation(replace(self.whole, columns=columns), self.rounds if turns else 0, turns)
 
+    def room(self) -> list[list[int]]:
+        """Of each round the stages that have replays."""
+        found: list[set[int]] = [set() for _ in range(self.rounds)]
+        for turn in self.turns:
+            if turn.round != ALWAYS:
+                found[turn.round].add(turn.checked.stage)
+        return [sorted(of) for of in found]
+
     def program(self, worker: Worker, iteration: int) -> tuple[Instruction, ...]:
         """What `worker` runs in an iteration: the same object in all of a round, and in all without replays in turn."""
         key = worker, self.round_of(iteration)
@@ -159,6 +167,7 @@ def with_replays(
     every: int | Literal["gaps"] = 1,
     profile: Profile | None = None,
     disputed: Collection[Checked] = (),
+    room: Sequence[Collection[int]] | None = None,
 ) -> Rotation:
     """A schedule with replays of everything, in turn.
 
@@ -168,6 +177,8 @@ def with_replays(
             only what leaves the period as it is; a stage that has no room is not replayed at all.
         profile: prices the schedule, to find its gaps; one slot each when left out.
         disputed: what all other hosts replay besides, in every iteration.
+        room: of each round the stages whose replays leave the period as it is, for "gaps", empty for none at all;
+            worked out when left out, or when there are not as many rounds.
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
@@ -175,7 +186,10 @@ def with_replays(
     mine = dealt(base, hosts) if every else {}
     rounds = max(map(len, mine.values()), default=0) if every == "gaps" else every
     rotation = _rotation(base, profile, rounds, in_turn(mine, rounds))
-    if every == "gaps" and rotation.turns:
+    if every == "gaps" and room is not None and len(room) in (0, rounds):
+        stays = [bool(room) and turn.checked.stage in room[turn.round] for turn in rotation.turns]
+        rotation = rotation.only(np.array(stays, bool))
+    elif every == "gaps" and rotation.turns:
         rotation = rotation.only(that_fit(rotation.whole, rotation.turn_of_rows, rotation.turns, profile))
     if not disputed:
         return rotation

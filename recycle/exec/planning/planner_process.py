@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,8 @@ from recycle.child import Child, serve
 from recycle.exec.processes.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
-from recycle.plans import Vector
+from recycle.plans import Plan, Vector
+from recycle.plans.replaying import with_room
 from recycle.shape import Worker
 
 MOST_FAILURES = 3
@@ -79,7 +81,11 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
     try:
         if question.profile is not None:
             job = job.with_sections(times=msgspec.structs.replace(job.times, profile=question.profile))
-        return planner(job, question.vector, question.quick, **known), ""
+        text = planner(job, question.vector, question.quick, **known)
+        if job.integrity.every == "gaps":
+            plan = Plan.from_text(text, f"plan for {question.vector}")
+            text = replace(plan, schedule=with_room(plan.schedule, job)).text()
+        return text, ""
     except Exception as failure:
         return "", f"{type(failure).__name__}: {failure}"
 

@@ -32,7 +32,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_updates_of
 from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
-from recycle.plans.replaying import rotation_of
+from recycle.plans.replaying import rotation_of, with_room
 from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Worker
@@ -234,6 +234,7 @@ class PlanService:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
         schedule = with_updates_of(schedule, self._job)
         require_valid(schedule, self._job)
+        schedule = with_room(schedule, self._job)
         rotation = rotation_of(schedule, self._job)
         if rotation is not None:
             require_valid(rotation.whole, self._job)  # what runs in an iteration is this without some replays
