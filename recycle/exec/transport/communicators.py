@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 SPARES = 32
 """Communicators that a process keeps though its generation does not need them: those that it used last. Each holds
@@ -60,6 +61,16 @@ class Communicator:
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Any:
         return self._begin(self.backend.allreduce, tensors)
+
+    def reduce(self, tensors: list[torch.Tensor], root: int) -> Any:
+        options = dist.ReduceOptions()
+        options.rootRank = root
+        return self._begin(self.backend.reduce, tensors, options)
+
+    def broadcast(self, tensors: list[torch.Tensor], root: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self._begin(self.backend.broadcast, tensors, options)
 
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Any:
         return self._begin(self.backend.allgather, outputs, tensors)

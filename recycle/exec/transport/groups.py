@@ -259,6 +259,12 @@ class GroupTransport(ABC):
         for place, tensor in enumerate(tensors):
             self._wait(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
 
+    @property
+    def tells_times(self) -> bool:
+        """Whether it is known when a part of a state has arrived, and any number of them may be on their way at once,
+        from the first iteration on."""
+        return True
+
     def begin_send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
         """Begin to send `tensors`, which must not be written until the transfer is waited for."""
         sends = [self._start_send(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]

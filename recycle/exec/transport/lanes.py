@@ -36,6 +36,7 @@ from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, first_line
 from recycle.exec.transport.parts import TENSOR, Part, live_members, member_of, parts_of
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
+from recycle.exec.transport.rooted_sums import RootedSums, communicators_of, with_owners
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.shape import Worker
 
@@ -77,7 +78,10 @@ class LaneTransport(GroupTransport):
         self._settings, self._patience = settings, settings.limits.transport_timeout
         self._store = FormingStore(settings.store, groups.over, settings.limits.form_timeout)
         self._communicators = communicators
-        self._parts = parts_of(groups, *settings.tensor)
+        owners, self._owner_groups = with_owners(groups)
+        self._parts = parts_of(owners, *settings.tensor)
+        self._members: dict[int, tuple[str, ...]] = {}
+        self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[torch.Tensor]]]]] = {}
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
@@ -126,6 +130,7 @@ class LaneTransport(GroupTransport):
                 self._tensor = communicator
             elif part.peer is None:
                 self._sums[part.number] = communicator
+                self._members[id(communicator)] = part.members
             elif part.rank == 0:
                 self._outgoing[part.peer] = communicator, 1
             else:
@@ -186,6 +191,10 @@ class LaneTransport(GroupTransport):
             self._communicators.break_all()
         return super()._broken(error)
 
+    @property
+    def tells_times(self) -> bool:
+        return False
+
     def _posted_ahead(self) -> int:
         return 0 if self._iteration == self._first else super()._posted_ahead()
 
@@ -198,11 +207,59 @@ class LaneTransport(GroupTransport):
             if unfit := self._communicators.take_unfit():  # all have formed theirs
                 self._abort(unfit)
                 self._try(self._synchronize)
+        self._scattering = {}
         super().begin(program, iteration)
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
         self._communicators.forget_completed()
         super().send(instruction, tensor)
+
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        if stage not in self._sums:
+            return
+        self.begin_reduce_scatter(stage, 0, buffers)
+        begun, sums = self._scattering.pop(stage), self._sharded(stage)
+
+        def add_up() -> None:
+            for works, _ in begun:
+                self._order_all(works)
+            # A sum is there, for what is queued behind it, before it goes on.
+            self._order_all([work for _, of in begun for parts in of for work in sums.spread(parts)])
+            self._synchronize()
+
+        self._settle_behind(add_up, self._sums[stage])
+
+    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+        if stage in self._sums:
+            sums = self._sharded(stage)
+            works = [work for parts in buffers for work in sums.reduce(parts)]
+            self._scattering.setdefault(stage, []).append((works, buffers))
+
+    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
+        if stage not in self._sums:
+            return
+        works = self._sharded(stage).gather(parts)
+
+        def fill() -> None:
+            self._order_all(works)
+            self._synchronize()
+
+        self._settle_behind(fill, self._sums[stage])
+
+    def _order_all(self, works: Sequence[Any]) -> None:
+        for work in works:
+            self._order(work)
+
+    def _sharded(self, stage: int) -> RootedSums:
+        groups, role = self._groups, self._groups.role
+        owners = groups.owners[stage]
+        of_owners = communicators_of(self._owner_groups[stage], owners, role, self._sums)
+        givers = (groups.givers or groups.owners)[stage]
+        return RootedSums(self._sums[stage], role, owners, givers, of_owners, self._rank_of, self._try)
+
+    def _rank_of(self, communicator: Communicator, role: Worker) -> int:
+        process = self._groups.processes.get(role, role)
+        return self._members[id(communicator)].index(member_of(process, *self._settings.tensor))
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         parts = [torch.empty_like(tensor) for _ in range(self._settings.tensor[1])]

@@ -40,6 +40,7 @@ class Nccl(LanePlugin):
         RunError: no GPU, an NCCL that cannot be relied on, or torch's watchdog is on.
     """
 
+    has_shards = True
     environment: ClassVar[Mapping[str, str]] = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
         "TORCH_NCCL_ENABLE_MONITORING": "0",  # likewise, when the watchdog itself is stuck behind an abort

@@ -9,6 +9,10 @@ step counts and moments are there, which come first (`Shards.apart`).
 The source says how large the next piece is, behind each one: as much as goes over in a share of the time that there was
 between the beginning of the iteration and its step, by what the last one took. So nobody waits for a piece, unless the
 network or the iterations get slower at once. Whatever ends the generation ends the copy, which begins anew in the next.
+
+Over communicators whose operations only queue on a device nobody knows when a piece has arrived. There pieces are of
+one size, in one transfer each, one at a time on each lane, and begin with the generation's second iteration, as
+receives that are posted ahead do (`recycle.exec.transport.lanes`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from recycle.shape import Worker
 
 FIRST_BYTES = 4 << 20
 """Of the first piece, before anything is known of the network."""
+UNTIMED_BYTES = 64 << 20
+"""Of a piece, where it is not known when one has arrived."""
 LEAST_BYTES = 1 << 16
 SHARE = 0.5
 """Of the time between the beginning of an iteration and its step that a piece is to take."""
@@ -60,7 +66,6 @@ class BackgroundCopy:
 
     def __post_init__(self) -> None:
         self._left = [one.view(torch.uint8) for one in self.tensors]
-        self._size.fill_(min(FIRST_BYTES, self.most or FIRST_BYTES))
 
     def begin(self, transport: GroupTransport) -> None:
         """An iteration begins: begin with its piece."""
@@ -69,14 +74,18 @@ class BackgroundCopy:
             self._next = None
         if not self._left:
             return
-        self._began, parts = time.monotonic(), self._take(int(self._size))
+        if not transport.tells_times:
+            parts = self._take(self.most or UNTIMED_BYTES, one=True)
+        else:
+            parts = self._take(int(self._size) or min(FIRST_BYTES, self.most or FIRST_BYTES))
+        self._began = time.monotonic()
         self.bytes += sum(part.nbytes for part in parts)
         begin = transport.begin_send_state if self.sends else transport.begin_receive_state
         self._piece, self._parts = begin(self.peer, parts), parts
 
-    def _take(self, size: int) -> list[torch.Tensor]:
-        parts = []
-        while size > 0 and self._left:
+    def _take(self, size: int, one: bool = False) -> list[torch.Tensor]:
+        parts = list[torch.Tensor]()
+        while size > 0 and self._left and not (one and parts):
             parts.append(self._left[0][:size])
             size -= parts[-1].numel()
             self._left[0] = self._left[0][parts[-1].numel() :]
@@ -93,6 +102,8 @@ class BackgroundCopy:
         self.seconds += taken
         if not self._left:
             return True
+        if not transport.tells_times:
+            return False
         if self.sends:
             size = sum(part.nbytes for part in self._parts)
             wanted = min(size * window * SHARE / max(taken, 1e-9), size * GROWTH)
@@ -120,11 +131,16 @@ class BackgroundCopies:
     ) -> None:
         self._copies, self._transport, self._come = list(copies), transport, come
         self._copied: list[Copied] = []
+        self._is_first = True
 
     def begin(self) -> bool:
         """An iteration begins; whether something is under way in it."""
+        is_first, self._is_first, lanes = self._is_first, False, set[tuple[Worker, bool]]()
         for copy in self._copies:
-            copy.begin(self._transport)
+            lane = copy.peer, copy.sends
+            if self._transport.tells_times or not (is_first or lane in lanes):
+                copy.begin(self._transport)
+            lanes.add(lane)
         return bool(self._copies)
 
     def settle(self) -> None:
@@ -133,5 +149,6 @@ class BackgroundCopies:
             if copy.settle(self._transport):
                 self._copies.remove(copy)
                 if not copy.sends:
+                    self._transport.settle()  # else it might still be under way when others count on it
                     self._copied.append(Copied(copy.source, *copy.units, copy.bytes, round(copy.seconds, 6)))
                     self._come(copy, self._copied)

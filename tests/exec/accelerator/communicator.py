@@ -154,6 +154,50 @@ class Communicator:
 
         return self._queue(kernel, [tensor])
 
+    def reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
+        """The sum, in the order of the ranks, on the root; what others read stays theirs."""
+        (tensor,), root = tensors, options.rootRank
+
+        def kernel() -> None:
+            parts = self._exchanged(tensor, self._rank == 0)
+            if self._rank == root:
+                spoil(tensor)
+            if self._rank == 0:
+                total = parts[0]
+                for part in parts[1:]:
+                    total += part
+                if root:
+                    self._write(root, _bytes(total))
+                else:
+                    tensor.copy_(total)
+            elif self._rank == root:
+                self._receive(0, tensor)
+
+        return self._queue(kernel, [tensor])
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+        """What the root has, on all of them."""
+        (tensor,), root = tensors, options.rootRank
+
+        def kernel() -> None:
+            if self._rank == root:
+                raw = _bytes(tensor)
+            else:
+                spoil(tensor)
+            if self._rank == root != 0:
+                self._write(0, raw)
+            if self._rank == 0:
+                if root:
+                    self._receive(root, tensor)
+                    raw = _bytes(tensor)
+                for peer in self._peers:
+                    if peer != root:
+                        self._write(peer, raw)
+            elif self._rank != root:
+                self._receive(0, tensor)
+
+        return self._queue(kernel, [tensor])
+
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
         """Every rank's tensor, on all of them."""
         (parts,), (tensor,) = outputs, tensors
@@ -271,7 +315,7 @@ def abort_group(communicators: Sequence[Communicator]) -> None:
 def spoil(tensor: torch.Tensor) -> None:
     """What a buffer holds until the data is there."""
     with torch.no_grad():
-        tensor.fill_(math.nan)
+        tensor.fill_(math.nan if tensor.is_floating_point() else 0x7F)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

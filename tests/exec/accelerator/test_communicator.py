@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.forming_store import FormingStore
@@ -132,6 +133,27 @@ def test_a_sum_and_a_gathering_have_everybodys_part_in_the_order_of_ranks() -> N
         device.synchronize()
         assert torch.equal(parts[rank], expected)
         assert torch.equal(torch.stack(gathered[rank]), originals)
+    end(ranks)
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_a_sum_on_a_root_leaves_the_others_theirs_and_a_broadcast_gives_it_to_all(root: int) -> None:
+    ranks = form(3)
+    parts = [torch.full((2,), float(rank + 1)) for rank in range(3)]
+    for rank, (_, communicator) in enumerate(ranks):
+        options = dist.ReduceOptions()
+        options.rootRank = root
+        communicator.reduce([parts[rank]], options).wait()
+    for rank, (device, _) in enumerate(ranks):
+        device.synchronize()
+        assert parts[rank].tolist() == [6.0 if rank == root else rank + 1.0] * 2
+    for rank, (_, communicator) in enumerate(ranks):
+        others = dist.BroadcastOptions()
+        others.rootRank = root
+        communicator.broadcast([parts[rank]], others).wait()
+    for rank, (device, _) in enumerate(ranks):
+        device.synchronize()
+        assert parts[rank].tolist() == [6.0] * 2
     end(ranks)
 
 

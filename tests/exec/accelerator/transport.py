@@ -27,6 +27,7 @@ SIMULATED = f"{__name__}:Simulated"
 class Simulated(LanePlugin):
     """Between processes with a simulated accelerator each."""
 
+    has_shards = True
     environment: ClassVar[Mapping[str, str]] = Nccl.environment
     accelerator: ClassVar[Device | None] = None
     """Of this process."""
