@@ -50,6 +50,7 @@ faults: $(VENV)/.installed
 # Every page of the viewer, light and dark, at 1280 and 2560 pixels, to be looked at.
 screenshots: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python docs/screenshots.py
+	$(BIN)/python docs/animation.py
 
 site: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'

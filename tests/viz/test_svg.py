@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from recycle import Schedule, Timeline, simulate
-from viz.figures.svg import TEXT, label_width, svg
+from viz.figures.svg import TEXT, animation, label_width, svg
 from viz.figures.time_axis import ticks
-from viz.lanes import LaneTable, Panel
+from viz.lanes import LaneTable, Panel, on_one_axis
 
 GOLDEN = Path(__file__).parent.parent / "cases" / "timeline_1f1b_without_1.1.svg"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -101,3 +101,20 @@ def test_the_period_is_bracketed_from_the_start_on_the_time_axis(broken_timeline
     assert right - left == pytest.approx((1000 - 16 - left) / 2, abs=0.02)
     assert f">period {table.span:g}<" in drawn
     assert "period" not in svg([Panel("x", table)])
+
+
+def test_an_animation_shows_one_picture_at_a_time_and_the_last_where_none_is_played(
+    healthy: Schedule, broken: Schedule
+) -> None:
+    tables = [LaneTable.from_timeline(simulate(schedule)) for schedule in (healthy, broken)]
+    panels = on_one_axis([Panel("before", tables[0]), Panel("after", tables[1])])
+    picture = ElementTree.fromstring(animation(panels, seconds=2))
+    frames = [group for group in picture.iter(f"{NAMESPACE}g") if group.get("opacity") is not None]
+    assert [frame.get("opacity") for frame in frames] == ["0", "1"]
+    played = [frame.find(f"{NAMESPACE}animate") for frame in frames]
+    assert [one.get("values") for one in played if one is not None] == ["1;0", "0;1"]
+    assert {one.get("dur") for one in played if one is not None} == {"4s"}
+    alone = ElementTree.fromstring(svg(panels[1:]))
+    assert picture.get("height") == alone.get("height")
+    boxes = [len(list(found.iter(f"{NAMESPACE}rect"))) for found in (frames[1], alone)]
+    assert 0 < boxes[0] < boxes[1]  # without the ground and the legend

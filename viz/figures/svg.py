@@ -33,7 +33,7 @@ from viz.labels import describe
 from viz.lanes import Flag, LaneTable, Panel
 from viz.numbers import short
 
-LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16
+LANE, TITLE, AXIS, GAP, LEGEND, RIGHT, TOP = 30, 30, 34, 14, 34, 16, 4
 CHARACTER, TEXT = 6.6, 11
 SMALLEST = 0.75
 """Share of their size down to which labels are made smaller to fit their boxes."""
@@ -42,14 +42,41 @@ SMALLEST = 0.75
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
     """The picture as SVG text, `width` pixels wide. Operations carry their description as a tooltip."""
-    gutter = 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
+    gutter = _gutter(panels)
     body: list[str] = []
-    top = 4.0
+    top = TOP
     for panel in panels:
         body += _panel(panel, gutter, top, width - gutter - RIGHT)
         top += TITLE + LANE * panel.table.lanes + AXIS + GAP
-    body += _legend(panels, gutter, top)
-    height = _number(top + LEGEND)
+    return _document(panels, body + _legend(panels, gutter, top), width, top + LEGEND)
+
+
+def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960) -> str:
+    """Pictures that take each other's place for `seconds` each, without end, as SVG text; all of the same workers.
+
+    Where animations are not played, the last one is seen.
+    """
+    gutter, tall = _gutter(panels), max(panel.table.lanes for panel in panels)
+    body: list[str] = []
+    for place, panel in enumerate(panels):
+        values = ";".join("1" if frame == place else "0" for frame in range(len(panels)))
+        body += [
+            f'<g opacity="{int(place == len(panels) - 1)}"><animate attributeName="opacity" calcMode="discrete"'
+            f' values="{values}" dur="{_number(seconds * len(panels))}s" repeatCount="indefinite"/>',
+            *_panel(panel, gutter, TOP, width - gutter - RIGHT),
+            "</g>",
+        ]
+    top = TOP + TITLE + LANE * tall + AXIS + GAP
+    return _document(panels, body + _legend(panels, gutter, top), width, top + LEGEND)
+
+
+def _gutter(panels: Sequence[Panel]) -> float:
+    return 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
+
+
+def _document(panels: Sequence[Panel], body: Sequence[str], width: int, tall: float) -> str:
+    """The whole of a picture around its `body`."""
+    height = _number(tall)
     title = escape("; ".join(panel.title for panel in panels))
     return "\n".join(
         [

@@ -287,3 +287,11 @@ def test_a_worker_that_is_kept_on_top_stays_there_in_a_link(page: Page) -> None:
     assert page(order)[:3] == ["2.0", "0.1", "0.0"]
     page.page.keyboard.press("k")  # the selection came with the link
     assert page(order)[:3] == ["2.0", "0.0", "0.1"]
+
+
+def test_what_a_selection_waited_for_can_be_read_without_scrolling_sideways(opened: Callable[..., Page]) -> None:
+    page = opened(one_f_one_b(Shape(3, 4, 6)), size={"width": 1280, "height": 800})
+    page(f"() => {VIEW}.select({VIEW}.table.offsets[5] + 3)")
+    page.page.wait_for_selector(".selection tbody tr")
+    table = "document.querySelector('.selection .facts')"
+    assert page(f"() => {table}.scrollWidth - {table}.clientWidth") <= 0
