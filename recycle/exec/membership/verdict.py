@@ -188,8 +188,9 @@ class Judge:
         step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
         self._voted = -1
         where = {"bits": self._name_bits(found.bits)} if found.bits else {}
-        self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held, **where)
         is_right = self._is_right(odd, holders)
+        accused = list(found.odd) if is_right or not found.ranks else []
+        self._log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **where)
         if found.is_of_state:
             is_newer = verified is not None and verified.step < step - 1
             if is_newer and (is_right or self._disagreed != step):

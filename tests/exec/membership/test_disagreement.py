@@ -107,6 +107,18 @@ def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
 
 
+def test_what_has_spread_to_the_tensor_ranks_of_all_hosts_accuses_them_all_unless_a_state_is_wrong() -> None:
+    names = [f"{k}.0{rank}" for k in range(3) for rank in ("", "t1")]
+    spread = {name: report(1.0, common=4.5 if name.endswith("t1") else 4.0) for name in names}
+    with pytest.raises(Disagreement) as raised:
+        compare(4, spread)
+    assert (list(raised.value.odd), raised.value.ranks) == (["0.0", "1.0", "2.0"], [0])
+    states = {name: replace(one, states={0: (8 if name == "1.0" else 7, 9)}) for name, one in spread.items()}
+    with pytest.raises(Disagreement) as raised:
+        compare(4, states)
+    assert (list(raised.value.odd), raised.value.ranks, raised.value.is_of_state) == (["1.0"], [], True)
+
+
 def test_a_state_is_odd_also_where_the_gradients_of_all_are_not_finite() -> None:
     told = with_states(w0_0=(7, 9), w1_0=(8, 9), w2_0=(7, 9))
     found = disagreement(**{name: replace(one, norms={0: [math.nan]}) for name, one in told.items()})

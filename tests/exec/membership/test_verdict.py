@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from recycle import RunError
+from recycle import MicroBatch, RunError
 from recycle.exec.membership.holdings import Holdings
+from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, Report, Verified
+from recycle.exec.membership.replay_votes import replayed_as
 from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.membership.verdict import Fence, GoBack, Judge, Rewind, Verdict
+from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind, Verdict
+from recycle.exec.model.checksum import Checksum
+from recycle.exec.model.made import Made
+from recycle.ir.replays import Checked
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
@@ -93,3 +98,32 @@ def test_three_that_all_differ_go_back_together() -> None:
     assert isinstance(verdict, Rewind)
     assert verdict.workers == {}
     assert isinstance(judged(Verified(-1, None), 5, 5, 5), Commit)
+
+
+def test_tensor_ranks_that_differ_on_all_hosts_are_settled_by_what_all_replay_then() -> None:
+    """Nobody is accused of what has spread; a micro-batch that all hosts replay in the repetition says who is wrong."""
+    of = job(3, 1, 2, integrity={"every": 2}, train={"checkpoint_every": 0})
+    workers, events = list(of.shape.workers()), list[dict[str, Any]]()
+    log = lambda kind, **details: events.append({"kind": kind, **details})  # noqa: E731
+    judge = Judge(of, 100, log, lambda step, is_last: False, Holdings(Hosts.at_start(of, None)))
+    names, checked = [str(worker) for worker in workers], Checked(0, MicroBatch(0, 0))
+    record = GenerationRecord(3, names, {n: n for n in names}, "plan", LAST, COMMIT, verified=Verified(4, COMMIT))
+
+    def judged(is_replayed: bool) -> Verdict:
+        reports = {}
+        for name in names:
+            for rank in (0, 1):
+                made = Made(Checksum(11 if name == "1.0" else 10, 0))
+                votes = [replayed_as(checked, made, name == "0.0")] if is_replayed else []
+                process = member_name(name, rank)
+                reports[process] = Report({0: [1.0]}, 1.0, replicated={0: [4.0 + rank]}, replayed=votes)
+        return judge.judge(record, ReportColumns.of(reports), workers, lambda step: [])
+
+    first = judged(is_replayed=False)
+    assert isinstance(first, Repeat)
+    assert first.disputed == (checked,)
+    assert events[0]["workers"] == []
+    second = judged(is_replayed=True)
+    assert isinstance(second, Rewind)
+    assert list(map(str, second.workers)) == ["1.0"]
+    assert events[-1]["workers"] == ["1.0"]
