@@ -328,10 +328,6 @@ class Inspection:
         stray[pieces.row[at[~hosted]]] = True
         return stray
 
-    def cell_of(self, stage: int, micro_batch: MicroBatch) -> int:
-        shape = self.schedule.shape
-        return stage * shape.global_micro_batches + micro_batch.pipeline * shape.micro_batches + micro_batch.index
-
     def cells_of(self, unmet: Unmet) -> Rows:
         """The cells of what is missing."""
         return unmet.stage * self.schedule.shape.global_micro_batches + unmet.micro_batch
