@@ -27,14 +27,14 @@ from recycle.exec.membership.messages import Copied
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
 from recycle.shape import Worker
 
-FIRST_BYTES = 4 << 20
-"""Of the first piece, before anything is known of the network."""
+FIRST_BYTES = 16 << 20
+"""Of the first piece, before anything is known of the network; more than sockets take in without sending it."""
 UNTIMED_BYTES = 64 << 20
 """Of a piece, where it is not known when one has arrived."""
 LEAST_BYTES = 1 << 16
 SHARE = 0.5
 """Of the time between the beginning of an iteration and its step that a piece is to take."""
-GROWTH = 8.0
+GROWTH = 16.0
 """Times that a piece may be as large as the one before."""
 
 
