@@ -38,7 +38,7 @@ def assert_calm(run: RunResult, calm: RunResult) -> None:
     [
         (3, "emulated", "flip=activation:1.0@4", "activation"),
         (2, "emulated", "flip=input:1.1@4", "activation"),
-        (3, "gpt", "flip=activation,18:1.1@4", "activation"),
+        (3, "gpt", "flip=activation,22:1.1@4", "activation"),
         pytest.param(2, "gpt", "flip=input:0.0@4", "activation", marks=pytest.mark.soak),
         pytest.param(2, "llama", "flip=activation:1.0@4", "activation", marks=pytest.mark.soak),
         pytest.param(3, "gpt", "flip=input,12:2.1@4", "activation", marks=pytest.mark.soak),
