@@ -16,12 +16,14 @@ JOBS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak lint types tests faults benchmarks screenshots site clean
+.PHONY: demo test quick soak lint types kernels tests faults benchmarks screenshots site clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
 
-test: lint types tests
+test: $(VENV)/.installed
+	$(MAKE) --no-print-directory -j 2 lint types kernels
+	$(MAKE) --no-print-directory tests
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -29,6 +31,10 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+# What searches compile, once, as the types take one core only; else each process of the tests would compile it.
+kernels: $(VENV)/.installed
+	$(BIN)/python -m recycle.solve.search.compile_kernels $(VENV)/.compiling
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --alone
 

@@ -158,13 +158,11 @@ def test_where_moving_does_not_pay_its_pause_layers_stay(launch: Run) -> None:
     assert moved(struck) == []
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("victim", "phase", "chunks"),
-    [
-        pytest.param(*each, 1, marks=() if each == ("1.0", "copy") else pytest.mark.soak)
-        for each in product(("0.0", "1.0", "2.1"), ("acknowledge", "form", "copy"))
-    ]
-    + [pytest.param(victim, "copy", 2, marks=pytest.mark.soak) for victim in ("0.0", "2.0", "2.1")],
+    [(*each, 1) for each in product(("0.0", "1.0", "2.1"), ("acknowledge", "form", "copy"))]
+    + [(victim, "copy", 2) for victim in ("0.0", "2.0", "2.1")],
 )
 def test_who_dies_while_layers_move_back_takes_nothing_along(
     launch: Run, calm: Calm, victim: str, phase: str, chunks: int

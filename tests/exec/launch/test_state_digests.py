@@ -62,6 +62,7 @@ def test_two_hosts_that_differ_both_go_back_and_nobody_is_fenced(launch: Run) ->
     assert only(run, "undone")["step"] == 4
 
 
+@pytest.mark.soak
 def test_a_weight_that_makes_all_gradients_infinite_is_found_when_the_iteration_is_repeated(launch: Run) -> None:
     of = compared(3, "gpt")
     run, calm = launch(of, STEPS, "flip=weight,30:1.0@4"), calm_run(of, launch, STEPS)

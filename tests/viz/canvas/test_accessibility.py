@@ -16,7 +16,7 @@ FAULTS = (Path(__file__).parent / "accessibility.js").read_text(encoding="utf-8"
 """Gives the rules that a page breaks, and where."""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_no_page_has_a_serious_fault(
     chromium: Any, run_dir: Path, schedule_file: Path, healthy: Schedule, theme: str
 ) -> None:
