@@ -308,3 +308,24 @@ def test_a_mode_shows_the_window_and_the_selection_of_the_one_before_on_its_lane
     wait(browser, lambda: browser.execute_script(in_sight) == ["plans-all"])
     browser.execute_script("localStorage.clear()")
     assert browser.get_log("browser") == []
+
+
+def test_a_server_that_is_gone_is_told_and_what_is_drawn_stays(browser: Any, address: str) -> None:
+    def connect(is_connected: bool) -> None:
+        conditions = {"offline": not is_connected, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+
+    browser.get(address + "/?pages=schedules")
+    ready(browser, "schedules-0", "schedules-1")
+    browser.execute_cdp_cmd("Network.enable", {})
+    try:
+        connect(False)
+        press(browser, ".tab", "Compare")
+        wait(browser, lambda: "The viewer's server does not answer" in text(browser))
+        assert browser.execute_script("return recycle.views.get('schedules-1').root.offsetParent !== null")
+        connect(True)
+        press(browser, ".tab", "Validate")
+        wait(browser, lambda: "does not answer" not in text(browser))
+    finally:
+        connect(True)
+        browser.get_log("browser")
