@@ -18,7 +18,7 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership import schema
-from recycle.exec.membership.background_copies import BackgroundCopies
+from recycle.exec.membership.copy_progress import CopyProgress
 from recycle.exec.membership.departures import Departures
 from recycle.exec.membership.disagreement import Bit
 from recycle.exec.membership.endings import last_line
@@ -112,7 +112,7 @@ class Coordinator:
     _forming: Forming = field(init=False)
     _rejoins: Rejoins = field(init=False)
     _holdings: Holdings = field(init=False)
-    _background: BackgroundCopies = field(init=False)
+    _background: CopyProgress = field(init=False)
     departures: Departures = field(init=False)
     _register: Register = field(init=False)
     _reported: Reported = field(init=False)
@@ -138,7 +138,7 @@ class Coordinator:
             self._holdings = ShardHoldings(shards, self._everybody)
         else:
             self._holdings = Holdings(initial)
-        self._background = BackgroundCopies(self.store, self._holdings, self.job.grid.tensor_parallel)
+        self._background = CopyProgress(self.store, self._holdings, self.job.grid.tensor_parallel)
         self._judge = Judge(self.job, self.steps, self.log, self.keeps, self._holdings, self._name_bits)
         self._forming = Forming(self.store, self.job.membership, self.now, self._holdings)
         self._register = Register(self.store)

@@ -202,12 +202,17 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     del store  # the children were its clients
-    measured = {
-        "reduce": [dict(zip(sums, found.sums, strict=True))[buffers] for buffers in wanted if sums],
-        "reduce_latency": [dict(zip(sums, found.latencies, strict=True))[buffers] for buffers in wanted if sums],
-        "gather": [dict(zip(weights, found.gathers, strict=True))[stage.weights] for stage in figures if weights],
+    if not sums:
+        return fit_link(sizes, found.messages), {}
+    by_buffers = dict(zip(sums, zip(found.sums, found.latencies, strict=True), strict=True))
+    measured: dict[str, Any] = {
+        "reduce": [by_buffers[buffers][0] for buffers in wanted],
+        "reduce_latency": [by_buffers[buffers][1] for buffers in wanted],
     }
-    return fit_link(sizes, found.messages), {name: seconds for name, seconds in measured.items() if seconds}
+    if is_sharded:
+        by_weights = dict(zip(weights, found.gathers, strict=True))
+        measured["gather"] = [by_weights[stage.weights] for stage in figures]
+    return fit_link(sizes, found.messages), measured
 
 
 class _Measuring(Child):

@@ -12,7 +12,7 @@ from recycle.exec.membership.store import RunStore
 from recycle.shape import Worker
 
 
-class BackgroundCopies:
+class CopyProgress:
     """Those of one run.
 
     Args:
