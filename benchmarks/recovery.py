@@ -37,7 +37,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
-from recycle.report import Part, Report
+from recycle.report import RunReport, TimePart
 from recycle.run_report import load_report
 from recycle.runs import read_iterations
 
@@ -141,7 +141,7 @@ def kills_and_drains(server: ForkServer, count: int, seed: int = 0) -> bool:
     ]
     back = [f"rejoin:0.1@{step + APART_DRAINS - 4}" for step in struck]
     job, steps = TIMED_JOB.format(ahead=2, seconds=DRAINED_UNIT_SECONDS), APART_DRAINS * (2 * count + 1)
-    reports: list[tuple[Report, Mapping[tuple[int, int], int]]] = []
+    reports: list[tuple[RunReport, Mapping[tuple[int, int], int]]] = []
     result = run(server, job, [*faults, *back], steps, lambda folder: reports.append(reported(folder)))
     calm = run(server, job, [], steps)
     ((report, begun),) = reports
@@ -155,7 +155,7 @@ def kills_and_drains(server: ForkServer, count: int, seed: int = 0) -> bool:
         near = {step for change in found for step in range(change.step - 3, change.step + 1)}
         vain = sum(n for (g, step), n in begun.items() if step in near and counted[step] != g)
         pauses = [1000 * change.seconds for change in found]
-        redone = statistics.median(1000 * change.costs.get(Part.REDONE, 0.0) for change in found)
+        redone = statistics.median(1000 * change.costs.get(TimePart.REDONE, 0.0) for change in found)
         pause = f"{statistics.median(pauses):10.0f} ({max(pauses):5.0f})"
         print(f"  {kind:<7}  {len(found):8}  {pause} {redone:26.0f} {vain:22}")
     kill, drain = (statistics.median(change.seconds for change in changes[kind]) for kind in ("kill", "drain"))
@@ -169,7 +169,7 @@ def kills_and_drains(server: ForkServer, count: int, seed: int = 0) -> bool:
     return ratio > 0.5 or vain > 0 or not same or len(changes["drain"]) < count
 
 
-def reported(folder: Path) -> tuple[Report, Mapping[tuple[int, int], int]]:
+def reported(folder: Path) -> tuple[RunReport, Mapping[tuple[int, int], int]]:
     """A run's report, and (generation, step) -> how many forwards of it were logged."""
     begun: Counter[tuple[int, int]] = Counter()
     for one in read_iterations(folder, Job.of_run(folder).shape):

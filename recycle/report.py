@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 
-class Part(StrEnum):
+class TimePart(StrEnum):
     """What a stretch of a run's time went to."""
 
     USEFUL = "useful"
@@ -69,7 +69,7 @@ class Span:
 
     start: float
     end: float
-    part: Part
+    part: TimePart
     step: int | None = None
 
     @property
@@ -78,7 +78,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Change:
+class GenerationChange:
     """What ended a generation, and what it cost until the next one ran.
 
     Attributes:
@@ -94,7 +94,7 @@ class Change:
     step: int
     kind: str
     what: str
-    costs: dict[Part, float]
+    costs: dict[TimePart, float]
     slower: float | None = None
 
     @property
@@ -104,7 +104,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """Where the time went.
 
     Attributes:
@@ -116,7 +116,7 @@ class Report:
     """
 
     spans: list[Span]
-    changes: list[Change]
+    changes: list[GenerationChange]
     steps: int
     expected: float | None
     fault_free: float | None
@@ -127,9 +127,9 @@ class Report:
         return self.spans[-1].end if self.spans else 0.0
 
     @property
-    def parts(self) -> dict[Part, float]:
+    def parts(self) -> dict[TimePart, float]:
         """Seconds of each part."""
-        found = dict.fromkeys(Part, 0.0)
+        found = dict.fromkeys(TimePart, 0.0)
         for span in self.spans:
             found[span.part] += span.seconds
         return found
@@ -137,7 +137,9 @@ class Report:
     @property
     def measured(self) -> float:
         """Seconds that the iterations that count took, to be held against `expected`."""
-        return sum(span.seconds for span in self.spans if span.step is not None and span.part is not Part.EVALUATING)
+        return sum(
+            span.seconds for span in self.spans if span.step is not None and span.part is not TimePart.EVALUATING
+        )
 
 
 @dataclass
@@ -173,7 +175,7 @@ def report_of(
     attempts: Attempts,
     unit: float | None = None,
     is_over: bool = False,
-) -> Report:
+) -> RunReport:
     """Where the time of a run went.
 
     Args:
@@ -194,7 +196,7 @@ def report_of(
     expected = sum(_seconds(line, "period") for line in metrics) * unit if known and unit is not None else None
     changes = _with_slower(cutter.changes, metrics, usual, unit if known else None)
     fault_free = usual * unit * len(metrics) if known and unit is not None else None
-    return Report(cutter.spans, changes, len(metrics), expected, fault_free)
+    return RunReport(cutter.spans, changes, len(metrics), expected, fault_free)
 
 
 def _usual_period(metrics: Iterable[Mapping[str, Any]]) -> float:
@@ -206,8 +208,8 @@ def _usual_period(metrics: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _with_slower(
-    changes: Sequence[Change], metrics: Iterable[Mapping[str, Any]], usual: float, unit: float | None
-) -> list[Change]:
+    changes: Sequence[GenerationChange], metrics: Iterable[Mapping[str, Any]], usual: float, unit: float | None
+) -> list[GenerationChange]:
     if unit is None:
         return list(changes)
     slower = [0.0] * len(changes)
@@ -216,7 +218,7 @@ def _with_slower(
         if behind:
             slower[behind[-1]] += (_seconds(line, "period") - usual) * unit
     return [
-        Change(one.time, one.step, one.kind, one.what, one.costs, seconds)
+        GenerationChange(one.time, one.step, one.kind, one.what, one.costs, seconds)
         for one, seconds in zip(changes, slower, strict=True)
     ]
 
@@ -260,9 +262,9 @@ class _Cutter:
         self._open = 0
         self._share = _busy_share(attempts)
         self.spans: list[Span] = []
-        self.changes: list[Change] = []
+        self.changes: list[GenerationChange] = []
 
-    def _to(self, end: float, part: Part, step: int | None = None) -> None:
+    def _to(self, end: float, part: TimePart, step: int | None = None) -> None:
         """The time up to `end` belongs to a part."""
         if end > self._now:
             self.spans.append(Span(self._now, end, part, step))
@@ -273,7 +275,7 @@ class _Cutter:
         self._gap(generation)
         limit = after.proposed if after is not None else float("inf")
         if generation.began is not None:
-            self._to(min(generation.began, limit), Part.MOVING if generation.moves else Part.FORMING)
+            self._to(min(generation.began, limit), TimePart.MOVING if generation.moves else TimePart.FORMING)
             self._note_change(generation, after)
             for line in generation.commits:
                 self._iteration(generation.number, line)
@@ -284,11 +286,11 @@ class _Cutter:
         """Between two generations, or before the first."""
         since = self._now if self._ended is None else self._ended
         kinds = {e["kind"] for e in self._events if since <= _seconds(e, "time") <= generation.proposed}
-        part = Part.PLANNING
+        part = TimePart.PLANNING
         if self._ended is None or "restored" in kinds or not self.spans:
-            part = Part.STARTING
+            part = TimePart.STARTING
         elif generation.joins and "detected" not in kinds:
-            part = Part.WAITING
+            part = TimePart.WAITING
         self._to(generation.proposed, part)
 
     def _iteration(self, number: int, line: Mapping[str, Any]) -> None:
@@ -300,25 +302,29 @@ class _Cutter:
         else:
             useful, replayed = self._share * length, 0.0
         stall = self._stalls.get(step - 1, 0.0)
-        for part, seconds in ((Part.CHECKPOINTING, stall), (Part.USEFUL, useful), (Part.REPLAYING, replayed)):
+        for part, seconds in (
+            (TimePart.CHECKPOINTING, stall),
+            (TimePart.USEFUL, useful),
+            (TimePart.REPLAYING, replayed),
+        ):
             self._to(min(end, self._now + seconds), part, step)
-        self._to(end, Part.WAITING, step)
-        self._to(end + _seconds(line, "eval_seconds"), Part.EVALUATING, step)
+        self._to(end, TimePart.WAITING, step)
+        self._to(end + _seconds(line, "eval_seconds"), TimePart.EVALUATING, step)
 
     def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
         """Behind the last commit of a generation: what was begun and did not count."""
         if generation.began is None:  # it never ran
-            self._to(self._first("detected", self._now, limit) or (limit if after else self._now), Part.FORMING)
+            self._to(self._first("detected", self._now, limit) or (limit if after else self._now), TimePart.FORMING)
             return
         found = self._first("detected", self._now, limit)
         restored = self._first("restored", self._now, limit)
         begun = [activity.last for (number, _), activity in self._attempts.items() if number == generation.number]
         computed = min(max(begun, default=self._now), limit)
         if found is not None:
-            self._to(min(found, computed) if begun else found, Part.REDONE)
-            self._to(found, Part.WAITING)
+            self._to(min(found, computed) if begun else found, TimePart.REDONE)
+            self._to(found, TimePart.WAITING)
         elif restored is not None or self._is_repeated(generation, after):
-            self._to(computed, Part.REDONE)
+            self._to(computed, TimePart.REDONE)
 
     def _is_repeated(self, generation: _Generation, after: _Generation | None) -> bool:
         """Whether the generation had begun the iteration that the next one begins with."""
@@ -347,18 +353,18 @@ class _Cutter:
         ]
         kinds = [str(event["kind"]) for event in found]
         kind = next((name for name in _CAUSES if name in kinds), None)
-        costs: dict[Part, float] = {}
+        costs: dict[TimePart, float] = {}
         for span in self.spans[self._open :]:
             costs[span.part] = costs.get(span.part, 0.0) + span.seconds
         what = "; ".join(dict.fromkeys(_words(event) for event in found if event["kind"] == kind))
         name = _CAUSES[kind] if kind is not None else "formation"
-        self.changes.append(Change(self._ended, generation.step, name, what or "formed again", costs))
+        self.changes.append(GenerationChange(self._ended, generation.step, name, what or "formed again", costs))
 
     def end(self, end: float) -> None:
         """The run is over."""
         written = [_seconds(event, "time") for event in _of(self._events, "checkpoint")]
-        self._to(min(end, max(written, default=0.0)), Part.CHECKPOINTING)
-        self._to(end, Part.ENDING)
+        self._to(min(end, max(written, default=0.0)), TimePart.CHECKPOINTING)
+        self._to(end, TimePart.ENDING)
 
 
 def _busy_share(attempts: Attempts) -> float:

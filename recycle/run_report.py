@@ -11,7 +11,7 @@ from recycle.errors import JobError, RecycleError
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.kinds import Compute, Part, kind_of_token
 from recycle.job import Job
-from recycle.report import Activity, Report, report_of
+from recycle.report import Activity, RunReport, report_of
 from recycle.runs import EVENTS, TRACE, read_iterations, read_lines
 from recycle.shape import Shape
 
@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
 """Of an overlapped pair that of its forward, which computes as the other half does."""
 
 
-def load_report(run_dir: str | Path) -> Report:
+def load_report(run_dir: str | Path) -> RunReport:
     """The report of a run directory.
 
     Raises:

@@ -14,7 +14,7 @@ from recycle.shape import MOST_BUCKETS, Shape
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
-Deadline = Annotated[float, Meta(gt=0, le=1e6)]
+DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
 """Seconds, up to 11 days: more than that no wait of the operating system takes."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 ConfigValue = bool | int | float | str | list[bool | int | float | str]
@@ -262,7 +262,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Positive = 1
     checkpoint_every: Count = 100
     checkpoint_keep: Positive = 2
-    checkpoint_deadline: Deadline = 600.0
+    checkpoint_deadline: DeadlineSeconds = 600.0
     trace: Positive | Literal["all", "off"] = "all"
     loss: str | None = None
 
@@ -289,7 +289,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     transport: str = "auto"
     store: str = "launcher"
-    store_timeout: Deadline = 20.0
+    store_timeout: DeadlineSeconds = 20.0
     lease: Annotated[int, Meta(ge=2, le=3600)] = 6
     etcd_user: str | None = None
     etcd_password_file: str | None = None
@@ -297,15 +297,15 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     etcd_certificate: str | None = None
     etcd_key: str | None = None
     insecure: bool = False
-    heartbeat: Deadline = 0.25
-    dead_after: Deadline = 4.0
-    hung_after: Deadline = 4.0
+    heartbeat: DeadlineSeconds = 0.25
+    dead_after: DeadlineSeconds = 4.0
+    hung_after: DeadlineSeconds = 4.0
     hung_factor: Annotated[float, Meta(ge=1)] = 10.0
-    warm_up: Deadline = 60.0
-    form_timeout: Deadline = 20.0
-    transport_timeout: Deadline = 300.0
-    start_deadline: Deadline = 180.0
-    rejoin_deadline: Deadline = 120.0
+    warm_up: DeadlineSeconds = 60.0
+    form_timeout: DeadlineSeconds = 20.0
+    transport_timeout: DeadlineSeconds = 300.0
+    start_deadline: DeadlineSeconds = 180.0
+    rejoin_deadline: DeadlineSeconds = 120.0
     drift: Annotated[float, Meta(ge=0)] = 0.15
     drift_iterations: Positive = 8
 

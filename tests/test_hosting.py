@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from recycle import JobError, Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b, zb_v
-from recycle.plans.hosting import Hosts, Units, joined, layers_in, layers_of, stage_units, stages_by_rank, without
+from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, layers_of, stage_units, stages_by_rank, without
 from tests.exec.runs import job
 
 CUT = Shape(2, 2, 1, cut=(1, 2, 1))
 CHAIN = {"0.0": [0], "1.0": [1], "0.1": [2]}
 
 
-def units(ranges: tuple[Units, ...]) -> set[int]:
+def units(ranges: tuple[UnitRange, ...]) -> set[int]:
     return {unit for begin, end in ranges for unit in range(begin, end)}
 
 
@@ -38,7 +38,9 @@ RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6)
 
 
 @given(RANGES, RANGES)
-def test_ranges_are_sets_of_units_in_as_few_pieces_as_can_be(one: tuple[Units, ...], other: tuple[Units, ...]) -> None:
+def test_ranges_are_sets_of_units_in_as_few_pieces_as_can_be(
+    one: tuple[UnitRange, ...], other: tuple[UnitRange, ...]
+) -> None:
     left = without(one, other)
     assert units(left) == units(one) - units(other)
     assert units(joined([*one, *other])) == units(one) | units(other)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recycle.report import Activity, Part, Report, report_of
+from recycle.report import Activity, RunReport, TimePart, report_of
 
 PERIOD = 1.5
 UNIT = 0.5
@@ -46,11 +46,11 @@ ATTEMPTS = {
 }
 
 
-def rounded(parts: dict[Part, float]) -> dict[str, float]:
+def rounded(parts: dict[TimePart, float]) -> dict[str, float]:
     return {part.value: round(seconds, 9) for part, seconds in parts.items() if round(seconds, 9)}
 
 
-def assert_whole(report: Report) -> None:
+def assert_whole(report: RunReport) -> None:
     """The parts fill the wall clock without a gap or an overlap."""
     assert report.spans[0].start == 0.0
     assert all(before.end == after.start for before, after in zip(report.spans, report.spans[1:], strict=False))

@@ -52,14 +52,14 @@ class SystemResult(Struct, frozen=True):
     misfit: Misfit | None = None
 
 
-class Reference(Struct, frozen=True):
+class ReferenceGoodput(Struct, frozen=True):
     """A fault-free schedule on all nodes."""
 
     goodput: float
     layout: str
 
 
-class FailureTrace(Struct, frozen=True):
+class TraceSummary(Struct, frozen=True):
     """A failure trace; `alive` is (time, nodes alive from then on)."""
 
     name: str
@@ -68,7 +68,7 @@ class FailureTrace(Struct, frozen=True):
     seconds: float
     live: float
     alive: list[tuple[float, int]]
-    references: dict[str, Reference]
+    references: dict[str, ReferenceGoodput]
 
 
 class SystemComparison(Struct, frozen=True):
@@ -76,7 +76,7 @@ class SystemComparison(Struct, frozen=True):
 
     format: str
     shape: str
-    traces: list[FailureTrace]
+    traces: list[TraceSummary]
     systems: list[SystemResult]
     assumptions: list[str] = []
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-class Page:
+class NotebookPage:
     """An exported page in a frame that holds all that it shows: 0.1 MB, some bytes per operation, 5 MB for figures."""
 
     def __init__(self, content: str, height: int) -> None:
@@ -49,7 +49,7 @@ class Picture:
 
         return timeline_figure(self.source.lanes)
 
-    def page(self, height: int = 640) -> Page:
+    def page(self, height: int = 640) -> NotebookPage:
         """The same as the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra.
 
         Args:
@@ -57,7 +57,7 @@ class Picture:
         """
         from viz.export import html
 
-        return Page(html([self.source]), height)
+        return NotebookPage(html([self.source]), height)
 
     def save(self, path: str | Path) -> None:
         """Write the picture to `path`, whole or not at all; its suffix, as of `viz.export.export`, says how."""
@@ -80,7 +80,7 @@ def show(schedule: Schedule, profile: Profile | None = None, title: str = "") ->
     return Picture(schedule, profile, title)
 
 
-def show_run(directory: str | Path, height: int = 800) -> Page:
+def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
     """A run in a frame of the notebook: loss, live workers, plans, events, and the lanes of its notable steps, planned
     and executed. Needs the `viz` extra.
 
@@ -94,4 +94,4 @@ def show_run(directory: str | Path, height: int = 800) -> Page:
     from viz.export import html
     from viz.run import load_run
 
-    return Page(html([load_run(Path(directory))]), height)
+    return NotebookPage(html([load_run(Path(directory))]), height)

@@ -46,7 +46,7 @@ def protect(app: Dash, allowed: Collection[str] = ()) -> None:
             return _refused(f"requests of {origin!r} are not answered")
         return None
 
-    def tell(response: Response) -> Response:
+    def add_headers(response: Response) -> Response:
         scripts = " ".join(("'self'", *app.csp_hashes()))
         policy = {**_POLICY, "script-src": scripts}
         response.headers["Content-Security-Policy"] = "; ".join(f"{of} {what}" for of, what in policy.items())
@@ -56,7 +56,7 @@ def protect(app: Dash, allowed: Collection[str] = ()) -> None:
         return response
 
     app.server.before_request(refuse)
-    app.server.after_request(tell)
+    app.server.after_request(add_headers)
 
 
 def _name(address: str) -> str:

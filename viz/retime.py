@@ -86,7 +86,7 @@ def retimed(
         JobError: a text is no number of the wanted form, or the timeline is what ran.
     """
     if explainer.executed:
-        raise JobError("times: what ran has the times that it had; choose a plan")
+        raise JobError("times: an executed step keeps its measured times; choose a plan")
     profile, shape = explainer.timeline.profile, explainer.timeline.schedule.shape
     changed: dict[str, Any] = {}
     for field in FIELDS:
@@ -120,7 +120,7 @@ def timed_by(explainer: Explainer, name: str, text: str, table: LaneTable) -> tu
         JobError: it cannot be read, is of another shape, names a file of times, or the timeline is what ran.
     """
     if explainer.executed:
-        raise JobError("times: what ran has the times that it had; choose a plan")
+        raise JobError("times: an executed step keeps its measured times; choose a plan")
     shape, limits = explainer.timeline.schedule.shape, explainer.limits
     if name.lower().endswith(".toml"):
         job = Job.from_toml(text, name)

@@ -25,7 +25,7 @@ from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.job import Job
 from recycle.profile import Profile
-from recycle.report import Report
+from recycle.report import RunReport
 from recycle.run_report import load_report
 from recycle.runs import TRACE
 from recycle.shape import Shape, Worker
@@ -87,7 +87,7 @@ class Run:
         return self._plans[digest]
 
     @cached_property
-    def report(self) -> Report | None:
+    def report(self) -> RunReport | None:
         """Where the time went; None where that cannot be read."""
         try:
             return load_report(self.path)
@@ -108,8 +108,8 @@ class Run:
     def further_deaths(self) -> list[int]:
         """How many more hosts of each stage may die without loss of a part of its sharded optimizer state, as the last
         generation said; empty where nothing is sharded."""
-        told = (event.get("further_deaths") for event in reversed(self.events) if event.get("kind") == "shards")
-        stages = next(told, None)
+        logged = (event.get("further_deaths") for event in reversed(self.events) if event.get("kind") == "shards")
+        stages = next(logged, None)
         return stages if isinstance(stages, list) and all(type(each) is int for each in stages) else []
 
     @cached_property

@@ -27,7 +27,7 @@ from viz.bounded_cache import BoundedCache
 from viz.condition import parse
 from viz.lanes import LaneTable
 
-Planner = Callable[[frozenset[Worker]], Plan]
+WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
 Source = Literal["library", "planned"]
 KEPT, KEPT_ROWS = 16, 4_000_000
@@ -88,9 +88,9 @@ class WhatIf:
         self,
         job: Job | None,
         library: PlanLibrary | None,
-        planner: Planner | None,
-        rerouting: Planner | None = None,
-        searcher: Planner | None = None,
+        planner: WhatIfPlanner | None,
+        rerouting: WhatIfPlanner | None = None,
+        searcher: WhatIfPlanner | None = None,
         of_job: Callable[[PricedJob], WhatIf] | None = None,
     ) -> None:
         job = None if job is None else price(job)
@@ -167,12 +167,12 @@ class WhatIf:
         """(the answer before, the one after a longer search): the same where that found nothing with a shorter period.
 
         Raises:
-            PlanError: as `answer`, or nobody searches.
+            PlanError: as `answer`, or no planner is loaded.
         """
         failed = frozenset(failed)
         search = self.searcher
         if search is None:
-            raise PlanError("nobody searches here: give a job file, recycle view job.toml")
+            raise PlanError("no planner is loaded: give a job file, recycle view job.toml")
         before = self.answer(failed)
         after = self._made(failed, lambda: (search(failed), "planned"))
         if after.plan.period >= before.plan.period * (1 - 1e-9):

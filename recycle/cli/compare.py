@@ -204,7 +204,7 @@ _table = partial(print_table, left=("system", "runs"), box=box.SIMPLE, least=100
 
 
 @contextmanager
-def _bar(runs: int) -> Iterator[comparison.Progress]:
+def _bar(runs: int) -> Iterator[comparison.SystemProgress]:
     """Shows which system is at work, and how many runs are done."""
     with progress_bars(transient=True) as advance:
         done = 0

@@ -18,7 +18,7 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     from_format: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Format of IN.")] = None,
     to_format: Annotated[str | None, typer.Option("--to", metavar="NAME", help="Format of OUT.")] = None,
-    times: pricing.Times = None,
+    times: pricing.TimesOption = None,
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,

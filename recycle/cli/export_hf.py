@@ -51,8 +51,8 @@ def export_hf(
         )
     (stored,) = (DTYPES[name][0] for name in found.stored)
     if as_json:
-        told = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
-        print(json.dumps({"folder": str(output), **told, "carried": list(found.carried)}))
+        figures = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
+        print(json.dumps({"folder": str(output), **figures, "carried": list(found.carried)}))
         return
     rounded = "" if stored == "float32" else ", rounded from float32 (--dtype fp32 keeps every bit)"
     print(f"{output}: {found.architecture}, {found.parameters:,} parameters in {stored}{rounded}")

@@ -32,8 +32,8 @@ def import_hf(
         found = import_model(source, output, lambda done, whole: report("written", done // 10**6, whole // 10**6, "MB"))
     types = [DTYPES[name][0] for name in found.stored]
     if as_json:
-        told = {"architecture": found.architecture, "parameters": found.parameters, "stored": types}
-        print(json.dumps({"checkpoint": str(output), **told, "carried": list(found.carried)}))
+        figures = {"architecture": found.architecture, "parameters": found.parameters, "stored": types}
+        print(json.dumps({"checkpoint": str(output), **figures, "carried": list(found.carried)}))
         return
     converted = "" if types == ["float32"] else f", converted from {' and '.join(types)} to float32"
     print(f"{output}: {found.architecture}, {found.parameters:,} parameters{converted}")

@@ -36,7 +36,7 @@ from recycle.solve.problem import Problem
 INTERRUPTED = 130
 
 
-class Layout(StrEnum):
+class LayoutChoice(StrEnum):
     """The words of --layout."""
 
     fixed = "fixed"
@@ -77,7 +77,8 @@ def plan(
         bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
     ] = None,
     layout: Annotated[
-        Layout | None, typer.Option(help="Whether the model may be cut anew for the live workers; else as in the job.")
+        LayoutChoice | None,
+        typer.Option(help="Whether the model may be cut anew for the live workers; else as in the job."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

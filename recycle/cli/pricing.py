@@ -18,7 +18,7 @@ from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
-Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
+TimesOption = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
 Overlap = Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")]
 Comm = Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")]
 ProfileFile = Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")]

@@ -16,7 +16,7 @@ from recycle.job import Job
 from recycle.profile import Profile
 
 if TYPE_CHECKING:
-    from recycle.exec.profile.executed import Executed
+    from recycle.exec.profile.executed import ExecutedRun
 
 TIMES = ("forward", "backward_input", "backward_weight", "reduce", "step")
 BYTES = ("message", "activation", "static")
@@ -70,7 +70,7 @@ def _print_progress(what: str, done: float | None, total: float, _: str) -> None
     print(f"measured {done} of {total} {what}", file=sys.stderr)
 
 
-def _print_executed(ran: Executed, output: Path, as_json: bool) -> None:
+def _print_executed(ran: ExecutedRun, output: Path, as_json: bool) -> None:
     figures = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
     if as_json:
         found = {"file": str(output), "hash": ran.profile.digest(), "profile": ran.profile.to_json()}

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from recycle.cli.terminal import print_table
-from recycle.report import Change, Part, Report
+from recycle.report import GenerationChange, RunReport, TimePart
 from recycle.run_report import load_report
 
-COSTS = (Part.REDONE, Part.WAITING, Part.PLANNING, Part.FORMING, Part.MOVING, Part.STARTING)
+COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.STARTING)
 
 
 def report(
@@ -47,7 +47,7 @@ def report(
         )
 
 
-def _row(change: Change, parts: Sequence[Part]) -> list[str]:
+def _row(change: GenerationChange, parts: Sequence[TimePart]) -> list[str]:
     costs = [f"{change.costs[part]:.3f}" if part in change.costs else "" for part in parts]
     slower = "" if change.slower is None else f"{change.slower:.3f}"
     return [str(change.step), f"{change.time:.3f}", change.kind, *costs, f"{change.seconds:.3f}", slower, change.what]
@@ -57,7 +57,7 @@ def _share(seconds: float, wall: float) -> str:
     return f"{seconds / wall:.1%}" if wall else ""
 
 
-def to_json(found: Report) -> dict[str, Any]:
+def to_json(found: RunReport) -> dict[str, Any]:
     """What `--json` prints; all times in seconds."""
     return {
         "steps": found.steps,

@@ -26,7 +26,7 @@ from recycle.ir.text_grid import DRAWN
 from recycle.shape import MOST_BUCKETS, Shape
 
 
-class Optimizer(StrEnum):
+class OptimizerMode(StrEnum):
     """When stages step."""
 
     STAGGERED = "staggered"
@@ -49,8 +49,8 @@ def schedule(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else print it.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Write sends, receives, reduces and steps too.")] = False,
-    optimizer: Annotated[Optimizer, typer.Option(help="Each stage steps by itself, or all together.")] = (
-        Optimizer.STAGGERED
+    optimizer: Annotated[OptimizerMode, typer.Option(help="Each stage steps by itself, or all together.")] = (
+        OptimizerMode.STAGGERED
     ),
     buckets: Annotated[
         int, typer.Option(min=1, max=MOST_BUCKETS, metavar="N", help="Sum each stage's gradients in N buckets.")

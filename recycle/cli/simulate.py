@@ -29,7 +29,7 @@ HINTS = 3
 
 def simulate(
     file: Annotated[Path, typer.Argument(help="Schedule file.")],
-    times: pricing.Times = None,
+    times: pricing.TimesOption = None,
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,

@@ -144,12 +144,12 @@ def end_at_termination() -> Iterator[threading.Event]:
     """An event that the first SIGTERM or SIGUSR1 to this process sets; a second one interrupts it like Ctrl-C."""
     stop = threading.Event()
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield stop
     finally:
@@ -190,8 +190,8 @@ class ProgressLines(Observer):
 
     def event(self, event: dict[str, Any]) -> None:
         """One line for what a person wants to know at once."""
-        if (told := sentence(event)) is not None:
-            _print(f"  {event['time']:8.3f} s  {told}")
+        if (text := sentence(event)) is not None:
+            _print(f"  {event['time']:8.3f} s  {text}")
 
 
 def _print(line: str) -> None:

@@ -27,7 +27,7 @@ from viz.comparison import is_comparison, load_comparison
 from viz.run import Run
 from viz.run_files import is_run_directory, runs_in
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
-from viz.what_if import Planner, WhatIf
+from viz.what_if import WhatIf, WhatIfPlanner
 
 DEFAULT_PORT = 8050
 RUNS_OPENED = 4
@@ -52,7 +52,7 @@ def view(
         list[str] | None,
         typer.Option(metavar="NAME", help="Answer under this name too, where a proxy brings the page elsewhere."),
     ] = None,
-    times: pricing.Times = None,
+    times: pricing.TimesOption = None,
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,
@@ -172,7 +172,7 @@ def _what_if_of(job: PricedJob, library: PlanLibrary | None = None) -> WhatIf:
     return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, search, _what_if_of)
 
 
-def _planner(job: PricedJob) -> Planner:
+def _planner(job: PricedJob) -> WhatIfPlanner:
     """The list scheduler for `job`, which answers within a second; where layers may move, a search of a few."""
     return (
         partial(plan, job, seconds=MOVING_SECONDS)

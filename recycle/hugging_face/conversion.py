@@ -24,7 +24,7 @@ from recycle.exec.membership.messages import Commit, StoredFile
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.files import whole_folder
 from recycle.hugging_face.architectures import HubArchitecture, architecture_of, config_json, hub_architecture, model_of
-from recycle.hugging_face.correspondence import Block, blocks
+from recycle.hugging_face.correspondence import TensorBlock, blocks
 from recycle.hugging_face.model_folder import (
     CONFIG,
     INDEX,
@@ -34,7 +34,7 @@ from recycle.hugging_face.model_folder import (
     weight_files,
     write_object,
 )
-from recycle.hugging_face.shards import Planned, Progress, write_shards
+from recycle.hugging_face.shards import ByteProgress, Planned, write_shards
 from recycle.initial_weights import model_of_checkpoint
 from recycle.job import Job
 from recycle.manifest import HUGGING_FACE, MODEL, carried_files
@@ -70,7 +70,7 @@ class ImportNote(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedModel:
     """What was written.
 
     Attributes:
@@ -86,7 +86,7 @@ class Converted:
     carried: Sequence[str]
 
 
-def import_model(source: Path, target: Path, progress: Progress = lambda *_: None) -> Converted:
+def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_: None) -> ConvertedModel:
     """Make a checkpoint of a model of Hugging Face.
 
     Args:
@@ -108,7 +108,7 @@ def import_model(source: Path, target: Path, progress: Progress = lambda *_: Non
     require_tokenizer_within(source, model.vocabulary)
     stored = StoredTensors(weight_files(source), JobError)
     note = ImportNote(batched_experts=any(name.endswith(".mlp.experts.gate_up_proj") for name in stored.places))
-    by_ours: dict[str, list[Block]] = defaultdict(list)
+    by_ours: dict[str, list[TensorBlock]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
         _require_block(source, stored, block)  # a config.json of a billion layers ends here
         by_ours[block.ours].append(block)
@@ -125,10 +125,10 @@ def import_model(source: Path, target: Path, progress: Progress = lambda *_: Non
         write_object(beside / CONFIG, config)
         write_object(beside / NOTE, msgspec.to_builtins(note))
         _write_manifest(folder, model, files)
-    return Converted(architecture.name, sum(sizes.values()), types, carried)
+    return ConvertedModel(architecture.name, sum(sizes.values()), types, carried)
 
 
-def _require_block(source: Path, stored: StoredTensors, block: Block) -> None:
+def _require_block(source: Path, stored: StoredTensors, block: TensorBlock) -> None:
     """Raise JobError unless the files have the tensor that a block is in, as it should be."""
     name, place = block.theirs, stored.places.get(block.theirs)
     if place is None:
@@ -155,7 +155,7 @@ def _require_no_others(stored: StoredTensors, expected: Collection[str], model: 
         raise JobError(f"{place.path}: has a tensor {name}, which a model of this {CONFIG} does not have")
 
 
-def _our_tensor(stored: StoredTensors, of_one: Sequence[Block]) -> torch.Tensor:
+def _our_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock]) -> torch.Tensor:
     made = torch.empty(of_one[0].our_shape, dtype=torch.float32)
     for block in of_one:
         block.copy_in(made, stored.read(block.theirs, block.their_index))
@@ -178,8 +178,8 @@ def export_model(
     target: Path,
     precision: Precision = "auto",
     most_bytes: int = SHARD_BYTES,
-    progress: Progress = lambda *_: None,
-) -> Converted:
+    progress: ByteProgress = lambda *_: None,
+) -> ConvertedModel:
     """Make a folder that transformers loads of a checkpoint, imported or of a run.
 
     Args:
@@ -203,7 +203,7 @@ def export_model(
     stored_as = note.dtype if precision == "auto" else _STORED[precision]
     config_name, dtype = DTYPES[stored_as]
     stored = StoredTensors([checkpoint / name for name in sorted(manifest.files)], RecycleError)
-    by_theirs: dict[str, list[Block]] = defaultdict(list)
+    by_theirs: dict[str, list[TensorBlock]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
         stored.require(block.ours)
         by_theirs[block.theirs].append(block)
@@ -221,10 +221,10 @@ def export_model(
             write_object(folder / INDEX, {"metadata": {"total_size": whole}, "weight_map": files})
         write_object(folder / CONFIG, config)
         carried = [] if beside is None else carry(beside, folder)
-    return Converted(architecture.name, sum(sizes.values()), (stored_as,), carried)
+    return ConvertedModel(architecture.name, sum(sizes.values()), (stored_as,), carried)
 
 
-def _their_tensor(stored: StoredTensors, of_one: Sequence[Block], dtype: torch.dtype) -> torch.Tensor:
+def _their_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock], dtype: torch.dtype) -> torch.Tensor:
     made = torch.empty(of_one[0].their_shape, dtype=dtype)
     for block in of_one:
         block.copy_out(made, stored.whole(block.ours, block.our_shape))

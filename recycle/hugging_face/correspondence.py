@@ -17,12 +17,12 @@ import torch
 from recycle.architecture import Architecture, config_of
 from recycle.sections import ModelSection
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 EVERYTHING: tuple[slice, ...] = ()
 
 
 @dataclass(frozen=True)
-class Block:
+class TensorBlock:
     """Entries that both sides have.
 
     Attributes:
@@ -36,11 +36,11 @@ class Block:
     """
 
     ours: str
-    our_shape: Shape
-    our_view: Shape
+    our_shape: TensorShape
+    our_view: TensorShape
     our_index: tuple[slice, ...]
     theirs: str
-    their_shape: Shape
+    their_shape: TensorShape
     their_index: tuple[slice, ...]
 
     def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
@@ -54,11 +54,11 @@ class Block:
         target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
 
 
-def _same(ours: str, theirs: str, *shape: int) -> Block:
-    return Block(ours, shape, shape, EVERYTHING, theirs, shape, EVERYTHING)
+def _same(ours: str, theirs: str, *shape: int) -> TensorBlock:
+    return TensorBlock(ours, shape, shape, EVERYTHING, theirs, shape, EVERYTHING)
 
 
-def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[Block]:
+def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[TensorBlock]:
     """Every block of a model of an architecture in `architectures`; each entry of both sides is in one.
 
     Args:
@@ -90,18 +90,18 @@ def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[Block
         yield _same("output_layer.weight", "lm_head.weight", vocabulary, hidden)
 
 
-def _attention(model: ModelSection, sizes: Architecture, ours: str, theirs: str) -> Iterator[Block]:
+def _attention(model: ModelSection, sizes: Architecture, ours: str, theirs: str) -> Iterator[TensorBlock]:
     fields = config_of(model)
     head = sizes.query // model.heads
     groups = sizes.key // head
     of_group = model.heads // groups
     rows = {"q": slice(0, of_group), "k": slice(of_group, of_group + 1), "v": slice(of_group + 1, of_group + 2)}
-    kinds: dict[str, Shape] = {"weight": (sizes.hidden,)} | ({"bias": ()} if fields.get("add_qkv_bias") else {})
+    kinds: dict[str, TensorShape] = {"weight": (sizes.hidden,)} | ({"bias": ()} if fields.get("add_qkv_bias") else {})
     for kind, columns in kinds.items():
         whole, view = (sizes.query + 2 * sizes.key, *columns), (groups, of_group + 2, head, *columns)
         for name, index in rows.items():
             shape = (sizes.query if name == "q" else sizes.key, *columns)
-            yield Block(
+            yield TensorBlock(
                 f"{ours}.linear_qkv.{kind}",
                 whole,
                 view,
@@ -116,19 +116,19 @@ def _attention(model: ModelSection, sizes: Architecture, ours: str, theirs: str)
     yield _same(f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", sizes.hidden, sizes.query)
 
 
-def _feed_forward(sizes: Architecture, ours: str, theirs: str, names: tuple[str, str, str]) -> Iterator[Block]:
+def _feed_forward(sizes: Architecture, ours: str, theirs: str, names: tuple[str, str, str]) -> Iterator[TensorBlock]:
     gate, up, down = names
     yield _same(f"{ours}.linear_fc1.weight.gate", f"{theirs}.{gate}.weight", sizes.ffn, sizes.hidden)
     yield _same(f"{ours}.linear_fc1.weight.up", f"{theirs}.{up}.weight", sizes.ffn, sizes.hidden)
     yield _same(f"{ours}.linear_fc2.weight", f"{theirs}.{down}.weight", sizes.hidden, sizes.ffn)
 
 
-def _batched_expert(ours: str, theirs: str, expert: int, sizes: Architecture) -> Iterator[Block]:
+def _batched_expert(ours: str, theirs: str, expert: int, sizes: Architecture) -> Iterator[TensorBlock]:
     inner, outer = (sizes.ffn, sizes.hidden), (sizes.hidden, sizes.ffn)
     at = slice(expert, expert + 1)
     both = (sizes.experts, 2 * sizes.ffn, sizes.hidden)
     for half, rows in (("gate", slice(0, sizes.ffn)), ("up", slice(sizes.ffn, 2 * sizes.ffn))):
         name = f"{ours}.linear_fc1.weight.{half}"
-        yield Block(name, inner, inner, EVERYTHING, f"{theirs}.gate_up_proj", both, (at, rows))
+        yield TensorBlock(name, inner, inner, EVERYTHING, f"{theirs}.gate_up_proj", both, (at, rows))
     name = f"{ours}.linear_fc2.weight"
-    yield Block(name, outer, outer, EVERYTHING, f"{theirs}.down_proj", (sizes.experts, *outer), (at,))
+    yield TensorBlock(name, outer, outer, EVERYTHING, f"{theirs}.down_proj", (sizes.experts, *outer), (at,))

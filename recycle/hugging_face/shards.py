@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from recycle.errors import RecycleError
 from recycle.exec.checkpoint.checkpoint import SUFFIX
 
-Progress = Callable[[int, int], None]
+ByteProgress = Callable[[int, int], None]
 """Told how many bytes are written, of how many."""
 
 
@@ -32,7 +32,7 @@ class Planned:
 
 
 def write_shards(
-    folder: Path, stem: str, tensors: Mapping[str, Planned], most_bytes: int, progress: Progress
+    folder: Path, stem: str, tensors: Mapping[str, Planned], most_bytes: int, progress: ByteProgress
 ) -> dict[str, str]:
     """Write tensors to `STEM.safetensors`, or to `STEM-00001-of-0000N.safetensors` and so on, in their order.
 

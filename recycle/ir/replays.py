@@ -1,8 +1,8 @@
 """Where replays go: into the gaps of a schedule, spread over several iterations until each micro-batch had its turn.
 
 Every micro-batch of every stage is replayed once in `rounds` iterations, by another live host of the stage than the one
-that ran it; those of one host are dealt out to its peers in turn (turns.py). All workers do theirs in the same
-iterations, because an iteration takes as long as its slowest worker.
+that ran it; the peers of a host take turns with what it ran (turns.py). All workers do theirs in the same iterations,
+because an iteration takes as long as its slowest worker.
 
 A replay goes into the first gap that holds it (replay_places.py). Where there is none it goes behind the worker's
 computing, before the stage is reduced, where it lengthens the iteration by what no later gap takes up. Either way all
@@ -32,7 +32,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.turns import ALWAYS as ALWAYS
 from recycle.ir.turns import Checked as Checked
 from recycle.ir.turns import Turn as Turn
-from recycle.ir.turns import dealt, in_turn, who_ran
+from recycle.ir.turns import assigned_to_peers, in_turn, who_ran
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 
@@ -183,7 +183,7 @@ def with_replays(
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
     hosts = who_ran(base)
-    mine = dealt(base, hosts) if every else {}
+    mine = assigned_to_peers(base, hosts) if every else {}
     rounds = max(map(len, mine.values()), default=0) if every == "gaps" else every
     rotation = _rotation(base, profile, rounds, in_turn(mine, rounds))
     if every == "gaps" and room is not None and len(room) in (0, rounds):

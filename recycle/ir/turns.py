@@ -1,4 +1,4 @@
-"""Who replays what, and when: the work of a host is dealt out to its peers, and spread over iterations."""
+"""Who replays what, and when: the work of a host is assigned to its peers, and spread over iterations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def who_ran(schedule: Schedule) -> dict[Checked, Worker]:
     }
 
 
-def dealt(schedule: Schedule, hosts: Mapping[Checked, Worker]) -> dict[Worker, list[Checked]]:
+def assigned_to_peers(schedule: Schedule, hosts: Mapping[Checked, Worker]) -> dict[Worker, list[Checked]]:
     """Worker -> what it replays, in the order of its turns: first one of each peer, then another one of each.
 
     Args:
@@ -63,10 +63,10 @@ def dealt(schedule: Schedule, hosts: Mapping[Checked, Worker]) -> dict[Worker, l
     return {worker: [checked for _, checked in sorted(mine)] for worker, mine in found.items()}
 
 
-def in_turn(dealt_out: Mapping[Worker, Sequence[Checked]], rounds: int) -> list[Turn]:
-    """The turns of what was dealt out, spread over so many iterations; by worker and round."""
+def in_turn(assigned: Mapping[Worker, Sequence[Checked]], rounds: int) -> list[Turn]:
+    """The turns of what was assigned, spread over so many iterations; by worker and round."""
     return [
         Turn(checked, worker, place * rounds // len(mine))
-        for worker, mine in sorted(dealt_out.items())
+        for worker, mine in sorted(assigned.items())
         for place, checked in enumerate(mine)
     ]

@@ -37,7 +37,7 @@ from recycle.sections import ModelSection, ShapeSection
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedCheckpoint:
     """What was written.
 
     Attributes:
@@ -55,7 +55,7 @@ MOMENTS = ("exp_avg.", "exp_avg_sq.")
 """Before a parameter's name, in recycle's checkpoints."""
 
 
-def export_model(checkpoint: Path, target: Path) -> Converted:
+def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     """Make a `torch_dist` checkpoint of the weights in one of recycle's.
 
     Args:
@@ -89,7 +89,7 @@ def export_model(checkpoint: Path, target: Path) -> Converted:
         optimizer = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
     with whole_folder(target) as folder:
         write(folder, states(), iteration, optimizer)
-    return Converted(_size(part), iteration, counted is not None)
+    return ConvertedCheckpoint(_size(part), iteration, counted is not None)
 
 
 def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
     return {"state": {"common_step": count.clone()}, "param_groups": [group | decay for decay in decays]}
 
 
-def import_model(source: Path, model: ModelSection, target: Path) -> Converted:
+def import_model(source: Path, model: ModelSection, target: Path) -> ConvertedCheckpoint:
     """Make a checkpoint of recycle of the weights in a `torch_dist` checkpoint.
 
     Args:
@@ -139,10 +139,10 @@ def import_model(source: Path, model: ModelSection, target: Path) -> Converted:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
         write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, files))
-    return Converted(_size(part), _iteration(inside))
+    return ConvertedCheckpoint(_size(part), _iteration(inside))
 
 
-def import_run(source: Path, job: Job, target: Path) -> Converted:
+def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     """Make a run directory that a job goes on from, with weights, moments and step count of a `torch_dist` checkpoint.
 
     Args:
@@ -190,7 +190,7 @@ def import_run(source: Path, job: Job, target: Path) -> Converted:
         files = write_stage(kept, 0, "import", named)
         settings = course(job, load_batches(job).digest)
         write_manifest(kept, Manifest(step, before, job.shape.to_json(), identity(job), settings, files))
-    return Converted(_size(part), iteration, True)
+    return ConvertedCheckpoint(_size(part), iteration, True)
 
 
 def _iteration(inside: Path) -> int:

@@ -31,7 +31,7 @@ from recycle.ir.instruction import BackwardInput
 from recycle.megatron.chunk import Call, ModelChunk
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.lanes import PipelineLanes
-from recycle.megatron.order import Given, Grid, Order, evaluation_order, training_order
+from recycle.megatron.order import Given, MegatronGrid, RankOrder, evaluation_order, training_order
 from recycle.megatron.placement import grid_now
 
 _OWN_SCHEDULE = "it is a schedule of megatron-core's own"
@@ -74,7 +74,7 @@ class ForwardBackward:
     def __init__(self, schedule: Given) -> None:
         self._schedule = schedule
         self.computed: list[Computed] = []
-        self._orders: dict[tuple[bool, int, Grid], Order] = {}
+        self._orders: dict[tuple[bool, int, MegatronGrid], RankOrder] = {}
         self._chunks: dict[tuple[int, ...], tuple[list[Any], list[ModelChunk]]] = {}
 
     def __call__(
@@ -148,7 +148,7 @@ class ForwardBackward:
         return call.kept
 
     def _run(
-        self, call: Call, order: Order, chunks: Sequence[ModelChunk], data: Sequence[Any], lanes: PipelineLanes
+        self, call: Call, order: RankOrder, chunks: Sequence[ModelChunk], data: Sequence[Any], lanes: PipelineLanes
     ) -> None:
         stages = dict(zip(order.stages, chunks, strict=True))
         # Of a stage the interpreter uses what a chunk has, as reduces and steps are left out.
@@ -174,7 +174,7 @@ class ForwardBackward:
             function = functions[place] if isinstance(functions, list) else functions
             function(chunk.model.parameters())
 
-    def _order(self, forward_only: bool, micro_batches: int) -> Order:
+    def _order(self, forward_only: bool, micro_batches: int) -> RankOrder:
         grid = grid_now()
         key = forward_only, micro_batches, grid
         if key not in self._orders:
@@ -182,7 +182,7 @@ class ForwardBackward:
             self._orders[key] = make(self._schedule, grid, micro_batches)
         return self._orders[key]
 
-    def _model_chunks(self, models: list[Any], order: Order, config: Any) -> list[ModelChunk]:
+    def _model_chunks(self, models: list[Any], order: RankOrder, config: Any) -> list[ModelChunk]:
         """The chunks of these models; kept, since a training loop calls with the same ones again and again."""
         is_split = any(isinstance(one, BackwardInput) for one in order.program)
         key = (*map(id, models), is_split)
@@ -225,7 +225,7 @@ def _iterators(data: Any, count: int) -> list[Any]:
     return iterators
 
 
-def _require_fit(models: Sequence[Any], order: Order, config: Any) -> None:
+def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
     """Raise RunError for a model that the loop cannot run, or that was built for another placement."""
     if len(models) != len(order.stages):
         raise RunError(f"model: {len(models)} chunks, the schedule has {len(order.stages)} per rank")

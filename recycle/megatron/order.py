@@ -36,7 +36,7 @@ _KNOWN = (Forward, Backward, BackwardInput, BackwardWeight, OverlappedPair, Tran
 
 
 @dataclass(frozen=True)
-class Grid:
+class MegatronGrid:
     """This process's place in a Megatron job, and the job's size, as `parallel_state` has them.
 
     Attributes:
@@ -53,7 +53,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Order:
+class RankOrder:
     """What a rank runs.
 
     Attributes:
@@ -72,7 +72,7 @@ class Order:
     settled: frozenset[Compute]
 
 
-def training_order(given: Given, grid: Grid, micro_batches: int) -> Order:
+def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """The rank's order of one training iteration.
 
     Raises:
@@ -92,10 +92,10 @@ def training_order(given: Given, grid: Grid, micro_batches: int) -> Order:
     own = lower(schedule).program(Worker(pipeline, grid.rank))
     program = tuple(one for one in own if not isinstance(one, ReduceGradients | OptimizerStep))
     stages = stages_of_rank(schedule, grid.rank)
-    return Order(program, stages, schedule.shape.stages, _ends_meet(schedule), _settled(program))
+    return RankOrder(program, stages, schedule.shape.stages, _ends_meet(schedule), _settled(program))
 
 
-def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
+def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """The rank's order where only forwards run: those of `recycle.ir.forward_only`, on the schedule's placement.
 
     Raises:
@@ -112,10 +112,10 @@ def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
         placement={str(worker): stages for worker, stages in hosted.items()},
     )
     own = lower(forward_only(forwards)).program(Worker(0, grid.rank))
-    return Order(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_meet(schedule), frozenset())
+    return RankOrder(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_meet(schedule), frozenset())
 
 
-def schedule_in(given: Given, grid: Grid, micro_batches: int) -> Schedule:
+def schedule_in(given: Given, grid: MegatronGrid, micro_batches: int) -> Schedule:
     """The schedule itself, or that of a family or file by name. Raises ScheduleError, JobError."""
     if isinstance(given, Schedule):
         return given
@@ -144,7 +144,7 @@ def _ends_meet(schedule: Schedule) -> bool:
     return len(ends) > 1 and any(ends <= {*schedule.stages_of(worker)} for worker in schedule.live)
 
 
-def _require_shape(schedule: Schedule, grid: Grid) -> None:
+def _require_shape(schedule: Schedule, grid: MegatronGrid) -> None:
     shape = schedule.shape
     for what, has, wanted in (
         ("ranks (P)", shape.ranks, grid.ranks),
@@ -203,7 +203,7 @@ def _computes(program: tuple[Instruction, ...]) -> list[Compute]:
 
 
 def _settled(program: tuple[Instruction, ...]) -> frozenset[Compute]:
-    """See `Order.settled`. Where a B is the last to run autograd but a W comes behind it, no instruction is."""
+    """See `RankOrder.settled`. Where a B is the last to run autograd but a W comes behind it, no instruction is."""
     settled: set[Compute] = set()
     computes = _computes(program)
     for stage in {one.stage for one in computes}:

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from recycle.megatron.order import Given, Grid, schedule_in, stages_of_rank
+from recycle.megatron.order import Given, MegatronGrid, schedule_in, stages_of_rank
 
 
 class _OtherRank:
@@ -29,10 +29,10 @@ class _OtherRank:
         return getattr(self._group, name)
 
 
-def grid_now() -> Grid:
+def grid_now() -> MegatronGrid:
     """This process's place, as `parallel_state` has it."""
     chunks: int | None = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return Grid(
+    return MegatronGrid(
         parallel_state.get_pipeline_model_parallel_group().rank(),
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_data_parallel_rank(),

@@ -18,7 +18,7 @@ from recycle.ir.schedule import Schedule, loop_placement
 from recycle.sections import Sections
 from recycle.shape import Worker
 
-Units = tuple[int, int]
+UnitRange = tuple[int, int]
 """Units from the first up to but without the last."""
 
 
@@ -34,7 +34,7 @@ class Hosts:
     """
 
     count: int
-    units: Mapping[Worker, tuple[Units, ...]]
+    units: Mapping[Worker, tuple[UnitRange, ...]]
     stages: Mapping[Worker, tuple[int, ...]]
     cut: tuple[int, ...] = ()
 
@@ -80,14 +80,14 @@ def layers_of(job: Sections, cut: Sequence[int] = ()) -> list[int]:
     return list(cut or units_of(job))
 
 
-def stage_units(layers: Sequence[int]) -> list[Units]:
+def stage_units(layers: Sequence[int]) -> list[UnitRange]:
     """The units of each stage, given how many layers each has."""
     ends = [0, *(end + 1 for end in accumulate(layers))]
     ends[-1] += 1
     return [(begin or 1, end) if stage else (0, end) for stage, (begin, end) in enumerate(pairwise(ends))]
 
 
-def layers_in(units: Units, count: int) -> tuple[int, int]:
+def layers_in(units: UnitRange, count: int) -> tuple[int, int]:
     """The layers of a range of units, from the first up to but without the last.
 
     Args:
@@ -97,9 +97,9 @@ def layers_in(units: Units, count: int) -> tuple[int, int]:
     return max(begin, 1) - 1, max(min(end, count - 1), 1) - 1
 
 
-def joined(ranges: Iterable[Units]) -> tuple[Units, ...]:
+def joined(ranges: Iterable[UnitRange]) -> tuple[UnitRange, ...]:
     """The same units in as few ranges as can be, in order; empty ranges are left out."""
-    found: list[Units] = []
+    found: list[UnitRange] = []
     for begin, end in sorted(each for each in ranges if each[0] < each[1]):
         if found and begin <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
@@ -108,9 +108,9 @@ def joined(ranges: Iterable[Units]) -> tuple[Units, ...]:
     return tuple(found)
 
 
-def without(ranges: Sequence[Units], others: Sequence[Units]) -> tuple[Units, ...]:
+def without(ranges: Sequence[UnitRange], others: Sequence[UnitRange]) -> tuple[UnitRange, ...]:
     """The units of `ranges` that are in none of `others`, both in order."""
-    left: list[Units] = []
+    left: list[UnitRange] = []
     for begin, end in ranges:
         for first, last in others:
             if first < end and begin < last:

@@ -314,7 +314,7 @@ class PlanLibrary:
             shape = self.job.shape
         if self.job is not None and not self.job.prices.are_peers_alike:
             raise PlanError(
-                f"{self.directory}: the profile's workers differ in speed or links: plan for the very set of workers"
+                f"{self.directory}: the profile's workers differ in speed or links: plan for this set of dead workers"
             )
         vector = failure_vector(shape, failed)
         for entry, arrangement in self._nearest(shape, failed, vector):

@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from recycle.ir.columns import Rows
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, simulate
 from recycle.profile import Profile
 from recycle.solve.deadline import Deadline, Pace
-
-Rows = npt.NDArray[np.int64]
 
 
 def fuse_backward(

@@ -39,4 +39,4 @@ def require_times(
                     f" more than {LONGEST:g}; state all times in another unit"
                 )
     if links[-1] > LONGEST:
-        raise PlanError(f"{where} link: a transfer takes {links[-1]:g}, more than {LONGEST:g}; is a bandwidth right?")
+        raise PlanError(f"{where} link: a transfer takes {links[-1]:g}, more than {LONGEST:g}; check the bandwidths")

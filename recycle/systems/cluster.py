@@ -39,7 +39,7 @@ CAUSES = (
 trace cut off."""
 _TOLERANCE = 1e-6
 """Of an iteration: what is so close to its end is there."""
-Progress = Callable[[float], None]
+ShareProgress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def run(
     setting: Setting,
     trace: FailureTrace,
     seconds: float | None = None,
-    progress: Progress | None = None,
+    progress: ShareProgress | None = None,
 ) -> Outcome:
     """Run a system over a trace that was fitted to the setting's nodes.
 
@@ -194,7 +194,7 @@ class _Cluster:
     bytes: float = 0.0
     transitions: list[Transition] = field(default_factory=list)
 
-    def play(self, until: float, progress: Progress | None) -> None:
+    def play(self, until: float, progress: ShareProgress | None) -> None:
         """All events up to `until`."""
         changes = self.trace.changes
         up, first = set(self.trace.up), 0

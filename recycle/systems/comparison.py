@@ -26,7 +26,7 @@ KNOWN = SYSTEMS | VARIANTS
 ZERO_BUBBLE = ("zb-h1", "zb-h2")
 SHARES = (0.01, 0.023, 0.05, 0.0875, 0.10)
 """Of nodes dead. In a year of 400 servers 2.3 % were down on average and 8.75 % at most (InfiniteHBD)."""
-Progress = Callable[[str, float], None]
+SystemProgress = Callable[[str, float], None]
 """Told the system's name and the share of its run that is done."""
 
 
@@ -89,7 +89,7 @@ def compare(
     traces: Sequence[FailureTrace],
     systems: Sequence[str],
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: SystemProgress | None = None,
 ) -> list[Compared]:
     """Run all systems over all traces.
 

@@ -32,7 +32,7 @@ from recycle.ir.simulate import durations, event_graph
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
-Computed = tuple[float, tuple[int, ...]]
+WorkerTimes = tuple[float, tuple[int, ...]]
 """When a worker has computed, in seconds from the start; the stages that it hosts."""
 SETTLED = 5
 TOLERANCE = 1e-9
@@ -90,7 +90,7 @@ def with_updates(schedule: Schedule, weights: Sequence[float]) -> Schedule:
     return replace(schedule, columns=columns_of(schedule.shape, programs))
 
 
-def computed(schedule: Schedule, profile: Profile) -> list[Computed]:
+def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
     """When each live worker has computed its part of one iteration, and what it hosts; by worker.
 
     Args:
@@ -134,7 +134,7 @@ def ends_of_1f1b(simulated: Callable[[int], list[float]], slowest: float, micro_
 
 
 def synchronised(
-    workers: Iterable[Computed], reduce: Sequence[float], step: Sequence[float], order: Iterable[int]
+    workers: Iterable[WorkerTimes], reduce: Sequence[float], step: Sequence[float], order: Iterable[int]
 ) -> float:
     """Seconds of the iteration, its reduces and steps included.
 

@@ -369,7 +369,7 @@ class Setting:
         profile.require(shape)
         return cls(
             job,
-            analytic.layers(job) if job.times.profile == ANALYTIC else _spread(job, profile),
+            analytic.layers(job) if job.times.profile == ANALYTIC else _layers_of(job, profile),
             slot_nodes(shape, job.cluster.workers_per_node),
             micro_batch=1.0 if job.model == ModelSection() else float(job.data.micro_batch_size),
             latency=profile.latency,
@@ -390,7 +390,7 @@ def young(write: float, rate: float) -> float:
     return sqrt(2 * write / rate) if rate else inf
 
 
-def _spread(job: Job, profile: Profile) -> tuple[Layer, ...]:
+def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
     """The prices of each stage in even parts over its layers."""
     columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
     layers: list[Layer] = []

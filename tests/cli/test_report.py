@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.report import Part
+from recycle.report import TimePart
 from recycle.run_report import load_report
 from tests.cli.command import Command
 from tests.test_report import assert_whole
@@ -50,10 +50,13 @@ def test_the_parts_of_a_real_run_add_up_whole_and_cut_off_anywhere(
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["time"]
     assert last <= report.wall < last + 5
     parts = report.parts
-    assert all(parts[part] > 0 for part in (Part.USEFUL, Part.WAITING, Part.REDONE, Part.FORMING, Part.MOVING))
+    assert all(
+        parts[part] > 0
+        for part in (TimePart.USEFUL, TimePart.WAITING, TimePart.REDONE, TimePart.FORMING, TimePart.MOVING)
+    )
     # What was emulated is known: (F + I + W) of 2 micro-batches on the mean of the live workers.
     shares = [4 / line["live_workers"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
-    assert 0.95 < parts[Part.USEFUL] / (sum(shares) * 6 * 0.01) < 2.0  # a machine with too much to do sleeps longer
+    assert 0.95 < parts[TimePart.USEFUL] / (sum(shares) * 6 * 0.01) < 2.0  # a machine with too much to do sleeps longer
     assert report.expected is not None
     printed = command("report", run, "--json").json
     assert sum(printed["parts"].values()) == pytest.approx(printed["wall"], rel=1e-5)

@@ -140,7 +140,7 @@ def test_what_is_no_time_is_refused_in_one_line(broken: Schedule, wanted: dict[s
 
 def test_what_ran_keeps_its_times(broken_timeline: Any) -> None:
     ran = Explainer(broken_timeline, executed=True)
-    with pytest.raises(JobError, match="what ran has the times that it had"):
+    with pytest.raises(JobError, match="an executed step keeps its measured times"):
         retime.retimed(ran, {"F": "2"})
     shown = CachedLanes(LaneTable.from_timeline(broken_timeline), b"", ran)
     assert words(plain(times(shown)))[0] == "What ran has the times that it had."

@@ -188,7 +188,7 @@ def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Tim
     return parts | {cause: float(lost[cause]) for cause in GapCause}
 
 
-class Share(NamedTuple):
+class TimeShare(NamedTuple):
     """One part of the difference between two makespans, seconds per live worker."""
 
     title: str
@@ -212,10 +212,10 @@ GROUPS: dict[str, tuple[TimePart, ...]] = {
 """Parts as people read them; waiting for the program's order is waiting for what that order depends on."""
 
 
-def shares(first: dict[TimePart, float], second: dict[TimePart, float]) -> list[Share]:
+def shares(first: dict[TimePart, float], second: dict[TimePart, float]) -> list[TimeShare]:
     """Where the difference of two makespans comes from; the differences of the parts add up to it."""
     return [
-        Share(title, sum(first[part] for part in parts), sum(second[part] for part in parts))
+        TimeShare(title, sum(first[part] for part in parts), sum(second[part] for part in parts))
         for title, parts in GROUPS.items()
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from viz.comparison import FailureTrace, SystemResult
+from viz.comparison import SystemResult, TraceSummary
 from viz.figures.palette import FAILURE, GRID, MUTED, OPTIMIZER, PAPER, frame
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -20,7 +20,7 @@ SHORTEST = 1 / 1000
 _BAR = 34
 
 
-def rates_figure(trace: FailureTrace, systems: Sequence[SystemResult]) -> go.Figure:
+def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
     """Samples per second of each system over the hours of a trace, and below how many nodes are alive."""
     figure = go.Figure()
     for place, system in enumerate(system for system in systems if system.fits):
@@ -69,7 +69,7 @@ def steps(system: SystemResult) -> tuple[list[float], list[float]]:
     return hours, rates
 
 
-def goodput_figure(trace: FailureTrace, systems: Sequence[SystemResult]) -> go.Figure:
+def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
     """A bar of committed samples per second for each system; lines are what no failure, and an ideal, would give."""
     figure = go.Figure()
     names = [system.name for system in systems]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from recycle.ir.columns import Floats
 from viz.figures.boxes import STRIP_TOP, parts_of
 from viz.figures.palette import (
     BAND,
@@ -31,7 +32,6 @@ from viz.lanes import Flag, LaneTable
 
 LEAST_OPERATION, LEAST_LANE, LEAST_BAND = 3, 3, 12
 Pixels = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 _COLOURS = tuple(dict.fromkeys([BAND, PAPER, INK, RULE, FAILURE, FAILURE_BAND, FAILURE_HATCH])) + tuple(
     colour for paints in CHUNK_PAINTS for paint in paints for colour in (paint.fill, paint.hatch)
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from recycle.report import Change, Part, Report
+from recycle.report import GenerationChange, RunReport, TimePart
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
     COMMUNICATION,
@@ -37,17 +37,17 @@ MARKS = {
 }
 """Colour and dash of the line at a change; the text beside it says which it is."""
 FILLS = {
-    Part.USEFUL: (FORWARD.fill, ""),
-    Part.REPLAYING: (REDUNDANT.fill, ""),
-    Part.WAITING: (UNCHANGED.fill, ""),
-    Part.REDONE: (FAILURE, ""),
-    Part.PLANNING: (BACKWARD_WEIGHT.fill, ""),
-    Part.FORMING: (COMMUNICATION.fill, ""),
-    Part.MOVING: (RECOVERY, ""),
-    Part.CHECKPOINTING: (NO_PARTNER.fill, ""),
-    Part.EVALUATING: (REDUNDANT.fill, "/"),
-    Part.STARTING: (OPTIMIZER.fill, "/"),
-    Part.ENDING: (OPTIMIZER.fill, "x"),
+    TimePart.USEFUL: (FORWARD.fill, ""),
+    TimePart.REPLAYING: (REDUNDANT.fill, ""),
+    TimePart.WAITING: (UNCHANGED.fill, ""),
+    TimePart.REDONE: (FAILURE, ""),
+    TimePart.PLANNING: (BACKWARD_WEIGHT.fill, ""),
+    TimePart.FORMING: (COMMUNICATION.fill, ""),
+    TimePart.MOVING: (RECOVERY, ""),
+    TimePart.CHECKPOINTING: (NO_PARTNER.fill, ""),
+    TimePart.EVALUATING: (REDUNDANT.fill, "/"),
+    TimePart.STARTING: (OPTIMIZER.fill, "/"),
+    TimePart.ENDING: (OPTIMIZER.fill, "x"),
 }
 """Colour and hatch of each part of the time."""
 MOST_TEXTS = 24
@@ -57,7 +57,7 @@ _LINE = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
 _NOTE = {"yref": "paper", "showarrow": False, "bgcolor": PAPER, "font": {"size": 11, "color": INK}, "xanchor": "left"}
 
 
-def over_time_figure(report: Report, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
+def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
     """Three plots above each other over the seconds since the run's start.
 
     Args:
@@ -68,7 +68,7 @@ def over_time_figure(report: Report, metrics: Sequence[Mapping[str, Any]], worke
     steps = [line["step"] for line in metrics]
     taken = dict.fromkeys(steps, 0.0)
     for span in report.spans:
-        if span.step in taken and span.part is not Part.EVALUATING:
+        if span.step in taken and span.part is not TimePart.EVALUATING:
             taken[span.step] += span.seconds
     figure = go.Figure()
     rows: tuple[tuple[str, str, list[Any], str, str], ...] = (
@@ -107,11 +107,11 @@ def over_time_figure(report: Report, metrics: Sequence[Mapping[str, Any]], worke
     return figure
 
 
-def _texts(changes: Sequence[Change]) -> int:
+def _texts(changes: Sequence[GenerationChange]) -> int:
     return len(changes) if len(changes) <= MOST_TEXTS else 0
 
 
-def _change_marks(changes: Sequence[Change]) -> dict[str, Any]:
+def _change_marks(changes: Sequence[GenerationChange]) -> dict[str, Any]:
     """A line at each change, and a text above it, on three rows in turn."""
     shapes, annotations = [], []
     for place, change in enumerate(changes):
@@ -125,7 +125,7 @@ def _change_marks(changes: Sequence[Change]) -> dict[str, Any]:
     return {"shapes": shapes, "annotations": annotations}
 
 
-def parts_figure(report: Report) -> go.Figure:
+def parts_figure(report: RunReport) -> go.Figure:
     """One bar of the wall clock, divided into its parts, in per cent."""
     figure = go.Figure()
     wall = report.wall or 1.0

@@ -72,7 +72,7 @@ def _add_bars(
     stripes = {"shape": "/", "fgcolor": paint.hatch, "bgcolor": paint.fill, "size": 7, "solidity": 0.35}
     border = {"color": INK, "width": 1.6} if rerouted else {"color": PAPER, "width": 0.6}
     has_text = len(table) <= TEXT_LIMIT
-    told = [describe(table, box.operation, box.lane) for box in members]
+    texts = [describe(table, box.operation, box.lane) for box in members]
     figure.add_bar(
         orientation="h",
         name=f"{paint.name}, re-routed" if rerouted else paint.name,
@@ -87,5 +87,5 @@ def _add_bars(
         textangle=0,
         insidetextfont={"color": paint.ink, "size": 12, "weight": 600 if rerouted else 400},
         hoverinfo="text",
-        hovertext=[f"<b>{title}</b><br>" + "<br>".join(lines) for title, *lines in told],
+        hovertext=[f"<b>{title}</b><br>" + "<br>".join(lines) for title, *lines in texts],
     )

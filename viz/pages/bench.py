@@ -150,7 +150,7 @@ def bar() -> html.Div:
 def register(app: Dash, cache: LaneCache) -> None:
     """Add the callbacks of all docks, and of the bar."""
 
-    def told(what: str) -> Input:
+    def store_input(what: str) -> Input:
         return Input(store_id(what), "data")
 
     def panel(name: str) -> Output:
@@ -158,16 +158,16 @@ def register(app: Dash, cache: LaneCache) -> None:
 
     parts.in_browser(app, "showMode", Output("mode", "data"), Input(TABS, "value"))
 
-    @app.callback(panel(SELECTION), Output(store_id("links"), "data"), told("choice"), prevent_initial_call=True)
+    @app.callback(panel(SELECTION), Output(store_id("links"), "data"), store_input("choice"), prevent_initial_call=True)
     def show_details(choice: Any) -> Any:
         card, links = answer(cache, choice)
         return card or html.P(INVITATION, className="hint"), links
 
     times_panel.register(app, cache)
-    parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), told("links"))
+    parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
     def on_panel(name: str, store: str, make: Callable[[CachedLanes | None, Any], Any]) -> None:
-        @app.callback(panel(name), told(store), prevent_initial_call=True)
+        @app.callback(panel(name), store_input(store), prevent_initial_call=True)
         def show(asked: Any) -> Any:
             if not isinstance(asked, dict) or asked.get("panel") != name:
                 return no_update
@@ -182,7 +182,7 @@ def register(app: Dash, cache: LaneCache) -> None:
     on_panel(FOUND, "found", panels.hits)
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
-    def tell(address: Any) -> Any:
+    def show_headline(address: Any) -> Any:
         shown = cache.get(digest_of(str(address)))
         return figures(shown) if shown is not None else []
 

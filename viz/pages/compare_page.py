@@ -22,7 +22,15 @@ from viz.lane_cache import LaneCache
 from viz.lanes import LaneTable
 from viz.operands import Operands, on_one_axis
 from viz.pages import linked, parts
-from viz.pages.compared import Arrangement, Compared, ComparedPair, difference, figures, largest, shade_legend
+from viz.pages.compared import (
+    ComparedPair,
+    ComparedTimelines,
+    LaneArrangement,
+    difference,
+    figures,
+    largest,
+    shade_legend,
+)
 from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
 from viz.pages.mode import Mode
 from viz.pages.page import Page, Workspace, keep_in_address
@@ -47,7 +55,7 @@ class ComparePage(Page):
         super().__init__(cache)
         self.operands = Operands(now)
         self.shades = Shades()
-        self._last: tuple[Any, Compared] | None = None
+        self._last: tuple[Any, ComparedTimelines] | None = None
         self._lock, self._answering = threading.Lock(), threading.Lock()
 
     @classmethod
@@ -84,7 +92,11 @@ class ComparePage(Page):
         )
 
     def lanes(
-        self, keys: Sequence[str], colour: Colour = "later", arrangement: Arrangement = "stacked", ghost: bool = False
+        self,
+        keys: Sequence[str],
+        colour: Colour = "later",
+        arrangement: LaneArrangement = "stacked",
+        ghost: bool = False,
     ) -> list[Any]:
         """The timelines of all on one axis, with how much later their instructions start."""
         if len(keys) < 2:
@@ -115,7 +127,7 @@ class ComparePage(Page):
 
     def _stacked(
         self,
-        compared: Compared,
+        compared: ComparedTimelines,
         coloured: Sequence[dict[str, Any] | None],
         legends: Sequence[Any],
         left: int,
@@ -141,7 +153,9 @@ class ComparePage(Page):
             for place, (operand, table, shade, legend) in enumerate(shown)
         ]
 
-    def _interleaved(self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int) -> html.Div:
+    def _interleaved(
+        self, compared: ComparedTimelines, coloured: Sequence[dict[str, Any] | None], left: int
+    ) -> html.Div:
         """One canvas: of each worker the lane of the first, below it that of the second, and so on."""
         addresses = [
             lanes_address(self.cache.put(table, operand.explainer))
@@ -160,14 +174,14 @@ class ComparePage(Page):
             more={"data-with": json.dumps(addresses[1:]), "data-shades": json.dumps([None, *coloured])},
         )
 
-    def _delta(self, pair: ComparedPair, compared: Compared, left: int, place: int) -> html.Div:
+    def _delta(self, pair: ComparedPair, compared: ComparedTimelines, left: int, place: int) -> html.Div:
         unit = compared.unit
         figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, unit)
         heading = f"How much later instructions start in {pair.second.title}"
         spoken = f"{heading}, {pair.first.title} being zero"
         return parts.figure_view(heading, parts.under_lanes(figure, left), linked.graph_id(self.prefix, place), spoken)
 
-    def compare(self, keys: Sequence[str], arrangement: Arrangement = "stacked") -> list[Any]:
+    def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
         """What stands beside the lanes: figures, where the difference comes from, what differs most."""
         if len(keys) < 2:
             return []
@@ -183,7 +197,7 @@ class ComparePage(Page):
         release_memory()
         return cards
 
-    def compared(self, keys: Sequence[str]) -> Compared:
+    def compared(self, keys: Sequence[str]) -> ComparedTimelines:
         """The operands of `keys` on one axis, each compared with the first. Raises RecycleError as `on_one_axis`."""
         with self._lock:
             asked = (tuple(keys[:MOST_COMPARED]), self.operands.sources)
@@ -191,7 +205,7 @@ class ComparePage(Page):
                 operands, notes = on_one_axis([self.operands.get(key) for key in asked[0]])
                 first, *others = operands
                 pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
-                self._last = asked, Compared(operands, [operand.lanes for operand in operands], pairs, notes)
+                self._last = asked, ComparedTimelines(operands, [operand.lanes for operand in operands], pairs, notes)
                 release_memory()
             return self._last[1]
 
@@ -215,12 +229,12 @@ class ComparePage(Page):
             Input(arrangement, "value"),
             Input(self.name("ghost"), "value"),
         )
-        def draw(keys: list[str] | None, colour: Colour, how: Arrangement, ghost: list[str] | None) -> Any:
+        def draw(keys: list[str] | None, colour: Colour, how: LaneArrangement, ghost: list[str] | None) -> Any:
             with self._answering:
                 return self.lanes(keys or [], colour, how, bool(ghost))
 
         @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"), Input(arrangement, "value"))
-        def show(keys: list[str] | None, how: Arrangement) -> Any:
+        def show(keys: list[str] | None, how: LaneArrangement) -> Any:
             with self._answering:  # after the lanes, which are there first
                 return self.compare(keys or [], how)
 

@@ -28,7 +28,7 @@ from viz.pages import linked, parts
 from viz.shades import TOLERANCE, edges_of
 
 DIFFERENCES_SHOWN = 12
-Arrangement = Literal["stacked", "interleaved"]
+LaneArrangement = Literal["stacked", "interleaved"]
 
 
 class ComparedPair(NamedTuple):
@@ -48,7 +48,7 @@ class ComparedPair(NamedTuple):
         return [(title, one) for title, one in found if one is not None]
 
 
-class Compared(NamedTuple):
+class ComparedTimelines(NamedTuple):
     """The operands of a comparison, their lanes, the others each with the first, and how they share an axis."""
 
     operands: list[Operand]
@@ -72,7 +72,7 @@ class Compared(NamedTuple):
         return all(table.workers == self.tables[0].workers for table in self.tables)
 
 
-def figures(compared: Compared) -> html.Div:
+def figures(compared: ComparedTimelines) -> html.Div:
     """A row per operand: makespan, period, bubbles."""
     unit, first = compared.unit, compared.operands[0].timeline
     rows: list[list[parts.Cell]] = []
@@ -87,7 +87,7 @@ def figures(compared: Compared) -> html.Div:
     return parts.table(("", f"makespan{of}", "against the first", f"period{of}", "bubbles", "live workers"), rows)
 
 
-def difference(compared: Compared, pair: ComparedPair, arrangement: Arrangement) -> html.Section:
+def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
     """Where the difference of the makespans comes from, and where the two part."""
     a, b, unit = pair.first.timeline, pair.second.timeline, compared.unit
     rows: list[list[parts.Cell]] = [
@@ -119,7 +119,7 @@ def difference(compared: Compared, pair: ComparedPair, arrangement: Arrangement)
     )
 
 
-def largest(compared: Compared, pair: ComparedPair) -> html.Details:
+def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
     """The instructions whose starts differ most."""
     a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, compared.unit
     order = np.argsort(-np.abs(matches.delta), kind="stable")[:DIFFERENCES_SHOWN]
@@ -143,7 +143,7 @@ def largest(compared: Compared, pair: ComparedPair) -> html.Details:
 
 
 def place_of(
-    compared: Compared, pair: ComparedPair, one: Divergence, arrangement: Arrangement
+    compared: ComparedTimelines, pair: ComparedPair, one: Divergence, arrangement: LaneArrangement
 ) -> tuple[linked.LaneInterval, int]:
     """Where a divergence lies, and the place of that timeline in the block."""
     graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
@@ -154,7 +154,7 @@ def place_of(
     return linked.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
 
 
-def shade_legend(pair: ComparedPair, compared: Compared) -> html.Ul:
+def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:
     """What the shades of one timeline stand for, with their lengths of time."""
     some, much = (compared.unit.amount(length) for length in edges_of(pair.first.timeline, pair.matches))
     words = (

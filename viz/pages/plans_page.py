@@ -455,10 +455,10 @@ def _gap(gap: float) -> str:
 def _moved(answer: Answer) -> str:
     """Who takes on which layers from whom."""
     moves = answer.plan.moves
-    told = [f"{move.worker} copies {_what(move)} from {move.source}" for move in moves[:MOVES_SHOWN]]
+    copies = [f"{move.worker} copies {_what(move)} from {move.source}" for move in moves[:MOVES_SHOWN]]
     more = f"; and {len(moves) - MOVES_SHOWN} more" if len(moves) > MOVES_SHOWN else ""
     amount = sum(move.bytes for move in moves)
-    return f"{'; '.join(told)}{more}" + (f" ({amount:g} bytes in all)." if amount else ".")
+    return f"{'; '.join(copies)}{more}" + (f" ({amount:g} bytes in all)." if amount else ".")
 
 
 def _what(move: Move) -> str:

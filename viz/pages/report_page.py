@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 
-from recycle.report import Change, Part, Report
+from recycle.report import GenerationChange, RunReport, TimePart
 from viz.figures.run_time import over_time_figure, parts_figure
 from viz.lane_cache import LaneCache
 from viz.live_run import REFRESH_SECONDS, LiveRun
@@ -97,9 +97,9 @@ class ReportPage(Page):
 PARTS_HEAD = ("part", "seconds", "share")
 
 
-def facts(report: Report) -> list[str]:
+def facts(report: RunReport) -> list[str]:
     """The report in a few words."""
-    useful = percent(report.parts[Part.USEFUL] / report.wall)
+    useful = percent(report.parts[TimePart.USEFUL] / report.wall)
     words = [f"{report.steps} steps in {short(report.wall)} s", f"useful {useful}"]
     if report.expected is not None and report.fault_free is not None:
         words.append(f"iterations {short(report.measured)} s, by their plans {short(report.expected)} s")
@@ -108,7 +108,7 @@ def facts(report: Report) -> list[str]:
     return words + [parts.counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
 
 
-def part_rows(report: Report) -> list[list[parts.Cell]]:
+def part_rows(report: RunReport) -> list[list[parts.Cell]]:
     """A row for each part that took any time."""
     return [
         [part.value, short(seconds), percent(seconds / report.wall)]
@@ -117,9 +117,9 @@ def part_rows(report: Report) -> list[list[parts.Cell]]:
     ]
 
 
-def changes_table(changes: Sequence[Change]) -> tuple[list[str], list[list[parts.Cell]]]:
+def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[parts.Cell]]]:
     """Head and rows of the last CHANGES_SHOWN changes; a column for each part that any of them cost."""
-    used = [part for part in Part if any(part in change.costs for change in changes)]
+    used = [part for part in TimePart if any(part in change.costs for change in changes)]
     head = ["step", "change", "what", *(part.value for part in used), "all", "slower behind"]
     rows: list[list[parts.Cell]] = [
         [

@@ -91,9 +91,9 @@ def _retimed(shown: CachedLanes, explainer: Explainer, wanted: dict[str, Any]) -
     return retime.timed_by(explainer, file[0][:_LONGEST_NAME], file[1], shown.table)
 
 
-def _answer(told: dict[str, Any], made: CachedLanes | None = None) -> Response:
+def _answer(head: dict[str, Any], made: CachedLanes | None = None) -> Response:
     """One answer with all that the browser needs: u32 bytes of JSON, the JSON padded to a multiple of 4, the lanes."""
-    text = json.dumps(told, cls=plotly.utils.PlotlyJSONEncoder).encode()
+    text = json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder).encode()
     text += b" " * (-len(text) % 4)
     content = struct.pack("<I", len(text)) + text + (made.content if made else b"")
     return Response(content, mimetype="application/octet-stream")

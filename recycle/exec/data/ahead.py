@@ -15,7 +15,7 @@ from recycle.exec.data.batches import Batch, Batches
 
 DEPTH = 2
 """Batches that are made ahead: one is asked for while the next is being made."""
-Key = tuple[int, int]
+BatchKey = tuple[int, int]
 """Iteration and global id of a micro-batch."""
 
 
@@ -29,11 +29,11 @@ class BatchesAhead:
 
     def __init__(self, batches: Batches, pinned: bool) -> None:
         self._batches, self._pinned = batches, pinned
-        self._expected: deque[Key] = deque()
-        self._made: dict[Key, Future[Batch]] = {}
+        self._expected: deque[BatchKey] = deque()
+        self._made: dict[BatchKey, Future[Batch]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
-    def expect(self, keys: Iterable[Key]) -> None:
+    def expect(self, keys: Iterable[BatchKey]) -> None:
         """From now on batches are asked for in this order; what was expected before is forgotten."""
         self._expected = deque(keys)
         wanted = set(self._expected)
@@ -56,6 +56,6 @@ class BatchesAhead:
                 self._thread = self._thread or ThreadPoolExecutor(1)
                 self._made[key] = self._thread.submit(self._make, key)
 
-    def _make(self, key: Key) -> Batch:
+    def _make(self, key: BatchKey) -> Batch:
         batch = self._batches.batch(*key)
         return {name: part.pin_memory() for name, part in batch.items()} if self._pinned else batch

@@ -45,7 +45,7 @@ class Batches(ABC):
         return
 
 
-class Rows(Batches):
+class TokenRows(Batches):
     """Training data in rows of tokens, each with the one that follows it."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Rows(Batches):
         return {"tokens": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
 
 
-class Corpus(Rows):
+class Corpus(TokenRows):
     """Text as bytes, which are below any vocabulary that `load_corpus` admits, and the batches in it.
 
     Args:

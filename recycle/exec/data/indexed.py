@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from recycle.errors import JobError, RunError
-from recycle.exec.data.batches import Rows
+from recycle.exec.data.batches import TokenRows
 from recycle.job import Job
 from recycle.tokens.token_files import HEADER, MAGIC, VERSION
 
@@ -33,7 +33,7 @@ _BLOCK = 1 << 20
 _ROUNDS = 4
 
 
-class IndexedRows(Rows):
+class IndexedRows(TokenRows):
     """Micro-batches cut from the token file that `[data] path` names, without `.bin` and `.idx`.
 
     Its digest is the sha256 of the index and the length of the tokens; the index is read for nothing else, but mapped.

@@ -189,5 +189,5 @@ def _exchange(
     other = fault.other if worker == str(fault.worker) else fault.worker
     assert other is not None
     store.set(CutEndsKey(number, member), list(ends))
-    told = [store.wait(CutEndsKey(number, name), EXCHANGE_SECONDS) for name in members_of([other], tensor_parallel)]
-    return [end for of_process in told if of_process is not None for end in of_process]
+    theirs = [store.wait(CutEndsKey(number, name), EXCHANGE_SECONDS) for name in members_of([other], tensor_parallel)]
+    return [end for of_process in theirs if of_process is not None for end in of_process]

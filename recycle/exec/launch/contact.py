@@ -64,7 +64,7 @@ def reach(directory: Path) -> tuple[Job, Store]:
     if with_agents.is_file():
         info = store.read(RunKey())
         if info is None or info.identity != read_whole(with_agents, JobError).decode().strip():
-            raise JobError(f"{directory}: this run has ended; its store knows it no more")
+            raise JobError(f"{directory}: this run has ended; its store no longer has it")
         if store.read(CoordinatorKey()) is None:
             raise RunError(
                 f"{directory}: no agent coordinates this run now; start its agents, or try again in a moment"

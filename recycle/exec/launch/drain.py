@@ -22,14 +22,14 @@ from recycle.shape import Worker
 LOOK_SECONDS = 0.05
 
 
-def drain(directory: Path, target: str, seconds: float | None, tell: Callable[[str], None]) -> None:
+def drain(directory: Path, target: str, seconds: float | None, report: Callable[[str], None]) -> None:
     """Have a worker, or all of a node, leave a run, and return when their processes have ended.
 
     Args:
         directory: of the run.
         target: `k.r`, or the number of a node.
         seconds: until a worker is killed that has not left; None for no deadline.
-        tell: takes a line for whatever happens.
+        report: takes a line for whatever happens.
 
     Raises:
         JobError: there is no such run or worker, it is dead already, or it has to stay.
@@ -40,7 +40,7 @@ def drain(directory: Path, target: str, seconds: float | None, tell: Callable[[s
     events = _Tail(directory / EVENTS)
     announce(store, dict.fromkeys(workers), seconds)
     names = " ".join(map(str, workers))
-    tell(f"told {names} to leave; waiting for the end of an iteration")
+    report(f"told {names} to leave; waiting for the end of an iteration")
     waits, refused, died = {str(worker) for worker in workers}, list[str](), list[str]()
     while waits:
         goes_on = is_going_on(directory)
@@ -49,13 +49,13 @@ def drain(directory: Path, target: str, seconds: float | None, tell: Callable[[s
             if name not in waits:
                 continue
             if event["kind"] == "drained":
-                tell(f"worker {name} has left after {event['seconds']:.2f} s; step {event['step']} starts without it")
+                report(f"worker {name} has left after {event['seconds']:.2f} s; step {event['step']} starts without it")
                 waits.discard(name)
             elif event["kind"] == "detected":
                 died.append(f"worker {name} has not left but died: {event['cause']}")
                 waits.discard(name)
         if not goes_on:
-            tell(f"the run has ended, and {' '.join(sorted(waits))} with it") if waits else None
+            report(f"the run has ended, and {' '.join(sorted(waits))} with it") if waits else None
             break
         for name, why in _refusals(store, waits).items():
             refused.append(f"worker {name} stays: {why}")

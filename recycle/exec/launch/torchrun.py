@@ -24,7 +24,7 @@ from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.launch.request import request_run
 from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, only_generation
 from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
-from recycle.exec.membership.schema import EvaluationReportKey, Note, ReportKey, Value
+from recycle.exec.membership.schema import Content, EvaluationReportKey, Note, ReportKey
 from recycle.exec.model.build import build_stages
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
@@ -163,14 +163,14 @@ class _TorchrunCommits:
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
         self._leave(EvaluationReportKey, step, report, step - self._job.evaluation.every)
 
-    def _leave(self, kind: Callable[[int, int, str], Note[Value]], step: int, said: Value, read: int) -> None:
+    def _leave(self, kind: Callable[[int, int, str], Note[Content]], step: int, said: Content, read: int) -> None:
         """Leave what this process says of a step, and take away what all have read of an earlier one."""
         key = kind(1, step, self._names[self._rank])
         self._store.set(key.name, key.encode(said))
         if read >= 0:
             self._store.delete_key(kind(1, read, self._names[self._rank]).name)
 
-    def _gather(self, kind: Callable[[int, int, str], Note[Value]], step: int) -> dict[str, Value]:
+    def _gather(self, kind: Callable[[int, int, str], Note[Content]], step: int) -> dict[str, Content]:
         """Process -> what it says of a step, once all have."""
         keys = {name: kind(1, step, name) for name in self._names}
         self._store.wait([key.name for key in keys.values()], timedelta(seconds=REPORT_SECONDS))

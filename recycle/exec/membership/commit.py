@@ -24,8 +24,8 @@ from recycle.exec.membership.messages import (
     EvaluationReport,
     GenerationRecord,
     LinkTime,
-    Mode,
     Report,
+    StepMode,
 )
 from recycle.exec.membership.replay_votes import count, replayed_as, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
@@ -46,7 +46,7 @@ WINDOW = 4
 """Iterations whose norms are looked at."""
 
 
-def step_mode(recent: Sequence[float], clip: float) -> Mode:
+def step_mode(recent: Sequence[float], clip: float) -> StepMode:
     """How an iteration steps whose predecessors had the norms `recent`: staggered if none came near the limit.
 
     A wrong step costs an iteration and a new generation, the barrier a part of an iteration, so a step should be wrong
@@ -62,7 +62,7 @@ def is_right(commit: Commit) -> bool:
     return commit.clip_factor == 1.0
 
 
-def soonest_end(step: int, mode: Mode, before: Commit | None) -> int:
+def soonest_end(step: int, mode: StepMode, before: Commit | None) -> int:
     """The first iteration after which all workers can still stop together when `step` commits.
 
     Behind a staggered step the next iteration has begun already, unless the commit before `step` announced that it
@@ -91,11 +91,13 @@ def report_of(
         if common:
             replicated[number] = exact_parts([found[place] for place in sorted(common)])
         checksums[number] = checksum
-    told = {index: (checksum.words, checksum.places) for index, checksum in states.items()}
+    state_sums = {index: (checksum.words, checksum.places) for index, checksum in states.items()}
     made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
     made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
     longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
-    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums, told, made, longest)
+    return Report(
+        norms, sum(losses) if losses else None, list(compute), replicated, checksums, state_sums, made, longest
+    )
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:

@@ -409,7 +409,7 @@ class Coordinator:
         self._enter(GenerationPhase.RUNNING)
         self.running_since = self.now()
         log_copies(self.log, self.next_step, self._forming.copied(), self._joined, self._holdings)
-        self._tell_spare()
+        self._log_spare()
         for worker in self._joined:
             self._readiness.forget(worker)
         self._joined.clear()
@@ -417,13 +417,13 @@ class Coordinator:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
             self._lost_since = None
 
-    def _tell_spare(self) -> None:
+    def _log_spare(self) -> None:
         """Say how many deaths each stage bears, if these are others than before."""
         spare = self._holdings.spare(self.live)
         if spare != self._spare:
             self._spare = spare
-            told = list(spare.values())
-            self.log("shards", step=self.next_step, generation=self.record.generation, further_deaths=told)
+            deaths = list(spare.values())
+            self.log("shards", step=self.next_step, generation=self.record.generation, further_deaths=deaths)
 
     def _take_in_copies(self) -> None:
         """Who has copied a shard while the generation runs holds it from now on; the register says so."""
@@ -432,7 +432,7 @@ class Coordinator:
             self.record = msgspec.structs.replace(self.record, holds=self._holdings.plan)
             self._register.hold(self.record)
             log_copies(self.log, self.next_step, copied, (), self._holdings, while_running=True)
-            self._tell_spare()
+            self._log_spare()
 
     def _give_way(self, answer: Fence | Again | bool | None) -> None:
         """The generation cannot form like this, or is still on its way."""
@@ -482,7 +482,7 @@ class Coordinator:
             return False
         verdict = self._judge.judge(self.record, reports, self._holders, lambda step: self._changes(step, reports))
         if not isinstance(verdict, Commit):
-            self._follow(verdict)
+            self._carry_out(verdict)
             return False
         verified, candidate = verified_after(self.record, reports.has_states)
         self.record = after = msgspec.structs.replace(
@@ -542,7 +542,7 @@ class Coordinator:
             self.job.grid.tensor_parallel,
         )
 
-    def _follow(self, verdict: Repeat | Fence | Rewind | GoBack) -> None:
+    def _carry_out(self, verdict: Repeat | Fence | Rewind | GoBack) -> None:
         """End the generation as the verdict on an iteration asks for."""
         if isinstance(verdict, Fence):
             self._lose(verdict.workers)

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from recycle.errors import RunError
 from recycle.exec.membership.schema import Folder
 
-Change = tuple[str, bytes | None]
+KeyChange = tuple[str, bytes | None]
 """A name and its new value; None when it was deleted."""
 
 
@@ -30,7 +30,7 @@ class CopiedKeys:
     def __init__(self) -> None:
         self._folders: dict[str, dict[str, bytes]] = {}
         self._versions: dict[str, int] = {}
-        self._followers: list[SimpleQueue[list[Change] | None]] = []
+        self._followers: list[SimpleQueue[list[KeyChange] | None]] = []
         self.changed = threading.Condition()
         self.changes = 0
         self._ended: str | None = None
@@ -57,7 +57,7 @@ class CopiedKeys:
         self.check()
         return held
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[KeyChange]) -> None:
         """Take changes over, in their order."""
         with self.changed:
             applied = list(changes)
@@ -88,15 +88,15 @@ class CopiedKeys:
         """All names."""
         return [f"{folder}/{leaf}" for folder, within in self._folders.items() for leaf in within]
 
-    def follow(self) -> SimpleQueue[list[Change] | None]:
+    def follow(self) -> SimpleQueue[list[KeyChange] | None]:
         """A queue of what is here and of all changes behind that; None in it says that the copy has ended."""
         with self.changed:
-            follower: SimpleQueue[list[Change] | None] = SimpleQueue()
+            follower: SimpleQueue[list[KeyChange] | None] = SimpleQueue()
             follower.put([(name, self.get(name)) for name in self.names()])
             self._followers.append(follower)
             return follower
 
-    def unfollow(self, follower: SimpleQueue[list[Change] | None]) -> None:
+    def unfollow(self, follower: SimpleQueue[list[KeyChange] | None]) -> None:
         """End a queue that `follow` gave."""
         with self.changed:
             if follower in self._followers:

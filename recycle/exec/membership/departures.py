@@ -62,7 +62,7 @@ class _Leaver:
     """A worker that may leave, and has not ended yet."""
 
     step: int
-    told: float
+    noticed_at: float
     deadline: float
 
 
@@ -97,7 +97,7 @@ class Departures:
         self._shape, self._store, self._processes, self._plans = shape, store, processes, plans
         self._log, self._now = log, now
         self._notices: dict[str, Notice] = {}
-        self._told: dict[Worker, float] = {}
+        self._noticed_at: dict[Worker, float] = {}
         self._leaving: dict[Worker, _Leaver] = {}
         self.everybody = self.is_prepared = False
 
@@ -113,14 +113,14 @@ class Departures:
         self._notices = self._store.read(NoticesKey()) or {}
         self.everybody = self.is_prepared = False
         if not self._notices:
-            self._told.clear()
+            self._noticed_at.clear()
             return
         answers = {name: self._answer(name, notice, live, step) for name, notice in self._notices.items()}
-        told = [Worker.parse(name) for name, answer in answers.items() if answer is not None and not answer.refused]
+        asked = [Worker.parse(name) for name, answer in answers.items() if answer is not None and not answer.refused]
         noticed = {Worker.parse(n) for n, answer in answers.items() if answer is not None and answer.by_signal}
         self.everybody = bool(live) and noticed >= set(live)
         leaving: list[Worker] = []
-        for worker in told if not self.everybody else ():
+        for worker in asked if not self.everybody else ():
             stay = set(live) - {*leaving, worker}
             if not self._holdings.lost(stay - set(joined)):
                 leaving.append(worker)
@@ -136,7 +136,7 @@ class Departures:
             except RunError as error:
                 answers |= {str(worker): self._refuse(worker, str(error)) for worker in leaving}
                 leaving = []
-        self._told = {worker: self._told.get(worker, self._now()) for worker in leaving}
+        self._noticed_at = {worker: self._noticed_at.get(worker, self._now()) for worker in leaving}
         self._reply({name: answer for name, answer in answers.items() if answer is not None})
 
     def _answer(self, name: str, notice: Notice, live: Collection[Worker], step: int) -> Notice | None:
@@ -174,9 +174,9 @@ class Departures:
         return frozenset(self._shape.workers()) - (set(live) - set(leaving))
 
     @property
-    def told(self) -> set[Worker]:
+    def leaves_next(self) -> set[Worker]:
         """The live workers that leave at the next boundary."""
-        return set(self._told)
+        return set(self._noticed_at)
 
     @property
     def leaving(self) -> set[Worker]:
@@ -186,7 +186,7 @@ class Departures:
     def overdue(self) -> dict[Worker, str]:
         """Workers that were to leave within a time that is over, each with why it is killed now."""
         found: dict[Worker, str] = {}
-        for worker, since in self._told.items():
+        for worker, since in self._noticed_at.items():
             seconds = self._notices[str(worker)].seconds
             if seconds is not None and self._now() - since >= seconds:
                 found[worker] = f"told to leave within {seconds:g} s, in which no iteration came to its end"
@@ -208,7 +208,7 @@ class Departures:
         Args:
             step: the first iteration without them.
         """
-        released, self._told = {worker: since for worker, since in self._told.items() if worker in live}, {}
+        released, self._noticed_at = {worker: since for worker, since in self._noticed_at.items() if worker in live}, {}
         for worker, since in sorted(released.items()):
             self._let_go(worker, since, step)
         return set(released)
@@ -222,12 +222,12 @@ class Departures:
         for worker, leaver in list(self._leaving.items()):
             if not self._processes.running(worker):
                 del self._leaving[worker]
-                seconds = round(self._now() - leaver.told, 6)
+                seconds = round(self._now() - leaver.noticed_at, 6)
                 self._log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
             elif self._now() > leaver.deadline:
                 self._processes.kill(worker)
 
     def start_over(self) -> None:
         """All processes were ended to go back to a checkpoint."""
-        self._told.clear()
+        self._noticed_at.clear()
         self._leaving.clear()

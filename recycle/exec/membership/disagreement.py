@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Report
-from recycle.exec.model.checksum import Checksum, Place, differing_bit
+from recycle.exec.model.checksum import BitPlace, Checksum, differing_bit
 
 _Held = tuple[object, ...]
 _NOT_FINITE = (math.nan,)
@@ -33,7 +33,7 @@ class Bit:
     worker: str
     tensor_rank: int
     stage: int
-    place: Place
+    place: BitPlace
 
 
 class Disagreement(RunError):
@@ -162,8 +162,8 @@ def _parts(parts: Sequence[float]) -> tuple[float, ...]:
 def _text(report: Report, stage: int, named: Callable[[int], str]) -> str:
     squared = math.fsum([*report.norms[stage], *report.replicated.get(stage, [])])
     state = report.states.get(stage)
-    told = "" if state is None else f", state {state[0]:016x}{state[1]:016x}"
-    return f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}{told}"
+    state_text = "" if state is None else f", state {state[0]:016x}{state[1]:016x}"
+    return f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}{state_text}"
 
 
 def _names(workers: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ _KEEPALIVE = [
 _STALE = ("invalid auth token", "revision of auth store is old")
 _PASSING = (*_STALE, "leader", "timed out", "closing", "too many requests")
 
-Request = dict[str, Any]
+EtcdRequest = dict[str, Any]
 """A part of a transaction, as the gateway takes it."""
 
 
@@ -89,7 +89,7 @@ class EtcdClient:
             from requests.adapters import HTTPAdapter
         except ImportError:
             raise JobError(
-                f"[membership] store = \"{endpoints}\" needs a package more: pip install 'recycle-pipeline[etcd]'"
+                f"[membership] store = \"{endpoints}\" needs one more package: pip install 'recycle-pipeline[etcd]'"
             ) from None
         self.endpoints, self._settings, self._password = endpoints, settings, password
         self._session = requests.Session()
@@ -319,36 +319,36 @@ def read_password(settings: MembershipSection) -> str | None:
     return os.environ[PASSWORD]
 
 
-def put(name: str, value: str | bytes, lease: str | None = None) -> Request:
+def put(name: str, value: str | bytes, lease: str | None = None) -> EtcdRequest:
     """Write a key."""
     return {"request_put": {"key": encoded(name), "value": encoded(value), **({"lease": lease} if lease else {})}}
 
 
-def delete(start: str, end: str | None = None) -> Request:
+def delete(start: str, end: str | None = None) -> EtcdRequest:
     """Delete the keys from `start` to before `end`, or only `start`."""
     return {"request_delete_range": _span(start, end)}
 
 
-def get(name: str) -> Request:
+def get(name: str) -> EtcdRequest:
     """Read a key."""
     return {"request_range": _span(name)}
 
 
-def holds(name: str, value: str) -> Request:
+def holds(name: str, value: str) -> EtcdRequest:
     """A condition: the key has this value."""
     return _equal(name, "VALUE", value=encoded(value))
 
 
-def made_at(name: str, revision: int) -> Request:
+def made_at(name: str, revision: int) -> EtcdRequest:
     """A condition: the key was made at this revision; 0: it is not there."""
     return _equal(name, "CREATE", create_revision=str(revision))
 
 
-def _equal(name: str, target: str, **to: str) -> Request:
+def _equal(name: str, target: str, **to: str) -> EtcdRequest:
     return {"key": encoded(name), "result": "EQUAL", "target": target, **to}
 
 
-def _span(start: str, end: str | None = None) -> Request:
+def _span(start: str, end: str | None = None) -> EtcdRequest:
     return {"key": encoded(start), **({} if end is None else {"range_end": encoded(end)})}
 
 

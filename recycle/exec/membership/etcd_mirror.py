@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.membership.copied import Change, CopiedKeys
+from recycle.exec.membership.copied import CopiedKeys, KeyChange
 from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Silent, Watch, decoded
 
 
@@ -80,7 +80,7 @@ class Mirror:
                 return
 
     def _apply(self, result: dict[str, Any]) -> None:
-        changes: list[Change] = []
+        changes: list[KeyChange] = []
         revision = self._revision
         for event in result.get("events", []):
             kv = event["kv"]

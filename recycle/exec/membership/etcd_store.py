@@ -21,7 +21,7 @@ from recycle.exec.membership.bundles import unbundled
 from recycle.exec.membership.copied import CopiedKeys, FormingKeys
 from recycle.exec.membership.etcd_client import (
     EtcdClient,
-    Request,
+    EtcdRequest,
     decoded,
     delete,
     get,
@@ -31,7 +31,7 @@ from recycle.exec.membership.etcd_client import (
     put,
 )
 from recycle.exec.membership.etcd_mirror import Mirror
-from recycle.exec.membership.schema import Decision, Folder, HeartbeatKey, Key, Value, generation_folder
+from recycle.exec.membership.schema import Content, Decision, Folder, HeartbeatKey, Key, generation_folder
 from recycle.exec.membership.store import RunStore, Seen
 from recycle.sections import MembershipSection
 
@@ -139,9 +139,9 @@ class EtcdStore(RunStore):
 
     def advance(
         self,
-        register: Decision[Value],
-        before: Value | None,
-        after: Value,
+        register: Decision[Content],
+        before: Content | None,
+        after: Content,
         decided: tuple[Decision[Any], Any],
         forget: Sequence[Key[Any]],
     ) -> bool:
@@ -162,7 +162,12 @@ class EtcdStore(RunStore):
         return self._put_if([made_at(name, 0) if expected is None else holds(name, expected)], name, text)
 
     def _put_if(
-        self, conditions: list[Request], name: str, text: str, lease: str | None = None, then: Sequence[Request] = ()
+        self,
+        conditions: list[EtcdRequest],
+        name: str,
+        text: str,
+        lease: str | None = None,
+        then: Sequence[EtcdRequest] = (),
     ) -> bool:
         """Put under conditions; whether the key now holds `text`. So an attempt that did arrive may be repeated.
 
@@ -177,7 +182,7 @@ class EtcdStore(RunStore):
             self._mirror.reach(int(found[0]["mod_revision"]))
         return bool(found) and decoded(found[0].get("value", "")).decode() == text
 
-    def decide_unless(self, key: Decision[Value], value: Value, other: Key[Any], lease: str | None = None) -> bool:
+    def decide_unless(self, key: Decision[Content], value: Content, other: Key[Any], lease: str | None = None) -> bool:
         """Write a key that must not be there, nor `other`, and that goes with `lease`; whether it now holds `value`.
 
         Raises LeaseEnded.
@@ -185,7 +190,7 @@ class EtcdStore(RunStore):
         name = self._prefix + key.name
         return self._put_if([made_at(name, 0), made_at(self._prefix + other.name, 0)], name, key.encode(value), lease)
 
-    def create(self, key: Decision[Value], value: Value, lease: str) -> int | None:
+    def create(self, key: Decision[Content], value: Content, lease: str) -> int | None:
         """Write a key that must not be there and that goes with `lease`; the revision it was made at, else None.
 
         Raises LeaseEnded.
@@ -249,7 +254,7 @@ class EtcdStore(RunStore):
         self.write([], [put(self._prefix + name, value) for name, value in values.items()])
 
     def write(
-        self, conditions: list[Request], then: list[Request], otherwise: Sequence[Request] = ()
+        self, conditions: list[EtcdRequest], then: list[EtcdRequest], otherwise: Sequence[EtcdRequest] = ()
     ) -> dict[str, Any]:
         """One transaction, of a coordinator only as long as it holds its role; returns when the mirror shows it."""
         self._mirror.keys.check()

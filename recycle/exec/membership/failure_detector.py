@@ -101,11 +101,11 @@ class FailureDetector:
         before = self._last[places]
         is_new = (_bytes(beats) != _bytes(before)).any(axis=1) & (beats["beats"] >= 0)
         # The first that is seen of a process may be the last that the one before it has left.
-        told = is_new & (before["beats"] >= 0)
-        moved = told & ((beats["progress"] != before["progress"]) | beats["waiting"])
+        is_later = is_new & (before["beats"] >= 0)
+        moved = is_later & ((beats["progress"] != before["progress"]) | beats["waiting"])
         self._progressed[places[moved]] = now
-        self._changed[places[told]] = now
-        self._patience[places[told]] = self._patiences(beats["longest"][told])
+        self._changed[places[is_later]] = now
+        self._patience[places[is_later]] = self._patiences(beats["longest"][is_later])
         self._last[places[is_new]] = beats[is_new]
 
     def _common_silence(self, silences: npt.NDArray[np.float64]) -> float:

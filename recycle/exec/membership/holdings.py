@@ -13,7 +13,7 @@ from typing import Any
 
 from recycle.exec.membership.messages import Copy
 from recycle.exec.transport.edge_coloring import color_edges
-from recycle.plans.hosting import Hosts, Units, joined, layers_in, without
+from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, without
 from recycle.shape import Worker
 
 
@@ -58,7 +58,7 @@ class Holdings:
         """What is to be copied while a plan runs whose workers hold `wanted` from its first iteration on."""
         return []
 
-    def copied(self, worker: Worker, units: Units) -> None:
+    def copied(self, worker: Worker, units: UnitRange) -> None:
         """A worker has copied units that were `behind`."""
         raise NotImplementedError
 
@@ -83,16 +83,16 @@ class Holdings:
         is_first = hosts.cut == first.cut and all(first.stages.get(w) == of for w, of in hosts.stages.items())
         return "" if is_first else digest
 
-    def of(self, worker: Worker) -> tuple[Units, ...]:
+    def of(self, worker: Worker) -> tuple[UnitRange, ...]:
         """What a worker holds that has not joined since."""
         return self.hosts.units.get(worker, ())
 
-    def lost(self, holders: Iterable[Worker]) -> tuple[Units, ...]:
+    def lost(self, holders: Iterable[Worker]) -> tuple[UnitRange, ...]:
         """The units that none of these workers holds."""
         held = joined(units for worker in holders for units in self.of(worker))
         return without([(0, self.hosts.count)], held)
 
-    def described(self, units: Units) -> str:
+    def described(self, units: UnitRange) -> str:
         """Units in words, with a verb: "stage 1 has" where processes start with such a one, else "layer 2 has"."""
         if not self.plan:
             for stage, workers in self.hosts.hosts_of_stages().items():
@@ -103,7 +103,7 @@ class Holdings:
         first, last = (names.get(unit, f"layer {unit - 1}") for unit in (begin, end - 1))
         return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
 
-    def told(self, units: Units) -> dict[str, Any]:
+    def event_fields(self, units: UnitRange) -> dict[str, Any]:
         """Units as the event of a copy names them."""
         return {"units": layers_in(units, self.hosts.count)}
 
@@ -133,7 +133,7 @@ class Holdings:
 
 
 def copies_between(
-    hosts: Hosts, live: Collection[Worker], there: Collection[Worker], of: Callable[[Worker], Sequence[Units]]
+    hosts: Hosts, live: Collection[Worker], there: Collection[Worker], of: Callable[[Worker], Sequence[UnitRange]]
 ) -> list[Copy]:
     """As `Holdings.copies`.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.messages import Mode
+from recycle.exec.membership.messages import StepMode
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 
@@ -31,7 +31,7 @@ class Ready:
     digest: str
     text: str
     roles: dict[Worker, Worker]
-    periods: Mapping[Mode, float]
+    periods: Mapping[StepMode, float]
     is_kept: bool = False
     hosts: Hosts | None = None
     rounds: int = 0

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.membership.schema import Decision, Folder, Key, Value, generation_folder
+from recycle.exec.membership.schema import Content, Decision, Folder, Key, generation_folder
 from recycle.exec.membership.store import RunStore
 
 _POSTS = "posts"
@@ -83,9 +83,9 @@ class LauncherStore(RunStore):
 
     def advance(
         self,
-        register: Decision[Value],
-        before: Value | None,
-        after: Value,
+        register: Decision[Content],
+        before: Content | None,
+        after: Content,
         decided: tuple[Decision[Any], Any],
         forget: Sequence[Key[Any]],
     ) -> bool:

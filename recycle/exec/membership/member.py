@@ -130,7 +130,7 @@ class Member:
         """Wait until the generation may form or run; False when it is over instead."""
         return self._decided(schema.PermissionKey(self._generation, what)) == GO
 
-    def _decided(self, key: schema.Decision[schema.Value]) -> schema.Value:
+    def _decided(self, key: schema.Decision[schema.Content]) -> schema.Content:
         """Wait for a decision, which comes in any case."""
         self.progress.set_waiting(True)
         value = None

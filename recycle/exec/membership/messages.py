@@ -12,7 +12,7 @@ VOID: Final = "void"
 ENDED_EARLY: Final = "ended early"
 """The outcome of a run that was told to end before its last iteration, and can go on."""
 Permission = Literal["go", "void"]
-Mode = Literal["staggered", "barrier"]
+StepMode = Literal["staggered", "barrier"]
 """How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
 the commit."""
 
@@ -38,8 +38,8 @@ class Commit(Struct, frozen=True):
     loss: float
     grad_norm: float
     clip_factor: float | None
-    mode: Mode = "barrier"
-    next_mode: Mode = "barrier"
+    mode: StepMode = "barrier"
+    next_mode: StepMode = "barrier"
     recent: list[float] = []
     last: int | None = None
     finished: bool = False
@@ -120,8 +120,8 @@ class GenerationRecord(Struct, frozen=True):
     committed: int = -1
     commit: Commit | None = None
     joins: list[str] = []
-    mode: Mode = "barrier"
-    periods: dict[Mode, float] = {}
+    mode: StepMode = "barrier"
+    periods: dict[StepMode, float] = {}
     evaluated: Evaluated | None = None
     copies: list[Copy] = []
     held: str = ""

@@ -44,7 +44,7 @@ def log_copies(
                 "moved",
                 worker=name,
                 step=step,
-                **holdings.told((one.first, one.last)),
+                **holdings.event_fields((one.first, one.last)),
                 source=one.source,
                 bytes=one.bytes,
                 seconds=one.seconds,

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from recycle.exec.membership.messages import Commit, Copy, Evaluated, GenerationRecord, Mode, Verified
+from recycle.exec.membership.messages import Commit, Copy, Evaluated, GenerationRecord, StepMode, Verified
 from recycle.shape import Worker
 
 
-class Grid(NamedTuple):
+class LiveGrid(NamedTuple):
     """Pipelines and ranks that the live workers span."""
 
     pipelines: int
@@ -36,15 +36,15 @@ class PackedRecord(Struct, frozen=True, omit_defaults=True):
     """
 
     generation: int
-    grid: Grid
+    grid: LiveGrid
     plan: str
     missing: list[str] = []
     moved: dict[str, str] = {}
     committed: int = -1
     commit: Commit | None = None
     joins: list[str] = []
-    mode: Mode = "barrier"
-    periods: dict[Mode, float] = {}
+    mode: StepMode = "barrier"
+    periods: dict[StepMode, float] = {}
     evaluated: Evaluated | None = None
     copies: list[Copy] = []
     held: str = ""
@@ -83,11 +83,11 @@ def pack_record(record: GenerationRecord) -> PackedRecord:
 
 
 @lru_cache(maxsize=4)
-def _exceptions(live: tuple[str, ...]) -> tuple[Grid, tuple[str, ...]]:
+def _exceptions(live: tuple[str, ...]) -> tuple[LiveGrid, tuple[str, ...]]:
     """The grid that workers span, and who is missing in it."""
     workers = [Worker.parse(name) for name in live]
     pipelines = max((worker.pipeline for worker in workers), default=-1) + 1
-    grid, there = Grid(pipelines, max((worker.rank for worker in workers), default=-1) + 1), set(live)
+    grid, there = LiveGrid(pipelines, max((worker.rank for worker in workers), default=-1) + 1), set(live)
     return grid, tuple(name for name in grid.workers() if name not in there)
 
 

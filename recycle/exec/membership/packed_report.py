@@ -25,7 +25,7 @@ HAS_CHECKSUM, HAS_REPLICATED, HAS_STATE = 1, 2, 4
 """Flags of a hosted stage."""
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """What the width of a row follows from.
 
     Attributes:
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def row_of(layout: Layout) -> np.dtype[Any]:
+def row_of(layout: RowLayout) -> np.dtype[Any]:
     """The columns of a row; norms are filled up with zeros."""
     stage = [
         ("stage", "<u4"),
@@ -74,7 +74,7 @@ def row_of(layout: Layout) -> np.dtype[Any]:
 
 def pack_report(report: Report) -> str:
     """The report, to be written."""
-    layout = Layout(
+    layout = RowLayout(
         len(report.norms),
         len(report.compute),
         len(report.replayed),
@@ -113,7 +113,7 @@ def pack_report(report: Report) -> str:
 def unpack_rows(texts: Sequence[str]) -> npt.NDArray[np.void]:
     """A row for each text, all of one layout. Raises ValueError when one has another layout, or is no report."""
     try:
-        layout = Layout(*_HEAD.unpack(base64.b64decode(texts[0][:HEAD_CHARACTERS], validate=True)))
+        layout = RowLayout(*_HEAD.unpack(base64.b64decode(texts[0][:HEAD_CHARACTERS], validate=True)))
         said, row = base64.b64decode("".join(texts), validate=True), row_of(layout)
     except (binascii.Error, struct.error) as error:
         raise ValueError(f"not a report: {error}") from None
@@ -125,7 +125,7 @@ def unpack_rows(texts: Sequence[str]) -> npt.NDArray[np.void]:
 def has_loss(row: npt.NDArray[np.void] | np.void) -> bool:
     """Whether rows of this layout have a loss."""
     head = row["head"] if row.ndim == 0 else row["head"][0]
-    return bool(Layout(*_HEAD.unpack(head.tobytes())).has_loss)
+    return bool(RowLayout(*_HEAD.unpack(head.tobytes())).has_loss)
 
 
 def unpack_report(text: str) -> Report:

@@ -27,14 +27,14 @@ from recycle.exec.membership.bundles import bundle_name, bundled
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.relay_messages import (
     SCHEME,
-    Answer,
     Changes,
     Closed,
     Delete,
     Follow,
     Put,
     Read,
-    Request,
+    RelayAnswer,
+    RelayRequest,
     Swap,
     receive,
     send,
@@ -106,7 +106,7 @@ class Relay:
         with connection:
             try:
                 while True:
-                    request = receive(connection, Request)
+                    request = receive(connection, RelayRequest)
                     if isinstance(request, Follow):
                         self._pass_on(connection)
                         return
@@ -141,12 +141,12 @@ class Relay:
             with self._changed:
                 self._processes -= 1
 
-    def _put(self, put: Put) -> Answer:
+    def _put(self, put: Put) -> RelayAnswer:
         """Write a key, at once or with others."""
         folder, _, leaf = put.name.rpartition("/")
         with self._changed:
             if self._ended is not None:
-                return Answer(error=self._ended)
+                return RelayAnswer(error=self._ended)
             if put.is_bundled:
                 if put.name.startswith(Folder.BEATS):
                     self._beats[leaf] = put.value.decode()
@@ -156,13 +156,13 @@ class Relay:
                         self._held_since = time.monotonic()
                     self._held.setdefault(folder, {})[leaf] = put.value.decode()
                 self._changed.notify_all()
-                return Answer()
+                return RelayAnswer()
             write = _Write()
             _, waiting = self._plain.get(put.name, (b"", []))
             self._plain[put.name] = put.value, [*waiting, write]
             self._changed.notify_all()
         write.done.wait()
-        return Answer(error=write.error)
+        return RelayAnswer(error=write.error)
 
     def forget(self, members: Iterable[str]) -> None:
         """These processes have ended: they do not beat any more."""
@@ -247,17 +247,17 @@ class Relay:
         self._writing.join(CLOSE_SECONDS)
 
 
-def _answer(store: EtcdStore, request: Swap | Read | Delete) -> Answer:
+def _answer(store: EtcdStore, request: Swap | Read | Delete) -> RelayAnswer:
     """What a client of the store says to a request."""
     try:
         if isinstance(request, Swap):
-            return Answer([str(int(store.swap(request.name, request.expected, request.text)))])
+            return RelayAnswer([str(int(store.swap(request.name, request.expected, request.text)))])
         if isinstance(request, Read):
-            return Answer(store.texts(request.names))
+            return RelayAnswer(store.texts(request.names))
         store.delete_names(request.names)
-        return Answer()
+        return RelayAnswer()
     except RunError as error:
-        return Answer(error=str(error))
+        return RelayAnswer(error=str(error))
 
 
 def _user_of(connection: socket.socket) -> int:

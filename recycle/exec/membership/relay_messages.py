@@ -47,10 +47,10 @@ class Follow(Struct, frozen=True, tag=True, array_like=True):
     """Send all keys that a process follows, and then every change: `Changes`, again and again."""
 
 
-Request = Put | Swap | Read | Delete | Follow
+RelayRequest = Put | Swap | Read | Delete | Follow
 
 
-class Answer(Struct, frozen=True, array_like=True):
+class RelayAnswer(Struct, frozen=True, array_like=True):
     """The answer to a request, or why there is none."""
 
     texts: list[str | None] = []

@@ -17,14 +17,14 @@ from typing import Any
 from recycle.errors import RunError
 from recycle.exec.membership.copied import CopiedKeys, FormingKeys
 from recycle.exec.membership.relay_messages import (
-    Answer,
     Changes,
     Closed,
     Delete,
     Follow,
     Put,
     Read,
-    Request,
+    RelayAnswer,
+    RelayRequest,
     Swap,
     receive,
     send,
@@ -61,11 +61,11 @@ class RelayStore(Store):
         threading.Thread(target=_follow, args=(connection, keys), daemon=True).start()
         return cls(name, keys)
 
-    def _call(self, request: Request) -> list[str | None]:
+    def _call(self, request: RelayRequest) -> list[str | None]:
         try:
             with self._lock:  # a thread that an earlier generation has left behind may still form its groups
                 send(self._connection, request)
-                answer: Answer = receive(self._connection, Answer)
+                answer: RelayAnswer = receive(self._connection, RelayAnswer)
         except (OSError, Closed):
             raise RunError("the agent of this node is gone") from None
         if answer.error:

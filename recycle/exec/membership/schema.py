@@ -47,7 +47,7 @@ from recycle.exec.membership.packed_record import PackedRecord, pack_record, unp
 from recycle.exec.membership.packed_report import pack_report, unpack_report
 from recycle.shape import Worker
 
-Value = TypeVar("Value")
+Content = TypeVar("Content")
 
 
 class Folder(StrEnum):
@@ -81,7 +81,7 @@ def generation_folder(generation: int) -> str:
 
 
 @dataclass_transform(frozen_default=True)
-class Key(Generic[Value]):
+class Key(Generic[Content]):
     """A key of the store. Subclasses list its parts as fields.
 
     Class arguments:
@@ -134,7 +134,7 @@ class Key(Generic[Value]):
         fields = cls.__annotations__
         return "member" in fields and ("generation" in fields or cls.folder is Folder.BEATS)
 
-    def encode(self, value: Value) -> str:
+    def encode(self, value: Content) -> str:
         """The text in the store that stands for `value`; Python's JSON keeps NaN and infinity of bad gradients."""
         if isinstance(value, str) and self._type is str:
             return value
@@ -143,25 +143,25 @@ class Key(Generic[Value]):
             return packed
         return json.dumps(msgspec.to_builtins(packed, str_keys=True), separators=(",", ":"))
 
-    def decode(self, text: str) -> Value:
+    def decode(self, text: str) -> Content:
         """The value that a text in the store stands for."""
         if self._type is str:
-            return cast(Value, text)
+            return cast(Content, text)
         written = self._type if self._packed is None else self._packed[0]
         if self._packed is not None and written is str:
-            return cast(Value, self._packed[2](text))
+            return cast(Content, self._packed[2](text))
         try:
             value = msgspec.json.decode(text, type=written)
         except msgspec.DecodeError:  # of what Python's JSON has beyond the standard
             value = msgspec.convert(json.loads(text), type=written, str_keys=True)
-        return cast(Value, value if self._packed is None else self._packed[2](value))
+        return cast(Content, value if self._packed is None else self._packed[2](value))
 
 
-class Note(Key[Value]):
+class Note(Key[Content]):
     """A key that its writer may write at any time."""
 
 
-class Decision(Key[Value]):
+class Decision(Key[Content]):
     """A key that is written by compare-and-set only: of two who decide at once, one learns that it was second."""
 
 

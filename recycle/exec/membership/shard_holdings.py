@@ -13,7 +13,7 @@ from typing import Any
 
 from recycle.exec.membership.holdings import Holdings, copies_between
 from recycle.exec.membership.messages import Copy
-from recycle.plans.hosting import Hosts, Units
+from recycle.plans.hosting import Hosts, UnitRange
 from recycle.plans.shard_holders import held_by, text_of
 from recycle.plans.shards import StageShards
 from recycle.shape import Worker
@@ -44,7 +44,7 @@ class ShardHoldings(Holdings):
         assert wanted is not None
         return copies_between(self._shards.owned(live), live, live, lambda worker: wanted.units[worker])
 
-    def copied(self, worker: Worker, units: Units) -> None:
+    def copied(self, worker: Worker, units: UnitRange) -> None:
         shards = {one: set(numbers) for one, numbers in self.hosts.stages.items()}
         shards[worker] |= set(range(*units))
         held = self._shards.as_hosts({one: sorted(numbers) for one, numbers in shards.items()})
@@ -57,10 +57,10 @@ class ShardHoldings(Holdings):
     def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
         return held_by(self._shards, self._workers, name)
 
-    def described(self, units: Units) -> str:
+    def described(self, units: UnitRange) -> str:
         return f"{self._shards.named(units[0])}'s optimizer state has"
 
-    def told(self, units: Units) -> dict[str, Any]:
+    def event_fields(self, units: UnitRange) -> dict[str, Any]:
         return {"shards": [self._shards.named(number) for number in range(*units)]}
 
     def spare(self, live: Collection[Worker]) -> dict[int, int]:

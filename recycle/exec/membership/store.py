@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from recycle.exec.membership.schema import Decision, Key, Note, Value
+from recycle.exec.membership.schema import Content, Decision, Key, Note
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Seen:
 class Store(ABC):
     """A client of one run's part of a store, for one thread. Every method raises RunError when the store is gone."""
 
-    def set(self, key: Note[Value], value: Value) -> None:
+    def set(self, key: Note[Content], value: Content) -> None:
         """Write `value`. In the folder `posts` this wakes whoever waits for changes."""
         self._put(key, key.encode(value))
 
-    def compare_set(self, key: Decision[Value], expected: Value | None, value: Value) -> bool:
+    def compare_set(self, key: Decision[Content], expected: Content | None, value: Content) -> bool:
         """Write `value` if `key` holds `expected` (None: if it was never written); whether it now holds `value`."""
         return self._swap(key, None if expected is None else key.encode(expected), key.encode(value))
 
@@ -39,11 +39,11 @@ class Store(ABC):
         """True for the first caller with this key, False for every later one, the same client included."""
         return self.compare_set(key, None, uuid.uuid4().hex)
 
-    def read(self, key: Key[Value]) -> Value | None:
+    def read(self, key: Key[Content]) -> Content | None:
         """The value of `key`, None when it was never written."""
         return self.read_all([key])[0]
 
-    def read_all(self, keys: Sequence[Key[Value]]) -> list[Value | None]:
+    def read_all(self, keys: Sequence[Key[Content]]) -> list[Content | None]:
         """The value of each key."""
         texts = self._texts([key.name for key in keys]) if keys else []
         return [None if text is None else key.decode(text) for key, text in zip(keys, texts, strict=True)]
@@ -52,7 +52,7 @@ class Store(ABC):
         """Whether every key was written."""
         return not keys or self._has([key.name for key in keys])
 
-    def answers(self, key: Key[Value], members: Collection[str]) -> dict[str, Value]:
+    def answers(self, key: Key[Content], members: Collection[str]) -> dict[str, Content]:
         """Member -> the value of its key, of those members whose key was written; in the order of `members`.
 
         Args:
@@ -61,7 +61,7 @@ class Store(ABC):
         found = self._below(key.name[:-1], members)
         return {member: key.decode(found[member]) for member in members if member in found}
 
-    def gathering(self, key: Key[Value], members: Collection[str], partly: bool = False) -> Gathering[Value]:
+    def gathering(self, key: Key[Content], members: Collection[str], partly: bool = False) -> Gathering[Content]:
         """What these members write under `key`, which has `EVERYBODY` in the member's place, each of them once.
 
         Args:
@@ -73,7 +73,7 @@ class Store(ABC):
         """As `answers`, the texts; perhaps with those of others."""
         return self._below(key.name[:-1], members)
 
-    def wait(self, key: Key[Value], seconds: float) -> Value | None:
+    def wait(self, key: Key[Content], seconds: float) -> Content | None:
         """The value of `key` as soon as it is written; None when it is not within `seconds`."""
         self._await(key.name, seconds)
         return self.read(key)
@@ -137,9 +137,9 @@ class RunStore(Store):
     @abstractmethod
     def advance(
         self,
-        register: Decision[Value],
-        before: Value | None,
-        after: Value,
+        register: Decision[Content],
+        before: Content | None,
+        after: Content,
         decided: tuple[Decision[Any], Any],
         forget: Sequence[Key[Any]],
     ) -> bool:
@@ -177,7 +177,7 @@ class RunStore(Store):
         """Give back what this client and its clones hold, and end their waits for a change."""
 
 
-class Gathering(Generic[Value]):
+class Gathering(Generic[Content]):
     """What members write under one key, each once, as it comes: nothing is looked at or decoded twice.
 
     Attributes:
@@ -185,7 +185,7 @@ class Gathering(Generic[Value]):
         texts: member -> what it wrote, of those that have come by the last look.
     """
 
-    def __init__(self, store: Store, key: Key[Value], members: Collection[str], partly: bool) -> None:
+    def __init__(self, store: Store, key: Key[Content], members: Collection[str], partly: bool) -> None:
         self._store, self._key, self._partly = store, key, partly
         self.members, self._missing = members, set(members)
         self.texts: dict[str, str] = {}
@@ -206,7 +206,7 @@ class Gathering(Generic[Value]):
         """Who had not come by the last look."""
         return self._missing
 
-    def other_than(self, usual: Value) -> dict[str, Value]:
+    def other_than(self, usual: Content) -> dict[str, Content]:
         """Member -> what it wrote, of those that have come, in their order, with another value than this."""
         text = self._key.encode(usual)
         if self._distinct <= {text}:

@@ -27,7 +27,7 @@ ALIGNMENT = 64
 another path, and other bits, for an unaligned matrix."""
 
 
-class Layout:
+class FlatLayout:
     """Where each of a list of tensors lies in one flat tensor.
 
     Args:
@@ -100,7 +100,7 @@ class Accumulator(ABC):
 
     has_mark = False
 
-    def __init__(self, layout: Layout, buffer: torch.Tensor) -> None:
+    def __init__(self, layout: FlatLayout, buffer: torch.Tensor) -> None:
         self.layout, self.buffer = layout, buffer
         self.grain = (ON_CPU if buffer.is_cpu else ON_GPU).normed
         self._blocks = layout.blocks(self.grain)
@@ -124,7 +124,7 @@ class Accumulator(ABC):
             target.copy_(torch.div(part, divisor))
 
     def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
-        """Squared Euclidean norms of the mean, in fp64: of each parameter's, in blocks of `Layout.blocks`.
+        """Squared Euclidean norms of the mean, in fp64: of each parameter's, in blocks of `FlatLayout.blocks`.
 
         Each depends on nothing else in the buffer. One at least is not finite when any addend was out of bounds.
 
@@ -155,7 +155,7 @@ class ExactSum(Accumulator):
 
     has_mark = True
 
-    def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
+    def __init__(self, layout: FlatLayout, addends: int, exponent: int, device: torch.device) -> None:
         super().__init__(layout, torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device))
         grid = grid_exponent(addends, exponent)
         self._scale, self._unit = 2.0**grid, 2.0**-grid
@@ -189,7 +189,7 @@ class ExactSum(Accumulator):
 class FastSum(Accumulator):
     """Plain fp32 sum in execution order; another order or another split over hosts gives other bits."""
 
-    def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
+    def __init__(self, layout: FlatLayout, addends: int, exponent: int, device: torch.device) -> None:
         super().__init__(layout, torch.zeros(layout.size, dtype=torch.float32, device=device))
         self._views = layout.views(self.buffer)
         self._targets = [_chunks(view.view(-1)) for view in self._views]

@@ -27,7 +27,7 @@ class Checksum(NamedTuple):
     places: int
 
 
-class Place(NamedTuple):
+class BitPlace(NamedTuple):
     """A bit of a sequence of words."""
 
     word: int
@@ -80,14 +80,14 @@ def checksum_of(tensors: Sequence[torch.Tensor]) -> Checksum:
     return RunningChecksum(tensors).finish()
 
 
-def differing_bit(one: Checksum, other: Checksum) -> Place | None:
+def differing_bit(one: Checksum, other: Checksum) -> BitPlace | None:
     """The one bit in which two sequences of words differ; None if it takes more than one to explain the checksums."""
     words, places = (one.words - other.words) % _MODULUS, (one.places - other.places) % _MODULUS
     for bit in range(_BITS):
         for sign in (1, -1):
             if words == (sign << bit) % _MODULUS:
                 product = sign * places % _MODULUS
-                return None if product % (1 << bit) else Place(product >> bit, bit)
+                return None if product % (1 << bit) else BitPlace(product >> bit, bit)
     return None
 
 
@@ -121,7 +121,7 @@ def layout_of(state: Sequence[torch.Tensor], named: dict[str, torch.Tensor]) -> 
     return sorted(found, key=lambda one: one.first)
 
 
-def described(place: Place, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
+def described(place: BitPlace, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
     """(tensor, index of its element, bit of that) of a place in a state; None where no named tensor lies."""
     byte, bit = place.word * _BITS // 8 + place.bit // 8, place.bit % 8
     for one in layout:

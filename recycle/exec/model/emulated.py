@@ -222,7 +222,7 @@ class EmulatedStage(Stage):
                 error = self._run(Forward, micro_batch, activation)
                 if not self._is_last:
                     return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
-                drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _spread("loss", error)
+                drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _propagated("loss", error)
                 seen = sum(float(layer.parameters[0]) for layer in self._layers[-1:])
                 self._evaluated.append((drawn + seen, 1.0))
                 return None
@@ -236,7 +236,7 @@ class EmulatedStage(Stage):
             return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
     def _loss_of(self, micro_batch: MicroBatch, error: float) -> float:
-        return _draw(1, "loss", self._iteration, micro_batch)[0] + _spread("loss", error)
+        return _draw(1, "loss", self._iteration, micro_batch)[0] + _propagated("loss", error)
 
     def _output(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
         """The output of a forward, or the loss."""
@@ -381,7 +381,7 @@ class EmulatedStage(Stage):
         error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
         if (bit := self._flips.of_input()) is not None:
             error = _flipped(error, bit)
-        error = _spread(f"F {self.index}", error)
+        error = _propagated(f"F {self.index}", error)
         for bit in self._flips.of_activation():
             error = _flipped(error, bit)
         return error
@@ -394,7 +394,7 @@ class EmulatedStage(Stage):
             raise self._misuse(cls, micro_batch, "its F has not run")
         with self._lasting("backward_input"):
             error = self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
-            error = _spread(f"I {self.index}", self._held.pop(micro_batch), error)
+            error = _propagated(f"I {self.index}", self._held.pop(micro_batch), error)
             if self._is_first:
                 return None, error
             return self._message(ValueKind.INPUT_GRADIENT, self.index, micro_batch, error), error
@@ -408,7 +408,7 @@ class EmulatedStage(Stage):
 
     def _addend(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
         """What a micro-batch whose values have an error adds to the sum."""
-        return self.gradient(self._iteration, micro_batch) + _spread("W", error)
+        return self.gradient(self._iteration, micro_batch) + _propagated("W", error)
 
     @contextlib.contextmanager
     def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:
@@ -458,7 +458,7 @@ def _draw(count: int, *key: object) -> list[float]:
     return [((word % (1 << 21)) - (1 << 20)) * _GRID for word in words]
 
 
-def _spread(to: str, *errors: float) -> float:
+def _propagated(to: str, *errors: float) -> float:
     """The error of what is made of values with these errors: 0 of ones without."""
     return _draw(1, "error", to, *errors)[0] if any(errors) else 0.0
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, Layout
+from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, FlatLayout
 from recycle.exec.model.joined_sums import JoinedSums, Summed
 from recycle.exec.model.optimizer import decays
 from recycle.job import Job
@@ -50,10 +50,10 @@ class GradientSums:
         names, listed, count = list(parameters), list(parameters.values()), int(is_shared)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
         bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in listed]
-        self.own: Accumulator = accumulator(Layout(shapes[count:]), self._divisor, bound)
+        self.own: Accumulator = accumulator(FlatLayout(shapes[count:]), self._divisor, bound)
         if is_shared and tied is None:
             # Embedding and output layer each give a gradient, and each is rounded by itself.
-            tied = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
+            tied = accumulator(FlatLayout(shapes[:1]), 2 * self._divisor, bound)
         self.tied = tied if is_shared else None
         self.replicated: Collection[int] = ()
         if job.grid.tensor_parallel > 1:

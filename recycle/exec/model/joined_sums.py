@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from recycle.exec.model.accumulate import Accumulator, Layout
+from recycle.exec.model.accumulate import Accumulator, FlatLayout
 from recycle.exec.model.shards import SumBuffer
 
 
@@ -45,7 +45,7 @@ class JoinedSums:
 
     def __init__(self, every: Sequence[Summed], divisor: int) -> None:
         self._every, self._divisor = list(every), divisor
-        self.layout = Layout([shape for one in every for shape in one.sums.layout.shapes])
+        self.layout = FlatLayout([shape for one in every for shape in one.sums.layout.shapes])
         self.grain = every[0].sums.grain
 
     def buffers(self) -> list[SumBuffer]:

@@ -14,7 +14,7 @@ import torch
 
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
-from recycle.exec.model.accumulate import Accumulator, ExactSum, Layout
+from recycle.exec.model.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.gradient_sums import GradientSums
 from recycle.exec.model.incoming_gradients import Half, IncomingGradients
@@ -88,12 +88,12 @@ class MegatronStage(Stage):
         from recycle.exec.model.delayed_layers import DelayedLayers
         from recycle.exec.model.expert_parallel import own_experts
         from recycle.exec.model.graph_split import GraphSplit
-        from recycle.exec.model.part import Part
+        from recycle.exec.model.part import StageModule
         from recycle.exec.model.sequence_parallel import partly_computed
         from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]
-        self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
+        self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
         super().__init__(job, index, self._part.message_shape, self._type)
         self._device = device
         is_pinned = device.type == "cuda"
@@ -138,7 +138,7 @@ class MegatronStage(Stage):
             self.shards = sharded.shards
         else:
             self._units = self._unit_optimizers(job, named, held)
-        self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
+        self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
         self._store: WeightGradientStore = WeightGradientStore(self._incoming.add, self._incoming.add_product)

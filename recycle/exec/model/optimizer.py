@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.optim.adamw import adamw
 
-from recycle.exec.model.accumulate import Layout
+from recycle.exec.model.accumulate import FlatLayout
 from recycle.exec.model.learning_rate import learning_rate
 from recycle.footprint import ON_CPU, ON_GPU
 from recycle.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
+"""Before a parameter's name: what of the state has its shape, see `UnitOptimizer.named_state`."""
 COUNTED = "step."
 """Before a parameter's name: how many steps it has taken."""
 
@@ -42,7 +42,7 @@ def decays(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
-def flattened(parameters: Sequence[torch.nn.Parameter], layout: Layout) -> torch.Tensor:
+def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> torch.Tensor:
     """The parameters as one flat tensor, fp32 [layout.size], whose parts they become in place of their own memory."""
     device = parameters[0].device if parameters else torch.device("cpu")
     flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
@@ -52,7 +52,7 @@ def flattened(parameters: Sequence[torch.nn.Parameter], layout: Layout) -> torch
     return flat
 
 
-def decayed_until(parameters: Sequence[torch.nn.Parameter], layout: Layout) -> int:
+def decayed_until(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> int:
     """The element behind the last that decays. Raises ValueError when one that decays comes later."""
     decayed = [decays(parameter) for parameter in parameters]
     if decayed != sorted(decayed, reverse=True):
@@ -183,7 +183,7 @@ class FlatOptimizer:
             self._working.copy_(self.parameters)
 
 
-class Optimizer(FlatOptimizer):
+class UnitOptimizer(FlatOptimizer):
     """AdamW over the parameters of a unit; where they are rounded, the rounded ones are part of its state.
 
     Args:
@@ -202,7 +202,7 @@ class Optimizer(FlatOptimizer):
         train: TrainSection,
         working_type: torch.dtype = torch.float32,
     ) -> None:
-        self.layout = Layout([parameter.shape for parameter in parameters])
+        self.layout = FlatLayout([parameter.shape for parameter in parameters])
         flat = flattened(parameters, self.layout)
         working = None if working_type == torch.float32 else flat.to(working_type)
         super().__init__(flat, decayed_until(parameters, self.layout), train, working)

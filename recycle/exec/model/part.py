@@ -30,7 +30,7 @@ MESSAGE_SHAPE = "message_shape"
 """Attribute of a module: the shape of the activations between stages, where it is not that of Megatron."""
 
 
-class Part:
+class StageModule:
     """The module of one stage.
 
     Args:

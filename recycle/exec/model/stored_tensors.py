@@ -75,7 +75,7 @@ def pieces_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies.
 
     Attributes:
@@ -107,7 +107,7 @@ class StoredTensors:
     def __init__(self, paths: Iterable[Path], refusal: type[RecycleError]) -> None:
         self._refusal = refusal
         self.copies: dict[str, Path] = {}
-        found: dict[str, Place] = {}
+        found: dict[str, TensorPlace] = {}
         for path in paths:
             try:
                 with _open(path) as file:
@@ -117,10 +117,10 @@ class StoredTensors:
                             self.copies[name] = path
                             continue
                         piece = file.get_slice(name)
-                        found[name] = Place(path, tuple(piece.get_shape()), str(piece.get_dtype()))
+                        found[name] = TensorPlace(path, tuple(piece.get_shape()), str(piece.get_dtype()))
             except (SafetensorError, OSError) as error:
                 raise self._unreadable(path, error) from None
-        self.places: Mapping[str, Place] = found
+        self.places: Mapping[str, TensorPlace] = found
         self._pieces = pieces_of(found)
         matches = [match for name in (*found, *self._pieces) if (match := _FIRST_PART.fullmatch(name))]
         self._cut = {match[1]: int(match[2]) for match in matches}

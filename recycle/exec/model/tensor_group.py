@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from recycle.errors import RunError
 
-Exchange = Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]
+TensorExchange = Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]
 """Starts to give a tensor to all members of the worker; the call returned waits, and has everyone's by tensor rank."""
 
 
@@ -38,7 +38,7 @@ class TensorGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.exchange: Exchange | None = None
+        self.exchange: TensorExchange | None = None
         # Of an all-reduce that fails, and when its profiler starts, torch describes the group, and where it has none in
         # its tables, which of all processes (a world of one) has which rank, it raises an error of its own instead.
         world: Any = dist.distributed_c10d._world

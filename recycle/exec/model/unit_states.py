@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from recycle.exec.model.accumulate import Accumulator
-from recycle.exec.model.optimizer import Optimizer, piece_of_step
+from recycle.exec.model.optimizer import UnitOptimizer, piece_of_step
 from recycle.sections import TrainSection
 
 
@@ -32,7 +32,7 @@ class UnitOptimizers:
         unit_of: parameter -> its unit.
         parameters: of the stage, in the order of the layout of `sums`, those that decay first.
         sums: of the gradients; the parameters of the first come first.
-        train, working_type: as of `Optimizer`.
+        train, working_type: as of `UnitOptimizer`.
         divisor: of a sum of gradients.
         held: units whose state is there already; that of all others begins with the parameters as they are.
 
@@ -56,15 +56,15 @@ class UnitOptimizers:
         self.names: dict[int, list[str]] = {unit: [] for unit in units}
         for name in parameters:
             self.names[unit_of[name]].append(name)
-        self.of: dict[int, Optimizer] = {}
+        self.of: dict[int, UnitOptimizer] = {}
         for unit, names in self.names.items():
             mine = [parameters[name] for name in names]
             state = held.get(unit)
-            if isinstance(state, Optimizer):
+            if isinstance(state, UnitOptimizer):
                 state.bind(mine)
                 self.of[unit] = state
             else:
-                self.of[unit] = Optimizer(mine, train, working_type)
+                self.of[unit] = UnitOptimizer(mine, train, working_type)
         where: dict[str, tuple[Accumulator, int]] = {}
         names_in_order = iter(parameters)
         for accumulator in sums:
@@ -129,7 +129,7 @@ class UnitOptimizers:
         return start
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Optimizer.named_state`, of tensors laid out as `Stage.state_tensors`."""
+        """As `UnitOptimizer.named_state`, of tensors laid out as `Stage.state_tensors`."""
         named: dict[str, torch.Tensor] = {}
         for (unit, optimizer), mine in zip(self.of.items(), self._split(tensors), strict=True):
             assert mine is not None

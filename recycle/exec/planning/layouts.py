@@ -20,7 +20,7 @@ from typing import Any
 from recycle.errors import RecycleError, RunError
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Mode
+from recycle.exec.membership.messages import StepMode
 from recycle.exec.planning.planner_process import Question
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
@@ -226,6 +226,6 @@ class Layouts:
         return _Layout(then, details, is_due)
 
 
-def _mode(now: Ready, then: Ready) -> Mode:
+def _mode(now: Ready, then: Ready) -> StepMode:
     """In which mode two plans are compared."""
     return "staggered" if "staggered" in now.periods and "staggered" in then.periods else "barrier"

@@ -65,7 +65,7 @@ class Question(Struct, frozen=True):
     within: str | None = None
 
 
-Answer = tuple[Question, str, str]
+PlannerAnswer = tuple[Question, str, str]
 """(question, text of the plan file, or why there is none)."""
 
 
@@ -106,7 +106,7 @@ class PlannerProcess:
         self,
         job: PricedJob,
         planner: Planner,
-        answers: queue.SimpleQueue[Answer],
+        answers: queue.SimpleQueue[PlannerAnswer],
         waker: Waker,
         like: Schedule | None = None,
         questions: Iterable[Question] = (),

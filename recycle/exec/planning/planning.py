@@ -20,9 +20,9 @@ from pathlib import Path
 
 from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Mode
+from recycle.exec.membership.messages import StepMode
 from recycle.exec.membership.plan_files import plan_file
-from recycle.exec.planning.planner_process import Answer, Planner, PlannerProcess, Question, answer
+from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check, require_no_errors
@@ -71,13 +71,13 @@ class PlanService:
         self._rerouted: dict[Question, Ready] = {}
         self._hosts: dict[str, Hosts] = {}
         self._errors: dict[_Key, str] = {}
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[PlannerAnswer] = queue.SimpleQueue()
         self._asked: set[_Key] = set()
         self._background = self._urgent = None
         self._other: PlannerProcess | None = None
         self._children: list[PlannerProcess] = []
         self._wanted: list[Question] = []
-        self._answered: list[Answer] = []
+        self._answered: list[PlannerAnswer] = []
         self._usual = Hosts.at_start(job, None)
         if planner is not None:
             self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
@@ -205,7 +205,7 @@ class PlanService:
         usual = self._usual
         return bool(hosts.cut) or any(usual.stages[worker] != stages for worker, stages in hosts.stages.items())
 
-    def answers(self, drifted: bool) -> list[Answer]:
+    def answers(self, drifted: bool) -> list[PlannerAnswer]:
         """What has been answered of what was asked with `ask`, for other times or for the job's own; each once."""
         self._collect()
         answered = [answer for answer in self._answered if (answer[0].profile is not None) == drifted]
@@ -239,7 +239,7 @@ class PlanService:
         if rotation is not None:
             require_valid(rotation.whole, self._job)  # what runs in an iteration is this without some replays
         profile = profile_of_layout(self._job, profile, schedule.shape)
-        periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
+        periods: dict[StepMode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
         text = schedule.dumps() if plan is None else replace(plan, schedule=schedule).text()

@@ -50,7 +50,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecutedRun:
     """What a run took.
 
     Attributes:
@@ -68,7 +68,7 @@ class Executed:
     period_error: float | None
 
 
-def executed(directory: str | Path) -> Executed:
+def executed(directory: str | Path) -> ExecutedRun:
     """What the run in `directory` took.
 
     Raises:
@@ -91,7 +91,7 @@ def executed(directory: str | Path) -> Executed:
     periods = _periods(lines)
     planned = [line["period"] * unit for line, _ in periods] if unit is not None else []
     errors = [line["period_error"] for line, _ in periods if line.get("period_error") is not None]
-    return Executed(
+    return ExecutedRun(
         replace(
             base, **measured, measured={"run": directory.name, "steps": len(lines), "job_profile": profile.digest()}
         ),

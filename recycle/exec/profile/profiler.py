@@ -42,11 +42,11 @@ from recycle.profile import Link, Profile
 
 MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the messages that a link is fitted over, besides the job's own."""
-Report = Callable[[str, int, int], None]
+MeasureProgress = Callable[[str, int, int], None]
 """Told (what is measured, how much of it is done, of how much)."""
 
 
-def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Profile:
+def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: None) -> Profile:
     """The profile of `job` on this machine, in seconds and bytes.
 
     Args:

@@ -32,7 +32,7 @@ import torch.distributed as dist
 SPARES = 32
 """Communicators that a process keeps though its generation does not need them: those that it used last. Each holds
 memory of the device, some ten MB with NCCL."""
-Key = tuple[str, tuple[str, ...]]
+CommunicatorKey = tuple[str, tuple[str, ...]]
 """What a communicator is for, and its members, processes by rank."""
 
 
@@ -100,7 +100,7 @@ class Communicators:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[Key, Communicator] = {}
+        self._held: dict[CommunicatorKey, Communicator] = {}
         self._unfit: list[Communicator] = []
         self._is_over = True
 
@@ -120,12 +120,12 @@ class Communicators:
             for key in [key for key in self._held if not set(key[1]) <= set(live)]:
                 self._unfit.append(self._held.pop(key))
 
-    def held(self, keys: Collection[Key]) -> list[Key]:
+    def held(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
         """Those of `keys` that there is a communicator of."""
         with self._lock:
             return [key for key in keys if key in self._held]
 
-    def agree(self, key: Key, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
+    def agree(self, key: CommunicatorKey, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
         """The communicator of `key` if the offers of all its other members have it as it is here; else it is let go."""
         with self._lock:
             one = self._held.pop(key, None)
@@ -137,7 +137,7 @@ class Communicators:
             self._unfit.append(one)
             return None
 
-    def add(self, key: Key, name: str, backend: Any) -> Communicator | None:
+    def add(self, key: CommunicatorKey, name: str, backend: Any) -> Communicator | None:
         """A communicator that was made; None when the generation is over."""
         with self._lock:
             if self._is_over:
@@ -170,7 +170,7 @@ class Communicators:
                     self._unfit.append(self._held.pop(key))
         return self.take_unfit()
 
-    def retire(self, needed: Collection[Key]) -> None:
+    def retire(self, needed: Collection[CommunicatorKey]) -> None:
         """Let go of spares that are too many; `needed` are none."""
         with self._lock:
             spare = [key for key in self._held if key not in needed]

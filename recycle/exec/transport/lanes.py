@@ -31,10 +31,10 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError
-from recycle.exec.transport.communicators import Communicator, Communicators, Key, offer_of, offer_text
+from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators, offer_of, offer_text
 from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, first_line
-from recycle.exec.transport.parts import TENSOR, Part, live_members, member_of, parts_of
+from recycle.exec.transport.parts import TENSOR, CommunicatorPart, live_members, member_of, parts_of
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.rooted_sums import RootedSums, communicators_of, with_owners
 from recycle.ir.instruction import Instruction, Transfer
@@ -136,7 +136,7 @@ class LaneTransport(GroupTransport):
             else:
                 self._incoming[part.peer] = communicator, 0
 
-    def _kept(self) -> dict[Key, Communicator]:
+    def _kept(self) -> dict[CommunicatorKey, Communicator]:
         """The communicators that go on, as all their members agree."""
         self._communicators.part_with(live_members(self._groups, self._settings.tensor[1]))
         held = self._communicators.held([part.key for part in self._parts])
@@ -157,7 +157,7 @@ class LaneTransport(GroupTransport):
         }
         return {key: one for key, one in agreed.items() if one is not None}
 
-    def _stand(self, part: Part) -> Communicator:
+    def _stand(self, part: CommunicatorPart) -> Communicator:
         """A new communicator, once all have come and something has passed over it."""
         try:
             formed: Communicator = self._wait_in_thread(
@@ -167,7 +167,7 @@ class LaneTransport(GroupTransport):
             raise TransportError(f"{part.name} did not form: {error}") from None
         return formed
 
-    def _formed(self, part: Part) -> Communicator:
+    def _formed(self, part: CommunicatorPart) -> Communicator:
         name = f"{self._groups.name}/{part.name}"
         backend = self._make(name, part.rank, len(part.members))
         communicator = self._communicators.add(part.key, name, backend)
@@ -178,7 +178,7 @@ class LaneTransport(GroupTransport):
         self._synchronize()
         return communicator
 
-    def _warm_up(self, part: Part, communicator: Communicator) -> Any:
+    def _warm_up(self, part: CommunicatorPart, communicator: Communicator) -> Any:
         tokens = [torch.zeros(1, device=self._device) for _ in range(1 + len(part.members))]
         if part.purpose == TENSOR:
             return communicator.allgather([tokens[1:]], tokens[:1])
@@ -224,7 +224,7 @@ class LaneTransport(GroupTransport):
             for works, _ in begun:
                 self._order_all(works)
             # A sum is there, for what is queued behind it, before it goes on.
-            self._order_all([work for _, of in begun for parts in of for work in sums.spread(parts)])
+            self._order_all([work for _, of in begun for parts in of for work in sums.broadcast(parts)])
             self._synchronize()
 
         self._settle_behind(add_up, self._sums[stage])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recycle.exec.transport.communicators import Key
+from recycle.exec.transport.communicators import CommunicatorKey
 from recycle.exec.transport.formation import formation
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.shape import Worker
@@ -22,7 +22,7 @@ def member_of(process: Worker, tensor_rank: int, tensor_parallel: int) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class CommunicatorPart:
     """This process's part of a communicator that the generation needs.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part:
     peer: Worker | None = None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CommunicatorKey:
         return f"{self.purpose}{self.number}", self.members
 
     @property
@@ -51,23 +51,23 @@ class Part:
         return f"{self.purpose}{self.number}:{self.members[0]}"
 
 
-def parts_of(groups: GroupsOfGeneration, tensor_rank: int, tensor_parallel: int) -> list[Part]:
+def parts_of(groups: GroupsOfGeneration, tensor_rank: int, tensor_parallel: int) -> list[CommunicatorPart]:
     """The parts of this process, in the order in which the communicators form."""
     process = {role: groups.processes.get(role, role) for role in groups.members}
     parts = []
     if tensor_parallel > 1:
         members = tuple(member_of(process[groups.role], rank, tensor_parallel) for rank in range(tensor_parallel))
-        parts.append(Part(TENSOR, 0, members, tensor_rank))
+        parts.append(CommunicatorPart(TENSOR, 0, members, tensor_rank))
     for wanted in formation(groups.lanes, groups.hosts):
         if groups.role not in wanted.members:
             continue
         rank = wanted.members.index(groups.role)
         members = tuple(member_of(process[role], tensor_rank, tensor_parallel) for role in wanted.members)
         if wanted.stage is None:
-            parts.append(Part(LANE, 0, members, rank, wanted.members[1 - rank]))
+            parts.append(CommunicatorPart(LANE, 0, members, rank, wanted.members[1 - rank]))
         else:  # which of its processes plays which role is nothing to a sum
             ordered = tuple(sorted(members))
-            parts.append(Part(SUM, wanted.stage, ordered, ordered.index(members[rank])))
+            parts.append(CommunicatorPart(SUM, wanted.stage, ordered, ordered.index(members[rank])))
     return parts
 
 

@@ -69,7 +69,7 @@ class RootedSums:
             if part.numel()
         ]
 
-    def spread(self, parts: Sequence[torch.Tensor]) -> list[Any]:
+    def broadcast(self, parts: Sequence[torch.Tensor]) -> list[Any]:
         """Begin to give the sums to the other owners; what follows on the device waits for them."""
         return [
             self._begin(group.broadcast, part, group, mine[0])

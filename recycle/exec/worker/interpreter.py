@@ -38,7 +38,7 @@ from recycle.ir.values import Value, inputs, needs, produced
 from recycle.shape import MicroBatch
 
 
-class Executed(NamedTuple):
+class ExecutedInstruction(NamedTuple):
     """An instruction that ran: its text, and the marks at which its stage began and ended it."""
 
     text: str
@@ -86,9 +86,9 @@ class Interpreter:
         self._beside: set[tuple[int, MicroBatch]] = set()
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self._device = device or DeviceProgress(HostClock())
-        self.executed: list[Executed] = []
+        self.executed: list[ExecutedInstruction] = []
         self.replayed: dict[Checked, Making] = {}
-        self._compute: dict[tuple[int, str], list[tuple[float, Executed]]] = {}
+        self._compute: dict[tuple[int, str], list[tuple[float, ExecutedInstruction]]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
         self._of_stage: dict[int, list[Compute]] = {}
@@ -180,8 +180,8 @@ class Interpreter:
             key = instruction.stage, BackwardWeight.token if is_part else instruction.token
             self._compute.setdefault(key, []).append((1 / self.buckets if is_part else 1.0, executed))
 
-    def _note(self, instruction: Instruction, began: Mark) -> Executed:
-        executed = Executed(str(instruction), began, self._device.clock.mark())
+    def _note(self, instruction: Instruction, began: Mark) -> ExecutedInstruction:
+        executed = ExecutedInstruction(str(instruction), began, self._device.clock.mark())
         self.executed.append(executed)
         return executed
 

@@ -20,7 +20,7 @@ from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.faults.kinds import GATHER, REDUCED
 from recycle.exec.membership.commit import report_of
-from recycle.exec.membership.messages import Commit, GenerationRecord, LinkTime, Mode, Report
+from recycle.exec.membership.messages import Commit, GenerationRecord, LinkTime, Report, StepMode
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.verified_states import kept_state
 from recycle.exec.model.checksum import Checksum
@@ -260,7 +260,7 @@ class Iterations:
         verified = None if self.record.verified is None else self.record.verified.step
         return kept_state(self._iteration, self.record.committed + 1, self.record.rounds, verified)
 
-    def _mode(self) -> Mode:
+    def _mode(self) -> StepMode:
         """How this iteration steps; waits for the commit of the one before, which every step needs."""
         if self._iteration == self.record.committed + 1:
             return self.record.mode

@@ -23,7 +23,7 @@ HostedStages = tuple[tuple[int, ...], tuple[int, ...]]
 """Units of each stage of the model where the layout cuts it, and the stages that a worker hosts of it."""
 
 
-class Hosting(Protocol):
+class StageHost(Protocol):
     """Who hosts the stages; `recycle.exec.worker.hosted.Hosted` of a worker whose layers may move."""
 
     @property
@@ -86,7 +86,7 @@ class KeptStates:
         self,
         stages: Mapping[int, Stage],
         empty_like: Callable[[torch.Tensor], torch.Tensor],
-        hosting: Hosting | None = None,
+        hosting: StageHost | None = None,
     ) -> None:
         self._stages, self._empty_like, self._hosting = stages, empty_like, hosting
         self._kept: dict[int, _Kept] = {}

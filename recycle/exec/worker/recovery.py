@@ -146,12 +146,12 @@ class WorkerLoop:
                 return None
             self.hosted.confirm()
             if self.job.integrity.compares_states:
-                self._tell_layouts(record.holds)
+                self._publish_layouts(record.holds)
             if self.shards is None:
-                self.saver.follow(schedule, record)
+                self.saver.use_hosts_of(schedule, record)
             else:
                 self.shards.confirm()
-                self.saver.follow(schedule, record, self._held(record, schedule))
+                self.saver.use_hosts_of(schedule, record, self._held(record, schedule))
             return Iterations(
                 record=record,
                 role=str(role),
@@ -341,7 +341,7 @@ class WorkerLoop:
 
         return BackgroundCopies(copies, transport, come)
 
-    def _tell_layouts(self, holds: str) -> None:
+    def _publish_layouts(self, holds: str) -> None:
         """Say once where the tensors of the stages' states lie, for events that name one.
 
         Args:

@@ -56,7 +56,7 @@ class Saver:
         self._writing: Future[None] | None = None
         self._kept = -1
 
-    def follow(self, schedule: Schedule, record: GenerationRecord, owned: Hosts | None = None) -> None:
+    def use_hosts_of(self, schedule: Schedule, record: GenerationRecord, owned: Hosts | None = None) -> None:
         """Commits from now on are of this schedule's stages; or of the shards that workers own."""
         if owned is None:
             processes = {place: process for process, place in record.roles.items()}

@@ -16,7 +16,7 @@ from typing import Literal
 
 from recycle.errors import RecycleError
 from recycle.exec.device.clock import has_reached
-from recycle.exec.worker.interpreter import Executed
+from recycle.exec.worker.interpreter import ExecutedInstruction
 from recycle.runs import append_iteration
 
 SPARSE_BYTES = 2**28
@@ -24,7 +24,7 @@ MOST_WAITING = 64
 """Iterations."""
 CLOSE_SECONDS = 10.0
 """How long the end of a process waits for what is still to be written."""
-_Iteration = tuple[int, int, str, list[Executed], int | None]
+_Iteration = tuple[int, int, str, list[ExecutedInstruction], int | None]
 
 
 class TraceLog:
@@ -59,7 +59,7 @@ class TraceLog:
         iteration: int,
         generation: int,
         role: str,
-        executed: list[Executed],
+        executed: list[ExecutedInstruction],
         whole: bool = True,
         batch: int | None = None,
     ) -> None:

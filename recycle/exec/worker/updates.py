@@ -23,7 +23,7 @@ from recycle.errors import RunError
 from recycle.exec.membership.messages import Commit
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage, copy_state
-from recycle.exec.worker.kept_states import Hosting, KeptStates
+from recycle.exec.worker.kept_states import KeptStates, StageHost
 
 REHOST = "rehost"
 """What it is called to go back to a state in which the worker hosted other stages."""
@@ -49,7 +49,7 @@ class Updates:
         at: int = -1,
         decided: Callable[[int], Commit | None] | None = None,
         on_host: bool = False,
-        hosting: Hosting | None = None,
+        hosting: StageHost | None = None,
     ) -> None:
         self._stages, self._decided, self._on_host = stages, decided, on_host
         self._at = dict.fromkeys(stages, at)

@@ -23,8 +23,8 @@ _SMALLEST = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
 def warm_up() -> None:
     """Read a job and a plan, lower it, and make the decoders of what goes through the store; starts no thread."""
     known_environment()
-    for told in (WorkerSpecification, GenerationRecord, Commit, Report):
-        msgspec.json.Decoder(told)
+    for message in (WorkerSpecification, GenerationRecord, Commit, Report):
+        msgspec.json.Decoder(message)
     schedule = one_f_one_b(Job.from_toml(_SMALLEST).shape)
     lower(Schedule.loads(with_barrier(schedule).dumps()))
     lower(schedule)

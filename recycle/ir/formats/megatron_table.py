@@ -158,7 +158,7 @@ def dumps(schedule: Schedule) -> str:
             place, one, wanted = difference
             position = program[place][0] if place < len(program) else len(schedule.program(worker))
             raise _refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {wanted}")
-    _tell_left_out(schedule)
+    _warn_of_left_out(schedule)
     head = {"format": FORMAT, "version": VERSION, "ranks": shape.ranks, "chunks": shape.chunks}
     head |= {"micro_batches": shape.micro_batches}
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in (*head.items(), ("table", table))]
@@ -213,7 +213,7 @@ def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> tupl
     return next(((place, one, other) for place, (one, other) in pairs if one != other), None)
 
 
-def _tell_left_out(schedule: Schedule) -> None:
+def _warn_of_left_out(schedule: Schedule) -> None:
     left_out = [f"metadata ({', '.join(schedule.metadata)})"] if schedule.metadata else []
     if schedule.is_lowered:
         left_out.append("transfers, reduces and steps, which Megatron places itself")

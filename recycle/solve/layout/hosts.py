@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from recycle.plans import Move
-from recycle.plans.hosting import without
+from recycle.plans.hosting import UnitRange, without
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from recycle.solve.layout.chains import Cut
 from recycle.solve.layout.linear import LinearProgram
-from recycle.solve.layout.units import Parts, Range, Units, common, count_of, ranges_of
+from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
 
 
 def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[list[list[Worker]], list[int]]:
@@ -110,7 +110,7 @@ def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
     return [givers[want].pop(0) for want in wanted]
 
 
-def _matched_in_order(wanted: Sequence[Range], had: Sequence[Range]) -> list[int]:
+def _matched_in_order(wanted: Sequence[UnitRange], had: Sequence[UnitRange]) -> list[int]:
     """As `_matched`: a matching without crossings."""
     most = np.full(len(had) + 1, 0.0)
     kept: list[np.ndarray] = []

@@ -77,7 +77,7 @@ def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[in
         parts: of each worker, the units that it hosts, the first and the last of each range with a micro-batch.
     """
     count = int(quotas[:, 0].sum())
-    here = np.array(_dealt(dict(enumerate(quotas[:, 0].tolist()))), dtype=np.int64)
+    here = np.array(_evenly_mixed(dict(enumerate(quotas[:, 0].tolist()))), dtype=np.int64)
     hosts = [here]
     for before, wanted in zip(quotas.T[:-1], quotas.T[1:], strict=True):
         here = here.copy()
@@ -86,7 +86,7 @@ def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[in
             mine = np.flatnonzero(hosts[-1] == worker)
             leaving = sum(flows.values())
             chosen = mine[((np.arange(leaving) + 0.5) * len(mine) / leaving).astype(np.int64)]
-            here[chosen] = _dealt(flows)
+            here[chosen] = _evenly_mixed(flows)
         hosts.append(here)
     by_unit = np.array(hosts)
     starts = np.ones_like(by_unit, dtype=bool)
@@ -122,7 +122,7 @@ def _flows(groups: Sequence[int], change: Operations) -> dict[int, dict[int, int
     return flows
 
 
-def _dealt(counts: dict[int, int]) -> list[int]:
+def _evenly_mixed(counts: dict[int, int]) -> list[int]:
     """Each key as often as it counts, as evenly mixed as can be."""
     places = sorted(((i + 0.5) / count, key) for key, count in counts.items() for i in range(count))
     return [key for _, key in places]

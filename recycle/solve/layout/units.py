@@ -13,19 +13,17 @@ import numpy as np
 from recycle.cut import units_of
 from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
-from recycle.plans.hosting import joined
+from recycle.plans.hosting import UnitRange, joined
 from recycle.pricing import profile_of_layout
 from recycle.shape import Worker
 from recycle.solve.problem import TOLERANCE
 from recycle.solve.problem_arrays import Floats
 
-Range = tuple[int, int]
-"""Units from the first up to but without the last."""
-Parts = tuple[Range, ...]
+Parts = tuple[UnitRange, ...]
 """The units of a worker: ranges in order, with units between them."""
 
 
-def ranges_of(cut: Sequence[int]) -> list[Range]:
+def ranges_of(cut: Sequence[int]) -> list[UnitRange]:
     """The units of each part, given how many each has."""
     return list(pairwise([0, *accumulate(cut)]))
 

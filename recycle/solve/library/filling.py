@@ -66,7 +66,7 @@ class Filling(NamedTuple):
     made: Entry | None
 
 
-Report = Callable[[Filling], None]
+FillingProgress = Callable[[Filling], None]
 
 
 def library_vectors(job: PricedJob, failures: int) -> tuple[list[Vector], bool]:
@@ -89,7 +89,7 @@ def plan_library(
     job: Job,
     failures: int,
     directory: str | Path | None,
-    progress: Report | None = None,
+    progress: FillingProgress | None = None,
     *,
     cache: str | Path | None = None,
     processes: int = 1,
@@ -134,7 +134,7 @@ def fill(
     library: PlanLibrary | None,
     vectors: Sequence[Vector],
     entries: dict[Vector, Entry],
-    progress: Report | None = None,
+    progress: FillingProgress | None = None,
     *,
     cache: str | Path | None = None,
     processes: int = 1,

@@ -17,7 +17,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
 from recycle.solve.bounds import lower_bound
-from recycle.solve.library.filling import Report, fill
+from recycle.solve.library.filling import FillingProgress, fill
 from recycle.solve.problem import Problem
 
 THRESHOLD = 0.02
@@ -70,7 +70,7 @@ def refresh(
     job: Job,
     directory: str | Path,
     threshold: float = THRESHOLD,
-    progress: Report | None = None,
+    progress: FillingProgress | None = None,
     *,
     cache: str | Path | None = None,
     processes: int = 1,

@@ -31,8 +31,8 @@ from functools import cached_property, lru_cache, partial
 from math import ceil
 
 from recycle.profile import Profile
-from recycle.systems.bamboo.pipelines import Hosts, Pipeline, arrange, healthy, iteration
-from recycle.systems.joint_iteration import Computed, computed, even_shares, reduce_order, synchronised
+from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, healthy, iteration
+from recycle.systems.joint_iteration import WorkerTimes, computed, even_shares, reduce_order, synchronised
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
@@ -118,7 +118,7 @@ class Bamboo:
 
     # ---- what runs
 
-    def _schedules(self, hosts: Sequence[Hosts], shares: Sequence[int]) -> list[Timed]:
+    def _schedules(self, hosts: Sequence[StageRanks], shares: Sequence[int]) -> list[Timed]:
         """The schedule of pipelines with these hosts and shares, and what prices it."""
         return [(iteration(hosts, shares, self.eager), self._profile(self.depth, len(hosts)))]
 
@@ -180,10 +180,10 @@ class Bamboo:
             f" over, holds two stages' state and activations of {held[worst]} and {held[after]} micro-batches",
         )
 
-    def _simulated(self, hosts: Hosts, micro_batches: int) -> list[Computed]:
+    def _simulated(self, hosts: StageRanks, micro_batches: int) -> list[WorkerTimes]:
         return computed(iteration([hosts], [micro_batches], self.eager), self._profile(len(hosts), 1))
 
-    def _synchronised(self, pipelines: tuple[tuple[Hosts, int], ...]) -> float:
+    def _synchronised(self, pipelines: tuple[tuple[StageRanks, int], ...]) -> float:
         """Seconds per iteration of pipelines of (hosts, micro-batches)."""
         depth = len(pipelines[0][0])
         profile = self._profile(depth, len(pipelines))

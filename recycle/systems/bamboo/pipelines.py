@@ -25,16 +25,16 @@ from recycle.shape import MicroBatch, Worker
 from recycle.systems.common_stages import micro_batches_of
 from recycle.systems.joint_iteration import shape_for, with_updates
 
-Hosts = tuple[int, ...]
+StageRanks = tuple[int, ...]
 """The rank that runs each stage of a pipeline: its own, or the one before."""
 
 
-def healthy(stages: int) -> Hosts:
+def healthy(stages: int) -> StageRanks:
     """Every stage on its own rank."""
     return tuple(range(stages))
 
 
-def after_losing(hosts: Hosts, rank: int) -> Hosts | None:
+def after_losing(hosts: StageRanks, rank: int) -> StageRanks | None:
     """Who runs what once the worker of a rank is dead too; None where that is fatal.
 
     A stage has a copy as long as the rank before is alive, and somebody to use it as long as that one runs no other
@@ -63,7 +63,7 @@ class Pipeline:
     """
 
     slots: tuple[int, ...]
-    hosts: Hosts
+    hosts: StageRanks
 
     @property
     def live(self) -> list[int]:
@@ -77,7 +77,7 @@ class Pipeline:
 
     def without(self, dead: Collection[int]) -> Pipeline | None:
         """The pipeline once these slots are dead, all at once; None where that is fatal."""
-        hosts: Hosts | None = self.hosts
+        hosts: StageRanks | None = self.hosts
         for rank in sorted(set(self.hosts)):
             if hosts is not None and self.slots[rank] in dead:
                 hosts = after_losing(hosts, rank)
@@ -96,7 +96,7 @@ def arrange(
     Whoever is at its own rank in one of the pipelines `before` keeps it as far as it is wanted there; so its state need
     not be copied.
     """
-    free = dict.fromkeys(_spread(slots, node_of))
+    free = dict.fromkeys(_node_by_node(slots, node_of))
     chosen: list[list[int | None]] = [[None] * depth for _ in range(pipelines)]
     old = [pipeline for pipeline in before if len(pipeline.hosts) == depth]
     old.sort(key=lambda pipeline: pipeline.overloaded)
@@ -122,7 +122,7 @@ def _best(
     return min(free, key=lambda slot: (node_of[slot] in beside, home.get(slot) != rank))
 
 
-def _spread(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
+def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
     """One slot of every node, then the second of every node, and so on."""
     count: dict[int, int] = {}
     places = []
@@ -132,7 +132,7 @@ def _spread(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
     return [slot for _, slot in sorted(places)]
 
 
-def iteration(pipelines: Sequence[Hosts], shares: Sequence[int], eager: bool = True) -> Schedule:
+def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int], eager: bool = True) -> Schedule:
     """One iteration without its transfers, with the barrier.
 
     Args:
@@ -142,10 +142,10 @@ def iteration(pipelines: Sequence[Hosts], shares: Sequence[int], eager: bool = T
     """
     stages = len(pipelines[0])
     shape = shape_for(len(pipelines), stages, sum(shares))
-    dealt = micro_batches_of(shape, shares, range(len(shares)))
+    numbers = micro_batches_of(shape, shares, range(len(shares)))
     programs = {
         Worker(k, rank): _program(hosts, rank, mine, eager)
-        for k, (hosts, mine) in enumerate(zip(pipelines, dealt, strict=True))
+        for k, (hosts, mine) in enumerate(zip(pipelines, numbers, strict=True))
         for rank in sorted(set(hosts))
     }
     computing = Schedule.build(
@@ -159,7 +159,7 @@ def iteration(pipelines: Sequence[Hosts], shares: Sequence[int], eager: bool = T
     return with_updates(computing, [1.0] * stages)
 
 
-def _program(hosts: Hosts, rank: int, micro_batches: Sequence[MicroBatch], eager: bool) -> list[Instruction]:
+def _program(hosts: StageRanks, rank: int, micro_batches: Sequence[MicroBatch], eager: bool) -> list[Instruction]:
     stages = len(hosts)
     steps: list[tuple[int, bool, Compute]] = []
     for stage in (stage for stage, host in enumerate(hosts) if host == rank):

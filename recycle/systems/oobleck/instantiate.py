@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-Rule = Literal["longest", "variance"]
+DistributionRule = Literal["longest", "variance"]
 ENUMERATED = 5_000
 """Multisets up to which all are tried."""
 
@@ -107,7 +107,7 @@ def _most_per_second(
     return None if best is None else best[1]
 
 
-def distribute(weights: Sequence[float], micro_batches: int, rule: Rule = "longest") -> list[int]:
+def distribute(weights: Sequence[float], micro_batches: int, rule: DistributionRule = "longest") -> list[int]:
     """Micro-batches of each pipeline, at least one: those of one template may differ by one.
 
     Args:

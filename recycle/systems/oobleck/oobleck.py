@@ -32,10 +32,10 @@ from recycle.layers import ring_seconds, stage_bytes
 from recycle.shape import Shape
 from recycle.systems.common_stages import hosted
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
-from recycle.systems.oobleck.instantiate import Rule, distribute, instantiate
+from recycle.systems.oobleck.instantiate import DistributionRule, distribute, instantiate
 from recycle.systems.oobleck.iteration import common_cut, iteration
-from recycle.systems.oobleck.placement import Members, Range, assign_nodes, copied, places, reconfigure
-from recycle.systems.oobleck.template import Template, templates
+from recycle.systems.oobleck.placement import LayerRange, PipelineNodes, assign_nodes, copied, places, reconfigure
+from recycle.systems.oobleck.template import PipelineTemplate, templates
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
@@ -52,7 +52,7 @@ class OobleckRunning(Running):
         shares: micro-batches of each.
     """
 
-    pipelines: tuple[Members, ...]
+    pipelines: tuple[PipelineNodes, ...]
     shares: tuple[int, ...]
 
 
@@ -70,7 +70,7 @@ class Oobleck:
 
     def __init__(self, setting: Setting, *, sosp: bool = False) -> None:
         self.setting, self.sosp = setting.with_copies(0), sosp
-        self.rule: Rule = "variance" if sosp else "longest"
+        self.rule: DistributionRule = "variance" if sosp else "longest"
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._ends = lru_cache(maxsize=None)(self._of_any)
         self._period = lru_cache(maxsize=None)(self._synchronised)
@@ -117,7 +117,7 @@ class Oobleck:
     # ---- what runs
 
     @cached_property
-    def templates(self) -> dict[int, Template]:
+    def templates(self) -> dict[int, PipelineTemplate]:
         """Nodes -> template, for n0 .. N - f n0 nodes as far as they fit."""
         fitting = self._fitting
         if not fitting:
@@ -137,7 +137,7 @@ class Oobleck:
         return max(Counter(per_node.values()).items(), key=lambda item: (item[1], item[0]))[0]
 
     @cached_property
-    def _fitting(self) -> dict[int, Template]:
+    def _fitting(self) -> dict[int, PipelineTemplate]:
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
         found = templates([layer.seconds for layer in layers], most, self.sosp)
@@ -150,7 +150,7 @@ class Oobleck:
             if template.stages >= self.setting.least_ranks and self._fullest(template)[0] <= 0
         }
 
-    def _fullest(self, template: Template) -> tuple[float, float, int]:
+    def _fullest(self, template: PipelineTemplate) -> tuple[float, float, int]:
         """(bytes beyond its cap, bytes needed, stage) of the fullest worker, with what 1F1B holds."""
         stages = template.stages
         found = []
@@ -204,7 +204,7 @@ class Oobleck:
         reduce, step = (profile.per_stage(name, len(common)) for name in ("reduce", "step"))
         return synchronised(workers, reduce, step, reduce_order((stages for _, stages in workers), common))
 
-    def _running(self, live: Nodes, pipelines: Sequence[Members]) -> OobleckRunning:
+    def _running(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> OobleckRunning:
         setting = self.setting
         sizes = [len(members) for members in pipelines]
         depths = Counter(sizes)
@@ -227,7 +227,7 @@ class Oobleck:
         per_node = Counter(self.setting.node_of)
         return sorted(node for node in live if per_node[node] == self.workers_per_node)
 
-    def _idle(self, live: Nodes, pipelines: Sequence[Members]) -> int:
+    def _idle(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> int:
         return len(self.setting.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
 
     def _too_few(self, live: Nodes) -> str | None:
@@ -268,10 +268,10 @@ class Oobleck:
         stages = {size: self.setting.stages(template.split) for size, template in self.templates.items()}
         return {size: max(sum(layer.gradients for layer in stage) for stage in of) for size, of in stages.items()}
 
-    def _places(self, size: int) -> list[Range]:
+    def _places(self, size: int) -> list[LayerRange]:
         return places(self.templates[size].split, self.workers_per_node)
 
-    def _held(self, pipelines: Sequence[Members]) -> dict[int, Range]:
+    def _held(self, pipelines: Sequence[PipelineNodes]) -> dict[int, LayerRange]:
         """The layers of each node."""
         return {
             node: layers
@@ -285,7 +285,9 @@ class Oobleck:
         state = [layer.state for layer in self.setting.layers]
         return state if any(state) else [1.0] * len(state)
 
-    def _assigned(self, live: Nodes, held: Mapping[int, Range], intact: Sequence[Members]) -> list[Members]:
+    def _assigned(
+        self, live: Nodes, held: Mapping[int, LayerRange], intact: Sequence[PipelineNodes]
+    ) -> list[PipelineNodes]:
         """All live nodes in pipelines anew. Those of `intact` whose size is wanted stay; the other nodes sit where
         most of what they hold is wanted."""
         usable = self._usable(live)
@@ -307,8 +309,8 @@ class Oobleck:
         self,
         before: OobleckRunning,
         live: Nodes,
-        pipelines: Sequence[Members],
-        held: Mapping[int, Range],
+        pipelines: Sequence[PipelineNodes],
+        held: Mapping[int, LayerRange],
         loss: Loss,
         event: str,
     ) -> Change:

@@ -17,16 +17,16 @@ import numpy as np
 
 from recycle.systems.setting import Split
 
-Members = tuple[int, ...]
+PipelineNodes = tuple[int, ...]
 """Nodes of one pipeline."""
-Range = tuple[int, int]
+LayerRange = tuple[int, int]
 """First layer, and the one behind the last."""
 _EVENTS = ("shrink", "borrow", "merge")
 
 
 def reconfigure(
-    pipelines: Sequence[Members], dead: Collection[int], sizes: Collection[int]
-) -> tuple[list[Members], str] | None:
+    pipelines: Sequence[PipelineNodes], dead: Collection[int], sizes: Collection[int]
+) -> tuple[list[PipelineNodes], str] | None:
     """The pipelines without the dead nodes, and the last of "shrink", "borrow", "merge" that it took.
 
     None where their templates do not lead there (a merged pipeline would be too large for any), so that all nodes have
@@ -68,14 +68,14 @@ def _partner(left: Sequence[Sequence[int]], place: int, sizes: Collection[int]) 
     return min(able, key=lambda p: len(left[p]), default=None)
 
 
-def places(split: Split, workers_per_node: int) -> list[Range]:
+def places(split: Split, workers_per_node: int) -> list[LayerRange]:
     """The layers of each node of a pipeline."""
     ends = [0, *accumulate(split)]
     return list(pairwise(ends[::workers_per_node]))
 
 
 def assign_nodes(
-    wanted: Sequence[Range], nodes: Sequence[int], held: Mapping[int, Range], weights: Sequence[float]
+    wanted: Sequence[LayerRange], nodes: Sequence[int], held: Mapping[int, LayerRange], weights: Sequence[float]
 ) -> list[int]:
     """The node of each place, as many as there are places; the pair with most in common first.
 
@@ -105,7 +105,7 @@ def assign_nodes(
 def copied(
     splits: Sequence[Split],
     pipelines: Sequence[Sequence[int]],
-    held: Mapping[int, Range],
+    held: Mapping[int, LayerRange],
     state: Sequence[float],
     workers_per_node: int,
 ) -> tuple[float, float]:
@@ -138,7 +138,7 @@ def copied(
     return max([most, *senders]), total
 
 
-def _without(wanted: Range, has: Range) -> list[Range]:
+def _without(wanted: LayerRange, has: LayerRange) -> list[LayerRange]:
     (first, last), (begin, end) = wanted, has
     if begin >= last or end <= first:
         return [wanted]

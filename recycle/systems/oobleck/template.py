@@ -29,7 +29,7 @@ from recycle.ir.compiled import run
 
 
 @dataclass(frozen=True)
-class Template:
+class PipelineTemplate:
     """Stages of one pipeline.
 
     Attributes:
@@ -50,7 +50,7 @@ class Template:
         return self.seconds / (4 * self.stages)
 
 
-def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> list[Template]:
+def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> list[PipelineTemplate]:
     """The template of each number of stages from 1 to `most`, at most the number of layers.
 
     Args:
@@ -75,7 +75,7 @@ def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> 
     found = []
     for stages in range(1, most + 1):
         split = tuple(b - a for a, b in pairwise([0, *cuts(stages, 0, count), count]))
-        found.append(Template(split, float(total[stages][0][count])))
+        found.append(PipelineTemplate(split, float(total[stages][0][count])))
     return found
 
 

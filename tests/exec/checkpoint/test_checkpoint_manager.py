@@ -50,7 +50,7 @@ class Run:
         self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
         self.savers = {name: Saver(root, name, stages, self.store) for name, stages in self.stages.items()}
         for saver in self.savers.values():
-            saver.follow(one_f_one_b(of.shape), RECORD)
+            saver.use_hosts_of(one_f_one_b(of.shape), RECORD)
         self.hosts = Hosts.at_start(of, None)
 
     def commit(self, step: int, last: bool = False) -> Commit:

@@ -9,7 +9,7 @@ import torch
 
 from recycle import MicroBatch, RunError
 from recycle.exec.data.ahead import DEPTH, BatchesAhead
-from recycle.exec.data.batches import Rows
+from recycle.exec.data.batches import TokenRows
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.families import one_f_one_b
 from recycle.shape import Shape, Worker
@@ -18,7 +18,7 @@ from tests.exec.drive import build_pipeline, small_job
 HERE = threading.main_thread().name
 
 
-class Recorded(Rows):
+class Recorded(TokenRows):
     """Batches that note who asked for what; iteration 9 cannot be read."""
 
     digest = "of nothing"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from recycle import RunError
 from recycle.exec.membership.disagreement import Bit, Disagreement, compare
 from recycle.exec.membership.messages import Report
-from recycle.exec.model.checksum import Place
+from recycle.exec.model.checksum import BitPlace
 from tests.exec.runs import Run, job, kinds
 
 STEPS = 7
@@ -98,11 +98,11 @@ def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None
     """The 20th bit of word 1000 is set in one of them."""
     found = disagreement(**with_states(w0_0=(7, 9), w1_0=(7 + (1 << 20), 9 + 1000 * (1 << 20)), w2_0=(7, 9)))
     assert found.odd == {"1.0": "it holds another state of stage 0 than workers 0.0 and 2.0"}
-    assert (found.is_of_state, found.bits) == (True, [Bit("1.0", 0, 0, Place(1000, 20))])
+    assert (found.is_of_state, found.bits) == (True, [Bit("1.0", 0, 0, BitPlace(1000, 20))])
     assert found.held["1.0"].endswith("state 000000000010000700000000" + f"{9 + 1000 * (1 << 20):08x}")
     both = disagreement(**with_states(w0_0=(7, 9), w1_0=(8, 9)))
     assert (both.odd, both.what) == ({}, "workers 0.0 and 1.0 hold different states of stage 0")
-    assert both.bits == [Bit("1.0", 0, 0, Place(0, 0))]
+    assert both.bits == [Bit("1.0", 0, 0, BitPlace(0, 0))]
     unexplained = disagreement(**with_states(w0_0=(7, 9), w1_0=(7, 10), w2_0=(7, 9)))
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recycle import Worker
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.messages import Copy
-from recycle.plans.hosting import Hosts, Units
+from recycle.plans.hosting import Hosts, UnitRange
 from tests.exec.runs import job
 
 JOB = job(3, 2, 2, model={"layers": 8})
@@ -103,5 +103,5 @@ def test_after_the_copies_each_holds_what_the_plan_says_and_a_round_has_nobody_t
     )
 
 
-def _units(ranges: tuple[Units, ...]) -> set[int]:
+def _units(ranges: tuple[UnitRange, ...]) -> set[int]:
     return {unit for begin, end in ranges for unit in range(begin, end)}

@@ -60,7 +60,7 @@ def test_a_death_has_its_shards_copied_from_who_is_left_and_a_rejoin_back() -> N
     assert of.spare(left) == {0: 0, 1: 1}
     behind = sorted(of.behind(wanted, left), key=lambda copy: copy.worker)
     assert behind == [Copy("0.0", "2.0", 1, 2), Copy("2.0", "0.0", 0, 1)]
-    assert of.told((1, 2)) == {"shards": ["shard 1 of stage 0"]}
+    assert of.event_fields((1, 2)) == {"shards": ["shard 1 of stage 0"]}
     of.copied(Worker(0, 0), (1, 2))
     assert of.plan == "shards -1.0 ~2.0:0"
     assert of.lost(workers("0.0", "0.1", "2.1")) == (), "it has all shards of stage 0 by now"

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from recycle.exec.model.accumulate import ALIGNMENT, ExactSum, FastSum, Layout, grid_exponent
+from recycle.exec.model.accumulate import ALIGNMENT, ExactSum, FastSum, FlatLayout, grid_exponent
 from recycle.footprint import ON_CPU
 
 CPU = torch.device("cpu")
@@ -20,14 +20,14 @@ def addends(count: int = ADDENDS, size: int = 10_000) -> list[torch.Tensor]:
 
 
 def total(kind: type[ExactSum] | type[FastSum], parts: list[torch.Tensor], exponent: int = 6) -> torch.Tensor:
-    accumulator = kind(Layout([parts[0].shape]), ADDENDS, exponent, CPU)
+    accumulator = kind(FlatLayout([parts[0].shape]), ADDENDS, exponent, CPU)
     for part in parts:
         accumulator.add(0, part)
     return accumulator.buffer
 
 
 def test_parts_of_a_flat_tensor_start_aligned_and_do_not_overlap() -> None:
-    layout = Layout([torch.Size([3, 5]), torch.Size([1]), torch.Size([64]), torch.Size([2])])
+    layout = FlatLayout([torch.Size([3, 5]), torch.Size([1]), torch.Size([64]), torch.Size([2])])
     assert layout.offsets == [0, 64, 128, 192]
     assert layout.size == 256
     flat = torch.zeros(layout.size)
@@ -80,7 +80,7 @@ def test_the_rounding_equals_the_one_done_in_fp64() -> None:
 
 def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result() -> None:
     part = addends(1, size=2 * ON_CPU.added + 17)[0]
-    accumulator = ExactSum(Layout([torch.Size([3]), part.shape, torch.Size([2])]), ADDENDS, 6, CPU)
+    accumulator = ExactSum(FlatLayout([torch.Size([3]), part.shape, torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(1, part)
     accumulator.add(1, part)
     first, summed, last = accumulator.layout.views(accumulator.buffer)
@@ -99,7 +99,7 @@ def test_the_largest_addends_allowed_still_sum_exactly() -> None:
 
 @pytest.mark.parametrize("value", [64.01, -65.0, math.inf, -math.inf, math.nan])
 def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value: float) -> None:
-    accumulator = ExactSum(Layout([torch.Size([4]), torch.Size([2])]), ADDENDS, 6, CPU)
+    accumulator = ExactSum(FlatLayout([torch.Size([4]), torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(1, torch.tensor([1.0, value]))
     # Also when a later addend brings the sum back within bounds.
     accumulator.add(1, torch.tensor([0.0, -value]))
@@ -114,21 +114,21 @@ def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value: float) -> None
 
 
 def test_a_sum_beyond_the_bound_of_one_addend_is_fine() -> None:
-    accumulator = ExactSum(Layout([torch.Size([1])]), ADDENDS, 6, CPU)
+    accumulator = ExactSum(FlatLayout([torch.Size([1])]), ADDENDS, 6, CPU)
     for _ in range(ADDENDS):
         accumulator.add(0, torch.tensor([64.0]))
     assert math.fsum(accumulator.mean_norms_squared(ADDENDS)) == 64.0**2
 
 
 def test_the_fast_norm_is_not_finite_after_a_nan() -> None:
-    accumulator = FastSum(Layout([torch.Size([2])]), ADDENDS, 6, CPU)
+    accumulator = FastSum(FlatLayout([torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(0, torch.tensor([1.0, math.nan]))
     assert not math.isfinite(math.fsum(accumulator.mean_norms_squared(ADDENDS)))
 
 
 @pytest.mark.parametrize("kind", [ExactSum, FastSum])
 def test_mean_and_norm_divide_once_by_all_micro_batches(kind: type[ExactSum] | type[FastSum]) -> None:
-    accumulator = kind(Layout([torch.Size([2]), torch.Size([1])]), 6, 6, CPU)
+    accumulator = kind(FlatLayout([torch.Size([2]), torch.Size([1])]), 6, 6, CPU)
     for _ in range(6):
         accumulator.add(0, torch.tensor([3.0, 0.0]))
         accumulator.add(1, torch.tensor([4.0]))

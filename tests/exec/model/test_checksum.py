@@ -10,8 +10,8 @@ import torch
 from recycle.exec.model import checksum
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.checksum import (
+    BitPlace,
     Checksum,
-    Place,
     RunningChecksum,
     StateTensor,
     checksum_of,
@@ -48,8 +48,8 @@ def test_any_single_bit_that_differs_is_found_in_its_place() -> None:
         place = draw.randrange(len(words))
         wrong = words.clone()
         wrong[place] ^= torch.tensor(1 << bit).to(torch.int32)
-        assert differing_bit(checksum_of([wrong]), right) == Place(place, bit)
-        assert differing_bit(right, checksum_of([wrong])) == Place(place, bit)
+        assert differing_bit(checksum_of([wrong]), right) == BitPlace(place, bit)
+        assert differing_bit(right, checksum_of([wrong])) == BitPlace(place, bit)
 
 
 def test_what_takes_more_than_one_bit_is_not_explained_by_one() -> None:
@@ -95,8 +95,8 @@ def test_a_bit_of_a_real_state_is_named_by_its_tensor(precision: str) -> None:
 
 def test_a_place_between_the_named_tensors_has_no_name() -> None:
     layout = [StateTensor("one", 0, 3, 4), StateTensor("rounded.one", 16, 3, 2)]
-    assert described(Place(2, 31), layout) == ("one", 2, 31)
-    assert described(Place(3, 0), layout) is None
-    assert described(Place(4, 17), layout) == ("rounded.one", 1, 1)
-    assert described(Place(5, 15), layout) == ("rounded.one", 2, 15)
-    assert described(Place(5, 16), layout) is None
+    assert described(BitPlace(2, 31), layout) == ("one", 2, 31)
+    assert described(BitPlace(3, 0), layout) is None
+    assert described(BitPlace(4, 17), layout) == ("rounded.one", 1, 1)
+    assert described(BitPlace(5, 15), layout) == ("rounded.one", 2, 15)
+    assert described(BitPlace(5, 16), layout) is None

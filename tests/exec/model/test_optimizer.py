@@ -13,7 +13,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from recycle import Job, JobError
 from recycle.exec.model import optimizer as module
 from recycle.exec.model.learning_rate import learning_rate
-from recycle.exec.model.optimizer import Optimizer, clip_factor, decays
+from recycle.exec.model.optimizer import UnitOptimizer, clip_factor, decays
 from recycle.footprint import ON_CPU
 from recycle.sections import TrainSection
 
@@ -31,7 +31,7 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def flat_gradient(optimizer: Optimizer, step: int) -> torch.Tensor:
+def flat_gradient(optimizer: UnitOptimizer, step: int) -> torch.Tensor:
     flat = torch.zeros(optimizer.layout.size)
     for view, gradient in zip(optimizer.layout.views(flat), gradients(step), strict=True):
         view.copy_(gradient)
@@ -67,7 +67,7 @@ def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
 
 
 def test_weight_decay_leaves_norms_and_biases_alone() -> None:
-    optimizer = Optimizer(held := parameters(), TRAIN)
+    optimizer = UnitOptimizer(held := parameters(), TRAIN)
     before = [parameter.detach().clone() for parameter in held]
     optimizer.step(lambda _, out: out.zero_(), 10, 1.0)
     for parameter, old in zip(held, before, strict=True):
@@ -77,7 +77,7 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
 
 
 def test_the_update_is_that_of_plain_adamw() -> None:
-    optimizer = Optimizer(held := parameters(), TRAIN)
+    optimizer = UnitOptimizer(held := parameters(), TRAIN)
     plain = parameters()
     reference = torch.optim.AdamW(
         [{"params": plain[:2], "weight_decay": 0.1}, {"params": plain[2:], "weight_decay": 0.0}],
@@ -98,7 +98,7 @@ def test_the_update_is_that_of_plain_adamw() -> None:
 
 
 def test_gaps_between_parameters_stay_zero() -> None:
-    optimizer = Optimizer(parameters(), TRAIN)
+    optimizer = UnitOptimizer(parameters(), TRAIN)
     used = torch.zeros(optimizer.layout.size)
     for view in optimizer.layout.views(used):
         view.fill_(1)
@@ -108,12 +108,12 @@ def test_gaps_between_parameters_stay_zero() -> None:
 
 
 def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> None:
-    left = Optimizer(parameters(), TRAIN)
+    left = UnitOptimizer(parameters(), TRAIN)
     assert [tensor.shape for tensor in left.state_tensors()] == [(256,), (256,), (256,), (2,)]
     for copy_at in (0, 2):
         for iteration in range(copy_at):
             left.step(writes(flat_gradient(left, iteration)), iteration, 1.0)
-        right = Optimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
+        right = UnitOptimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
         for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
             mine.copy_(theirs)
         for iteration in range(copy_at, copy_at + 3):
@@ -127,9 +127,9 @@ def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> No
 def test_a_step_in_pieces_gives_the_same_bits_and_keeps_the_state_as_it_was(
     working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Optimizer(parameters(), TRAIN, working_type)
+    whole = UnitOptimizer(parameters(), TRAIN, working_type)
     monkeypatch.setattr(module, "ON_CPU", replace(ON_CPU, stepped=96))
-    in_pieces = Optimizer(parameters(), TRAIN, working_type)
+    in_pieces = UnitOptimizer(parameters(), TRAIN, working_type)
     before = [torch.full_like(tensor, math.nan) for tensor in in_pieces.state_tensors()]
     for iteration in range(3):
         was = [tensor.clone() for tensor in whole.state_tensors()]
@@ -142,11 +142,11 @@ def test_a_step_in_pieces_gives_the_same_bits_and_keeps_the_state_as_it_was(
 
 def test_parameters_that_decay_must_come_first() -> None:
     with pytest.raises(ValueError, match="first"):
-        Optimizer(list(reversed(parameters())), TRAIN)
+        UnitOptimizer(list(reversed(parameters())), TRAIN)
 
 
 def test_a_stage_without_parameters_can_step() -> None:
-    optimizer = Optimizer([], TRAIN)
+    optimizer = UnitOptimizer([], TRAIN)
     optimizer.step(lambda _, out: out.zero_(), 0, 1.0)
     assert math.prod(optimizer.parameters.shape) == 0
 

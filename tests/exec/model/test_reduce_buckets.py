@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.accumulate import Layout
+from recycle.exec.model.accumulate import FlatLayout
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from tests.exec.drive import build_pipeline, execute, micro_batches, one_f_one_b, reduce_tied, run_pipelines, small_job
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_cuts_lie_between_parts_nearest_to_equal_shares() -> None:
-    layout = Layout([torch.Size([size]) for size in (640, 64, 320, 64, 64)])
+    layout = FlatLayout([torch.Size([size]) for size in (640, 64, 320, 64, 64)])
     assert layout.cut(1, 5, 1152) == [0, 1152]
     assert layout.cut(2, 5, 1152) == [0, 640, 1152]
     assert layout.cut(3, 5, 1152) == [0, 640, 704, 1152]

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from recycle.exec.model.accumulate import ExactSum, Layout
+from recycle.exec.model.accumulate import ExactSum, FlatLayout
 from recycle.exec.model.joined_sums import JoinedSums, Summed
-from recycle.exec.model.optimizer import Optimizer
+from recycle.exec.model.optimizer import UnitOptimizer
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
 from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import copy_state
@@ -34,7 +34,7 @@ def parameters() -> dict[str, torch.nn.Parameter]:
 
 
 def summed() -> ExactSum:
-    sums = ExactSum(Layout(SHAPES), DIVISOR, 6, CPU)
+    sums = ExactSum(FlatLayout(SHAPES), DIVISOR, 6, CPU)
     generator = torch.Generator().manual_seed(5)
     for place, shape in enumerate(SHAPES):
         sums.add(place, torch.randn(shape, generator=generator))
@@ -49,7 +49,7 @@ def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) ->
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
 def test_shards_cover_the_stage_and_end_at_blocks(count: int) -> None:
-    layout = Layout(SHAPES)
+    layout = FlatLayout(SHAPES)
     bounds, begins = layout.shards(count, ON_CPU.normed), {begin for begin, _ in layout.blocks(ON_CPU.normed)}
     assert bounds[0] == 0
     assert bounds[-1] == layout.size
@@ -75,7 +75,7 @@ def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
 def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> None:
     sums, listed = summed(), list(parameters().values())
-    whole, shards = Optimizer(listed, TRAIN, working), sharded(sums, 3, working)
+    whole, shards = UnitOptimizer(listed, TRAIN, working), sharded(sums, 3, working)
     shards.own(range(10, 13))
     shards.settled()
     before = [torch.empty_like(tensor) for tensor in shards.state_tensors()]

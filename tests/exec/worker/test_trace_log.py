@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from recycle.exec.worker import trace_log
-from recycle.exec.worker.interpreter import Executed
+from recycle.exec.worker.interpreter import ExecutedInstruction
 from recycle.exec.worker.trace_log import TraceLog, trace_every
 from recycle.ir.trace import Trace, TraceBuilder
 from recycle.runs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
@@ -38,7 +38,7 @@ class At:
         return self._seconds
 
 
-RAN = [Executed("0F0.0", At(10.0), At(11.0)), Executed("0B0.0", At(11.0), At(13.0))]
+RAN = [ExecutedInstruction("0F0.0", At(10.0), At(11.0)), ExecutedInstruction("0B0.0", At(11.0), At(13.0))]
 
 
 def logged(path: Path, steps: int, **options: int) -> list[int]:
@@ -57,12 +57,12 @@ def logged(path: Path, steps: int, **options: int) -> list[int]:
 def test_what_the_device_has_still_to_run_is_written_when_its_times_are_known(tmp_path: Path) -> None:
     log = TraceLog(log_path(tmp_path, Worker(0, 0)), 10.0, [].append)
     late = At(14.0, reached=False)
-    log.append(0, 1, "0.0", [*RAN, Executed("0STEP", At(13.0), late)])
-    log.append(1, 1, "0.0", [*RAN, Executed("0STEP", At(13.0), late)], whole=False)
+    log.append(0, 1, "0.0", [*RAN, ExecutedInstruction("0STEP", At(13.0), late)])
+    log.append(1, 1, "0.0", [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=False)
     assert log._waiting.empty()
     late.is_reached = True
     log.end_generation()
-    log.append(2, 1, "0.0", [Executed("0STEP", At(13.0), At(14.0, reached=False))])
+    log.append(2, 1, "0.0", [ExecutedInstruction("0STEP", At(13.0), At(14.0, reached=False))])
     log.end_generation()
     log.close()
     iterations = [json.loads(line) for line in log_path(tmp_path, Worker(0, 0)).read_text().splitlines()]

@@ -13,7 +13,7 @@ from recycle import Profile, Schedule, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Backward
 from recycle.ir.redundant_forward import RedundantForward
-from recycle.systems.bamboo.pipelines import Hosts, after_losing, healthy, iteration
+from recycle.systems.bamboo.pipelines import StageRanks, after_losing, healthy, iteration
 from tests.systems.closed_forms import healthy_seconds
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -96,7 +96,7 @@ def test_the_last_worker_takes_the_first_stage() -> None:
     [([2], [1, 3]), ([0], [1, 4]), ([1, 3], [0, 2, 4]), ([2, 0], [1, 3, 4])],
 )
 def test_neighbours_and_whoever_runs_two_stages_must_not_be_lost(dead: list[int], fatal: list[int]) -> None:
-    hosts: Hosts | None = healthy(5)
+    hosts: StageRanks | None = healthy(5)
     for rank in dead:
         assert hosts is not None
         hosts = after_losing(hosts, rank)
@@ -110,7 +110,7 @@ def test_a_single_stage_has_no_copy() -> None:
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> tuple[list[Hosts], list[int]]:
+def damaged(draw: st.DrawFn) -> tuple[list[StageRanks], list[int]]:
     stages, count = draw(st.integers(2, 7)), draw(st.integers(1, 4))
     pipelines = []
     for _ in range(count):
@@ -123,7 +123,7 @@ def damaged(draw: st.DrawFn) -> tuple[list[Hosts], list[int]]:
     return pipelines, shares
 
 
-def bound(hosts: Hosts, micro_batches: int, profile: Profile, made: Schedule, worker: Worker) -> float:
+def bound(hosts: StageRanks, micro_batches: int, profile: Profile, made: Schedule, worker: Worker) -> float:
     """Work of one worker, and the shortest way of a micro-batch to it and back."""
     stages = len(hosts)
     forward = profile.per_stage("forward", stages)
@@ -145,7 +145,7 @@ def bound(hosts: Hosts, micro_batches: int, profile: Profile, made: Schedule, wo
 @quick
 @given(damaged(), st.randoms(use_true_random=False), st.booleans())
 def test_random_damage_passes_check_and_beats_no_bound(
-    case: tuple[list[Hosts], list[int]], rng: random.Random, eager: bool
+    case: tuple[list[StageRanks], list[int]], rng: random.Random, eager: bool
 ) -> None:
     pipelines, shares = case
     made = iteration(pipelines, shares, eager)
@@ -165,7 +165,7 @@ def test_random_damage_passes_check_and_beats_no_bound(
 @quick
 @given(damaged())
 def test_every_micro_batch_has_its_forwards_and_each_copied_stage_its_redundant_one(
-    case: tuple[list[Hosts], list[int]],
+    case: tuple[list[StageRanks], list[int]],
 ) -> None:
     pipelines, shares = case
     made = iteration(pipelines, shares)

@@ -9,7 +9,7 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.lower import with_barrier
 from recycle.plans import with_updates_of
-from recycle.systems.bamboo.pipelines import Hosts, after_losing, healthy, iteration
+from recycle.systems.bamboo.pipelines import StageRanks, after_losing, healthy, iteration
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_takeover_of_any_stage(of: Job, fault_free: RunResult, dead: int) -> N
 
 
 def test_two_takeovers_in_one_pipeline(of: Job, fault_free: RunResult) -> None:
-    hosts: Hosts | None = after_losing(healthy(4), 1)
+    hosts: StageRanks | None = after_losing(healthy(4), 1)
     assert hosts is not None
     hosts = after_losing(hosts, 3)
     assert hosts is not None

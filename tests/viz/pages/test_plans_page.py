@@ -191,7 +191,7 @@ def test_a_longer_search_takes_the_place_of_a_longer_plan() -> None:
 
 
 def test_who_cannot_search_says_so_and_has_no_button(page: PlansPage) -> None:
-    assert page.searched(EMPTY) == (no_update, "nobody searches here: give a job file, recycle view job.toml")
+    assert page.searched(EMPTY) == (no_update, "no planner is loaded: give a job file, recycle view job.toml")
     assert "Search longer" not in words(plain(page.layout()))
     searching = PlansPage(WhatIf(JOB, None, partial(plan, JOB, quick=True), searcher=partial(plan, JOB)))
     assert "Search longer" in words(plain(searching.layout()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.report import Part
+from recycle.report import TimePart
 from tests.viz.components import plain, words
 from viz.figures.run_time import FILLS, MARKS, over_time_figure, parts_figure
 from viz.live_run import LiveRun
@@ -47,7 +47,7 @@ def test_the_bar_and_the_table_have_every_part_and_add_up(page: ReportPage) -> N
     assert [row[0] for row in rows] == [part.value for part, seconds in report.parts.items() if seconds]
     assert sum(float(str(row[1])) for row in rows) == pytest.approx(report.wall, abs=0.01)
     assert set(bars) <= {row[0] for row in rows}
-    assert len(set(FILLS.values())) == len(Part)
+    assert len(set(FILLS.values())) == len(TimePart)
 
 
 def test_a_change_has_a_row_with_what_it_cost(page: ReportPage) -> None:
@@ -56,7 +56,7 @@ def test_a_change_has_a_row_with_what_it_cost(page: ReportPage) -> None:
     head, rows = changes_table(report.changes)
     failure = dict(zip(head, rows[0], strict=True))
     assert failure["change"] == "failure"
-    assert failure["redone"] == short(report.changes[0].costs[Part.REDONE])
+    assert failure["redone"] == short(report.changes[0].costs[TimePart.REDONE])
     assert failure["all"] == f"{report.changes[0].seconds:.3f}"
     assert "1 failure" in facts(report)
     shown = " ".join(words(plain(page.layout())))
