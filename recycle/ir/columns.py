@@ -21,7 +21,7 @@ from recycle.ir.instruction import (
     StageWide,
     Transfer,
 )
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.shape import Shape, Worker
 
 MOST_INSTRUCTIONS = 2**22
 """Instructions of a schedule that is read from a file: checking as many takes 3 GB. The largest jobs of today have a
@@ -73,10 +73,10 @@ class Columns:
     def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
         """Columns from arrays; those left out are filled with -1."""
         rows = int(offsets[-1])
-        full: dict[str, Any] = {
-            name: np.asarray(columns.get(name, np.full(rows, -1)), dtype=np.uint8 if name == "kind" else np.int32)
-            for name in cls.FIELDS
-        }
+        full: dict[str, Any] = {}
+        for name in cls.FIELDS:
+            number = np.uint8 if name == "kind" else np.int32
+            full[name] = np.asarray(columns[name], number) if name in columns else np.full(rows, -1, number)
         return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
 
     def __eq__(self, other: object) -> bool:
@@ -138,26 +138,25 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
     """The columns of an instruction; raises TypeError, ValueError or AttributeError where it is not a whole one."""
     kind = int(instruction.kind)
-    bucket = index(instruction.bucket) if isinstance(instruction, ComputePart | StagePart) else -1
     if isinstance(instruction, Compute):
-        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), -1, -1, -1, -1, bucket)
+        pipeline, place = instruction.micro_batch
+        bucket = index(instruction.bucket) if isinstance(instruction, ComputePart) else -1
+        return (kind, index(instruction.stage), index(pipeline), index(place), -1, -1, -1, -1, bucket)
     if isinstance(instruction, Transfer):
         with errors_as(ScheduleError):
             shape.require(instruction.peer, f"worker {worker}: {instruction}")
+        pipeline, place = instruction.micro_batch
         peer = shape.worker_index(instruction.peer)
-        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), peer, -1, -1, -1, -1)
+        return (kind, index(instruction.stage), index(pipeline), index(place), peer, -1, -1, -1, -1)
     if isinstance(instruction, StageWide):
+        bucket = index(instruction.bucket) if isinstance(instruction, StagePart) else -1
         return (kind, index(instruction.stage), -1, -1, -1, -1, -1, -1, bucket)
     if isinstance(instruction, OverlappedPair):
         forward, backward = instruction.forward, instruction.backward
-        first, second = _numbers(forward.micro_batch), _numbers(backward.micro_batch)
-        return (kind, index(forward.stage), *first, -1, index(backward.stage), *second, -1)
+        (pipeline, place), (pipeline2, place2) = forward.micro_batch, backward.micro_batch
+        of_forward = (index(forward.stage), index(pipeline), index(place))
+        return (kind, *of_forward, -1, index(backward.stage), index(pipeline2), index(place2), -1)
     raise TypeError
-
-
-def _numbers(micro_batch: MicroBatch) -> tuple[int, int]:
-    pipeline, place = micro_batch
-    return index(pipeline), index(place)
 
 
 def _repr(value: object) -> str:

@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.columns import Columns, columns_of
+from recycle.ir.columns import Columns, Ints, columns_of
 from recycle.ir.instruction import (
     DIGITS,
     KIND_CLASSES,
@@ -31,7 +31,7 @@ from recycle.ir.instruction import (
     Transfer,
     parse_instruction,
 )
-from recycle.ir.kinds import is_kind, reads_kinds
+from recycle.ir.kinds import reads_kinds
 from recycle.shape import Shape, Worker
 
 
@@ -109,40 +109,57 @@ def _canonical() -> re.Pattern[str]:
     return re.compile(f"(?:(?:{plain}|{overlapped})(?: (?!$)|$))*+")
 
 
+_OF_MICRO_BATCH = ("stage", "pipeline", "index")
+_OPERANDS: tuple[tuple[type[Instruction], tuple[str, ...]], ...] = (
+    (ComputePart, (*_OF_MICRO_BATCH, "bucket")),
+    (Compute, _OF_MICRO_BATCH),
+    (Transfer, (*_OF_MICRO_BATCH, "peer", "rank")),
+    (StagePart, ("stage", "bucket")),
+    (StageWide, ("stage",)),
+    (OverlappedPair, (*_OF_MICRO_BATCH, "stage2", "pipeline2", "index2")),
+)
+"""The numbers of an instruction in the order in which they are written, by the first class that it derives from."""
+_BESIDE_TOKENS = b"0123456789.@()/"
+_ONLY_NUMBERS = bytes(byte if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
+
+
+@reads_kinds
+def _notation() -> tuple[dict[bytes, int], Ints]:
+    """The kinds by what is left of an instruction without its numbers, and the place of each kind in `_OPERANDS`."""
+    kinds = {cls.token.encode(): number for number, cls in enumerate(KIND_CLASSES)}
+    kinds[f"{Forward.token};{Backward.token}".encode()] = OverlappedPair.kind
+    bases = [base for base, _ in _OPERANDS]
+    places = [next(place for place, base in enumerate(bases) if issubclass(cls, base)) for cls in KIND_CLASSES]
+    return kinds, np.array(places, dtype=np.int32)
+
+
 def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     """Columns of programs that match `_canonical`; None when one of them names a peer outside the shape.
 
-    Every token becomes a negative number of its own and everything else that is no digit a blank, so that the text is
-    one long list of numbers: of each instruction the stage, the kind, the micro-batch, the worker.
+    Without its numbers the text is a list of tokens; with a blank in place of all else it is one long list of numbers,
+    of which each kind has as many as it has operands.
     """
-    text = " ".join(filter(None, texts))
-    for number, cls in sorted(enumerate(KIND_CLASSES), key=lambda entry: -len(entry[1].token)):
-        text = text.replace(cls.token, f" {-1 - number} ")
-    text = text.translate(str.maketrans(".@()/", "     "))
-    numbers = np.fromstring(text, dtype=np.int64, sep=" ") if text else np.empty(0, dtype=np.int64)
-    del text
-    at = np.flatnonzero(numbers < 0)
-    kind = (-1 - numbers[at]).astype(np.uint8)
-    numbers = np.append(numbers, np.zeros(4, dtype=np.int64))  # the last instruction may have fewer than four behind it
+    kinds, places = _notation()
+    programs = [text.encode("ascii") for text in texts]
+    tokens = [program.translate(None, _BESIDE_TOKENS).split() for program in programs]
+    kind = np.fromiter(map(kinds.__getitem__, chain.from_iterable(tokens)), dtype=np.uint8)
+    offsets = np.cumsum([0, *map(len, tokens)])
+    del tokens
+    text = b" ".join(programs).translate(_ONLY_NUMBERS)
+    numbers = np.fromstring(text, dtype=np.int32, sep=" ") if len(kind) else np.empty(0, dtype=np.int32)
+    operands = places[kind]
+    sizes = np.array([len(names) for _, names in _OPERANDS])[operands]
+    first = np.cumsum(sizes) - sizes
 
-    paired = np.flatnonzero(kind == OverlappedPair.kind)
-    columns = {name: np.full(len(at), -1, dtype=np.int64) for name in Columns.FIELDS}
-    columns["kind"][:], columns["stage"][:] = kind, numbers[at - 1]
-    has_micro_batch = ~is_kind(kind, StageWide)
-    columns["pipeline"][has_micro_batch] = numbers[at[has_micro_batch] + 1]
-    columns["index"][has_micro_batch] = numbers[at[has_micro_batch] + 2]
-    is_transfer = is_kind(kind, Transfer)
-    for base, place in ((ComputePart, 3), (StagePart, 1)):
-        is_part = is_kind(kind, base)
-        columns["bucket"][is_part] = numbers[at[is_part] + place]
-    pipeline, rank = numbers[at[is_transfer] + 3], numbers[at[is_transfer] + 4]
-    if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
-        return None
-    columns["peer"][is_transfer] = pipeline * shape.ranks + rank
-    for name in ("stage", "pipeline", "index"):
-        columns[f"{name}2"][paired - 1] = columns[name][paired + 1]
-    columns["kind"][paired - 1] = OverlappedPair.kind
-    keep = np.ones(len(at), dtype=np.bool_)
-    keep[paired] = keep[paired + 1] = False
-    sizes = [text.count(" ") + 1 if text else 0 for text in texts]
-    return Columns.from_arrays(np.cumsum([0, *sizes]), **{name: column[keep] for name, column in columns.items()})
+    columns: dict[str, Ints] = {}
+    for place, (_, names) in enumerate(_OPERANDS):
+        rows = np.flatnonzero(operands == place)
+        for behind, name in enumerate(names if len(rows) else ()):
+            column = columns.setdefault(name, np.full(len(kind), -1, dtype=np.int32))
+            column[rows] = numbers[first[rows] + behind]
+    if "peer" in columns:
+        pipeline, rank = columns["peer"], columns.pop("rank")
+        if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
+            return None
+        columns["peer"] = np.where(pipeline < 0, -1, pipeline * shape.ranks + rank)
+    return Columns.from_arrays(offsets, kind=kind, **columns)

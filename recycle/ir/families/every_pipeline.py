@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from recycle.ir.columns import Columns, Ints, Rows
-from recycle.ir.instruction import Backward, Forward, Instruction
+from recycle.ir.instruction import Compute, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape, Worker
 
@@ -42,23 +42,22 @@ def every_pipeline(
     return tiled(one, shape)
 
 
-def placed(forward_at: Rows, backward_at: Rows, forward_stage: Rows, backward_stage: Rows, index: Rows) -> Columns:
-    """The programs of one pipeline whose ranks each run n forwards and, in the same order of micro-batches, n
-    backwards.
+def placed(index: Rows, *pieces: tuple[type[Compute], Rows, Rows]) -> Columns:
+    """The programs of one pipeline whose ranks each run n instructions of every kind, in one order of micro-batches.
 
     Args:
-        forward_at, backward_at: (P, n), places in each rank's program; together 0 to 2 n - 1.
-        forward_stage, backward_stage: (P, n) or what broadcasts to it.
-        index: (n,), micro-batch of the i-th forward and of the i-th backward.
+        index: (n,), micro-batch of the i-th instruction of each kind.
+        pieces: of each kind, (P, n) places in the programs of the ranks, together 0 to n times the kinds - 1; and
+            stages, (P, n) or what broadcasts to it.
     """
-    ranks, n = forward_at.shape
-    kind, stage, micro_batch = (np.empty((ranks, 2 * n), dtype=np.int32) for _ in range(3))
-    pieces = ((forward_at, Forward.kind, forward_stage), (backward_at, Backward.kind, backward_stage))
-    for at, number, stages in pieces:
-        for column, values in ((kind, np.int32(number)), (stage, stages), (micro_batch, index)):
+    ranks, n = pieces[0][1].shape
+    size = len(pieces) * n
+    kind, stage, micro_batch = (np.empty((ranks, size), dtype=np.int32) for _ in range(3))
+    for cls, at, stages in pieces:
+        for column, values in ((kind, np.int32(cls.kind)), (stage, stages), (micro_batch, index)):
             np.put_along_axis(column, at, np.broadcast_to(values, at.shape).astype(np.int32), axis=1)
     return Columns.from_arrays(
-        2 * n * np.arange(ranks + 1),
+        size * np.arange(ranks + 1),
         kind=kind.ravel(),
         stage=stage.ravel(),
         pipeline=np.zeros(kind.size, dtype=np.int32),

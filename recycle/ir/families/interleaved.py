@@ -22,6 +22,7 @@ import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.families.every_pipeline import placed, tiled
+from recycle.ir.instruction import Backward, Forward
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape
 
@@ -52,7 +53,8 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
     # Where the i-th forward and the i-th backward stand: behind the warm-up they alternate until the forwards end.
     forward = np.where(i < warm_up, i, 2 * i - warm_up)
     backward = np.minimum(warm_up + 2 * i + 1, n + i)
-    columns = placed(forward, backward, chunk * ranks + rank, (chunks - 1 - chunk) * ranks + rank, index)
+    downwards, upwards = chunk * ranks + rank, (chunks - 1 - chunk) * ranks + rank
+    columns = placed(index, (Forward, forward, downwards), (Backward, backward, upwards))
     given = {} if group_size is None else {"group_size": group_size}
     metadata = {"family": "interleaved", **given}
     one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata=metadata)

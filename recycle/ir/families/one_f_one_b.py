@@ -13,6 +13,7 @@ import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.families.every_pipeline import placed, tiled
+from recycle.ir.instruction import Backward, Forward
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape
 
@@ -28,6 +29,6 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     forward = np.where(j < warm_up, j, 2 * j - warm_up + 1)
     backward = np.minimum(warm_up + 2 * j, m + j)
     stage = np.arange(ranks)[:, None]
-    columns = placed(forward, backward, stage, stage, j[0])
+    columns = placed(j[0], (Forward, forward, stage), (Backward, backward, stage))
     one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata={"family": "1f1b"})
     return tiled(one, shape)

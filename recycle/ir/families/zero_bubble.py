@@ -20,43 +20,48 @@ case where that term is the largest. With fewer micro-batches the warm-up is cut
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.families.every_pipeline import every_pipeline
-from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.columns import Rows
+from recycle.ir.families.every_pipeline import placed, tiled
+from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import MicroBatch, Shape
+from recycle.shape import Shape
 
 
 def zb_h1(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     """The compute-only ZB-H1 schedule of `shape`. Raises ScheduleError when chunks > 1."""
-    return _delayed_weights(shape, "zb-h1", optimizer, lambda rank: shape.ranks - rank, lambda rank: rank)
+    rank = np.arange(shape.ranks)
+    return _delayed_weights(shape, "zb-h1", optimizer, shape.ranks - rank, rank)
 
 
 def zb_h2(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     """The compute-only ZB-H2 schedule of `shape`. Raises ScheduleError when chunks > 1."""
-    return _delayed_weights(shape, "zb-h2", optimizer, lambda rank: 2 * (shape.ranks - rank) - 1, lambda rank: 2 * rank)
+    rank = np.arange(shape.ranks)
+    return _delayed_weights(shape, "zb-h2", optimizer, 2 * (shape.ranks - rank) - 1, 2 * rank)
 
 
-def _delayed_weights(
-    shape: Shape, family: str, optimizer: Optimizer, warm_up: Callable[[int], int], lag: Callable[[int], int]
-) -> Schedule:
-    """The schedule with `warm_up`: rank -> forwards before its first I, cut to m; and `lag`: rank -> micro-batches
-    between an I and its W."""
+def _delayed_weights(shape: Shape, family: str, optimizer: Optimizer, warm_up: Rows, lag: Rows) -> Schedule:
+    """The schedule in which each rank runs `warm_up` forwards, at most m, before its first I, and lets `lag` more
+    micro-batches come between an I and its W."""
     if shape.chunks != 1:
         raise ScheduleError(f"{family}: needs chunks = 1, got {shape.chunks}")
     m = shape.micro_batches
-    micro_batches = [MicroBatch(0, j) for j in range(m)]
-    programs = []
-    for stage in range(shape.ranks):
-        first, behind = min(warm_up(stage), m), min(lag(stage), m)
-        program: list[Instruction] = [Forward(stage, j) for j in micro_batches[:first]]
-        for k in range(m):
-            program.append(BackwardInput(stage, micro_batches[k]))
-            if k >= behind:
-                program.append(BackwardWeight(stage, micro_batches[k - behind]))
-            if k + first < m:
-                program.append(Forward(stage, micro_batches[k + first]))
-        programs.append(program + [BackwardWeight(stage, j) for j in micro_batches[m - behind :]])
-    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": family})
+    first, behind = np.minimum(warm_up, m)[:, None], np.minimum(lag, m)[:, None]
+    stage, j = np.arange(shape.ranks)[:, None], np.arange(m)[None, :]
+
+    def input_at(k: Rows) -> Rows:
+        """The place of I k, which has the forwards up to F k + first - 1 and the W up to W k - 1 - behind before it."""
+        return k + np.minimum(first + k, m) + np.maximum(0, k - behind)
+
+    # W j follows I j + behind; the forward behind an I follows the W behind it, if any; the last W end the program.
+    weight = np.where(j < m - behind, input_at(j + behind) + 1, 2 * m + j)
+    forward = np.where(j < first, j, input_at(j - first) + 1 + (j - first >= behind))
+    columns = placed(
+        j[0], (Forward, forward, stage), (BackwardInput, input_at(j), stage), (BackwardWeight, weight, stage)
+    )
+    one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata={"family": family})
+    return tiled(one, shape)
