@@ -54,7 +54,7 @@ def trace_file(folder: Path) -> bytes:
         ran = [(SCHEDULE.instruction(row), float(timeline.start[row]), float(timeline.end[row])) for row in rows]
         runs.append_iteration(runs.log_path(folder, worker), 0, 0, worker, ran)
     (folder / "events.jsonl").write_text('{"time": 0.5, "kind": "fault", "worker": "0.1", "step": 0}\n')
-    run_trace.write_trace(runs.read_logs(folder, SCHEDULE.shape), folder / "trace.json")
+    runs.merge_logs(folder, SCHEDULE.shape)
     return (folder / "trace.json").read_bytes()
 
 

@@ -136,7 +136,7 @@ def test_a_line_cut_short_by_a_kill_is_skipped_and_its_successor_is_kept(tmp_pat
 
 def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> None:
     trace = runs.read_logs(run_directory(tmp_path), SHAPE)
-    run_trace.write_trace(trace, tmp_path / "trace.json")
+    run_trace.write_parts([trace], trace.shape, trace.events, tmp_path / "trace.json")
     again = run_trace.read_trace(tmp_path / "trace.json")
     assert again.shape == trace.shape
     assert again.columns == trace.columns
@@ -150,7 +150,8 @@ def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> Non
 def test_load_prefers_the_merged_file_and_reads_a_live_run(tmp_path: Path) -> None:
     run_directory(tmp_path)
     assert len(runs.load_trace(tmp_path, SHAPE)) == len(runs.read_logs(tmp_path, SHAPE))
-    run_trace.write_trace(runs.read_logs(tmp_path, SHAPE).window(0, 0), tmp_path / "trace.json")
+    first = runs.read_logs(tmp_path, SHAPE).window(0, 0)
+    run_trace.write_parts([first], first.shape, first.events, tmp_path / "trace.json")
     assert runs.load_trace(tmp_path, SHAPE).steps == [0]
 
 
@@ -158,7 +159,7 @@ def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
     trace = runs.read_logs(tmp_path, SHAPE)
     assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
     assert (trace.period(0, 9), trace.generations_of(0)) == (None, [])
-    run_trace.write_trace(trace, tmp_path / "trace.json")
+    run_trace.write_parts([trace], trace.shape, trace.events, tmp_path / "trace.json")
     assert len(run_trace.read_trace(tmp_path / "trace.json")) == 0
 
 
@@ -166,7 +167,7 @@ def test_the_chrome_trace_has_one_process_per_worker_and_tracks_without_partial_
     path = runs.log_path(tmp_path, Worker(0, 0))
     sends = [("0SEND_F0.0@0.1", 0.0, 2.0), ("0SEND_F0.1@0.1", 1.0, 3.0), ("0SEND_F1.0@1.1", 2.0, 4.0)]
     runs.append_iteration(path, 0, 0, "0.0", [*sends[:2], ("0F0.0", 0.0, 1.0), sends[2]])
-    run_trace.write_trace(runs.read_logs(tmp_path, SHAPE), tmp_path / "trace.json")
+    runs.merge_logs(tmp_path, SHAPE)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in slices} == {1}

@@ -159,8 +159,8 @@ def _memory(shown: CachedLanes, lane: int) -> Memory | None:
     if worker is None or explainer is None or shown.table.failed[lane]:
         return None
     limit = explainer.limits[worker % explainer.timeline.schedule.shape.ranks] if explainer.limits else None
-    curve = memory_curve(explainer.timeline, worker, limit)
+    curve = memory_curve(explainer.timeline, worker)
     time, held = sampled(curve, 0.0, explainer.timeline.makespan, MEMORY_PIXELS)
     label = shown.table.labels[lane]
     setter = str(explainer.timeline.schedule.instruction(curve.peak_row)) if curve.peak_row >= 0 else ""
-    return Memory(label, time.tolist(), held.tolist(), curve.limit, curve.peak, curve.peak_time, setter)
+    return Memory(label, time.tolist(), held.tolist(), limit, curve.peak, curve.peak_time, setter)

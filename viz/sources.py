@@ -64,17 +64,8 @@ class ScheduleFile:
         return Operand(key, title, self.timeline, executed=False, limits=limits, drawn=self.lanes)
 
 
-def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleFile:
-    """Read a schedule file of any format and time it, in units of `profile` (1 for each of F, I and W when left out).
-
-    Raises:
-        RecycleError: the file cannot be read or is no schedule.
-    """
-    return schedule_source(Path(path), formats.read(path), profile)
-
-
 def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:
-    """A schedule as if it had been read from `path`, checked and timed as `load_schedule` does."""
+    """A schedule as if it had been read from `path`, checked, and timed by `profile` (1 for each of F, I and W)."""
     profile = profile or Profile.uniform()
     findings = check(schedule, profile=profile)
     release_memory()

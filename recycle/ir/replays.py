@@ -221,11 +221,3 @@ def _without_transfers(schedule: Schedule) -> Schedule:
     if len(kept) == len(c):
         return schedule
     return replace(schedule, columns=c.take(kept, offsets_of(c.worker[kept], schedule.shape.worker_count)))
-
-
-def replays_of(schedule: Schedule, worker: Worker) -> Iterable[Checked]:
-    """What of `worker`'s work others replay in a schedule that holds replays itself."""
-    c = schedule.columns
-    rows = np.flatnonzero(c.kind == Replay.kind)
-    hosts = who_ran(schedule)
-    return [checked for _, checked in _named(schedule, rows) if hosts.get(checked) == worker]

@@ -11,7 +11,6 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, runs, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import run_trace
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
 WITHOUT_1_1 = {
@@ -101,7 +100,7 @@ def make_run(healthy: Schedule, broken: Schedule) -> Callable[..., Path]:
         for name, lines in (("metrics", metrics), ("events", events)):
             (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if not live:
-            run_trace.write_trace(runs.read_logs(path, SHAPE), path / "trace.json")
+            runs.merge_logs(path, SHAPE)
         return path
 
     return write

@@ -26,7 +26,7 @@ from viz.live_run import LiveRun
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run import load_run
-from viz.sources import load_schedule, load_source, schedule_source
+from viz.sources import load_source, schedule_source
 
 
 def views(component: Any) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ def test_schedules_share_one_time_axis_and_compare_figures(
     tmp_path: Path, schedule_file: Path, healthy: Schedule
 ) -> None:
     healthy.save(tmp_path / "healthy.json")
-    page = SchedulePage([load_schedule(schedule_file), load_schedule(tmp_path / "healthy.json")])
+    page = SchedulePage([load_source(schedule_file), load_source(tmp_path / "healthy.json")])
     component = plain(page.timelines())
     assert {view["data-linked"] for view in views(component)} == {"schedules"}
     assert [view["data-span"] for view in views(component)] == ["11.0"] * 2
@@ -238,7 +238,7 @@ def test_schedules_share_one_time_axis_and_compare_figures(
 
 
 def test_a_bound_of_other_times_is_not_shown_as_one_of_these(schedule_file: Path) -> None:
-    slower = load_schedule(schedule_file, Profile.uniform(2, 3, 1))
+    slower = schedule_source(schedule_file, Schedule.load(schedule_file), Profile.uniform(2, 3, 1))
     named = {row[0]: row[1:] for row in SchedulePage([slower]).figures()[1]}
     assert (named["lower bound"], named["gap"]) == (["of other times"], [None])
     stated = Schedule.load(schedule_file)
@@ -252,7 +252,7 @@ def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> No
     shape = Shape(pipelines=1, ranks=2, micro_batches=1)
     stuck = Schedule.from_text(shape, {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
     stuck.save(tmp_path / "stuck.json")
-    page = SchedulePage([load_schedule(tmp_path / "stuck.json")])
+    page = SchedulePage([load_source(tmp_path / "stuck.json")])
     texts = words(plain(page.layout()))
     assert any("deadlocks" in text and "shown until it hangs" in text for text in texts)
     assert len(views(plain(page.timelines()))) == 1
@@ -261,7 +261,7 @@ def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> No
 
 def test_an_empty_schedule_says_so(tmp_path: Path) -> None:
     Schedule.build(Shape(1, 1, 1), {}, failed=["0.0"]).save(tmp_path / "empty.json")
-    page = SchedulePage([load_schedule(tmp_path / "empty.json")])
+    page = SchedulePage([load_source(tmp_path / "empty.json")])
     assert "empty.json holds no instruction." in words(plain(page.timelines()))
     page.layout()
 

@@ -11,13 +11,13 @@ import pytest
 from recycle import RecycleError, Schedule
 from viz.operands import Operands, on_one_axis
 from viz.run import load_run
-from viz.sources import load_schedule, schedule_source
+from viz.sources import load_source, schedule_source
 
 
 @pytest.fixture
 def operands(run_dir: Path, tmp_path: Path, healthy: Schedule, schedule_file: Path) -> Operands:
     healthy.save(tmp_path / "healthy.json")
-    return Operands(lambda: [load_schedule(tmp_path / "healthy.json"), load_schedule(schedule_file), load_run(run_dir)])
+    return Operands(lambda: [load_source(tmp_path / "healthy.json"), load_source(schedule_file), load_run(run_dir)])
 
 
 def test_files_plans_and_executed_steps_are_offered(operands: Operands) -> None:

@@ -1,4 +1,4 @@
-"""The memory of a worker over time: what it holds, its limit, its peak and the instruction that sets it.
+"""The memory of a worker over time: what it holds, its peak and the instruction that sets it.
 
 What an instruction adds at its start and frees at its end is `activation_changes`, in activations (chunks).
 """
@@ -21,7 +21,6 @@ class MemoryCurve:
     Attributes:
         time: ascending; the first is 0.
         held: held from that time to the next.
-        limit: what the worker may hold, None without a limit.
         peak: most held.
         peak_time: when that is first reached.
         peak_row: the instruction that sets it; -1 where nothing is held.
@@ -29,17 +28,12 @@ class MemoryCurve:
 
     time: Floats
     held: Floats
-    limit: float | None
     peak: float
     peak_time: float
     peak_row: int
 
-    @property
-    def is_exceeded(self) -> bool:
-        return self.limit is not None and self.peak > self.limit * (1 + TOLERANCE)
 
-
-def memory_curve(timeline: Timeline, worker: int, limit: float | None = None) -> MemoryCurve:
+def memory_curve(timeline: Timeline, worker: int) -> MemoryCurve:
     """What the worker with that index holds, in activations.
 
     Frees at a moment count before what starts there: an activation may take the place of another.
@@ -56,7 +50,7 @@ def memory_curve(timeline: Timeline, worker: int, limit: float | None = None) ->
     time = np.concatenate([[0.0], moment[order]])
     held = np.concatenate([[0.0], held])
     at = int((held >= held.max() * (1 - TOLERANCE)).argmax())
-    return MemoryCurve(time, held, limit, float(held[at]), float(time[at]), int(row[order][at - 1]) if at else -1)
+    return MemoryCurve(time, held, float(held[at]), float(time[at]), int(row[order][at - 1]) if at else -1)
 
 
 def sampled(curve: MemoryCurve, begin: float, end: float, pixels: int) -> tuple[Floats, Floats]:

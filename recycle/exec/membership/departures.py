@@ -174,11 +174,6 @@ class Departures:
         return frozenset(self._shape.workers()) - (set(live) - set(leaving))
 
     @property
-    def leaves_next(self) -> set[Worker]:
-        """The live workers that leave at the next boundary."""
-        return set(self._noticed_at)
-
-    @property
     def leaving(self) -> set[Worker]:
         """Workers that take no part any more and have not ended yet."""
         return set(self._leaving)

@@ -75,11 +75,6 @@ class RunningChecksum:
         return Checksum(words, places)
 
 
-def checksum_of(tensors: Sequence[torch.Tensor]) -> Checksum:
-    """The checksum of tensors, in one go."""
-    return RunningChecksum(tensors).finish()
-
-
 def differing_bit(one: Checksum, other: Checksum) -> BitPlace | None:
     """The one bit in which two sequences of words differ; None if it takes more than one to explain the checksums."""
     words, places = (one.words - other.words) % _MODULUS, (one.places - other.places) % _MODULUS

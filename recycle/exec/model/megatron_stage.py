@@ -358,10 +358,6 @@ class MegatronStage(Stage):
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
 
-    def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
-        """What is held of a micro-batch between its I and its W."""
-        return self._store.held(micro_batch)
-
     def placement(self) -> dict[str, Half]:
         """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
 

@@ -35,13 +35,12 @@ _MOST_FACTS = 2**20
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
-def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track."""
-    write_parts([trace], trace.shape, trace.events, path)
-
-
 def write_parts(parts: Iterable[Trace], shape: Shape, events: Iterable[Mapping[str, Any]], path: str | Path) -> None:
-    """Write a trace that comes in parts, of which one at a time is held; each process's in order."""
+    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track.
+
+    Args:
+        parts: the trace, of which one part at a time is held; each process's in order.
+    """
     other = {"format": FORMAT, "version": VERSION, "shape": shape.to_json(), "clock": "seconds since run start"}
     write_whole(path, chrome.document(other, chain(_slices(parts), map(_instant, events))))
 
@@ -110,7 +109,7 @@ class _Other(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read what `write_trace` wrote: everything exactly, times to the nanosecond.
+    """Read what `write_parts` wrote: everything exactly, times to the nanosecond.
 
     Raises:
         RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.

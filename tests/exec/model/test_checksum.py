@@ -14,13 +14,16 @@ from recycle.exec.model.checksum import (
     Checksum,
     RunningChecksum,
     StateTensor,
-    checksum_of,
     described,
     differing_bit,
     layout_of,
 )
 from tests.exec.drive import CPU
 from tests.exec.runs import job
+
+
+def checksum_of(tensors: list[torch.Tensor]) -> Checksum:
+    return RunningChecksum(tensors).finish()
 
 
 def words_of(count: int, seed: int = 0) -> torch.Tensor:

@@ -152,9 +152,9 @@ def test_what_w_needs_is_held_and_what_was_broken_off_is_forgotten() -> None:
     stage.forward(batch, torch.ones(shape))
     stage.backward_input(batch, None)
     # Two layers of two products each, and the head: (input, gradient by the output) of each.
-    assert len(stage.held_for_weights(batch)) == 2 * 5
+    assert len(stage._store.held(batch)) == 2 * 5
     stage.begin_iteration(0)
-    assert stage.held_for_weights(batch) == []
+    assert stage._store.held(batch) == []
 
 
 def test_a_layer_that_adds_to_its_own_buffer_is_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from recycle import RunError
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import checksum_of, differing_bit
+from recycle.exec.model.checksum import RunningChecksum, differing_bit
 from recycle.exec.model.made import NOTHING, Made, Making, word_sums
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -135,7 +135,7 @@ def test_the_sums_of_words_are_those_of_a_state_whatever_the_type() -> None:
     for dtype, count in ((torch.float32, 300_001), (torch.float64, 77), (torch.bfloat16, 4)):
         tensor = torch.randn(count, generator=drawn).to(dtype)
         words, places = (int(one) % (1 << 64) for one in word_sums(tensor))
-        assert (words, places) == checksum_of([tensor])
+        assert (words, places) == RunningChecksum([tensor]).finish()
     parts = tensor.float().split(1)
     whole, one_by_one = Making(), Making()
     whole.weight_gradient(5, tensor.float())

@@ -13,7 +13,7 @@ from recycle import RunError
 from recycle.exec.membership.messages import Commit
 from recycle.exec.model import checksum
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import checksum_of
+from recycle.exec.model.checksum import RunningChecksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
@@ -45,7 +45,7 @@ def test_the_last_two_are_kept_and_each_can_be_gone_back_to(stages: list[Stage])
         if step % 2 == 0:
             updates.keep_state(step - 1)
             sums = updates.kept_checksums()
-            assert sums == {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+            assert sums == {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
         take(stages, updates, step)
         after[step] = digests(stages)
     assert len(set(map(str, after.values()))) == 7
@@ -116,7 +116,7 @@ def test_who_hosted_nothing_goes_back_to_what_it_hosted_before() -> None:
 
 def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages: list[Stage]) -> None:
     updates = Updates(dict(enumerate(stages)))
-    before = {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+    before = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
     train(stages, updates, 0)
     updates.keep_state(-1)
     updates.step_ahead(0, 0)
@@ -137,7 +137,9 @@ def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_
     assert digests(stages) == before
     assert updates.stand_at(-1)
     updates.keep_state(-1)
-    assert updates.kept_checksums() == {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+    assert updates.kept_checksums() == {
+        index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES
+    }
 
 
 def test_states_that_come_from_a_peer_leave_nothing_to_go_back_to(stages: list[Stage]) -> None:
@@ -157,7 +159,7 @@ def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_s
     known: dict[int, Commit] = {}
     updates = Updates(dict(enumerate(stages)), decided=known.get)
     take(stages, updates, 0)
-    expected = {index: checksum_of(stages[index].state_tensors()) for index in TWO_STAGES}
+    expected = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
     updates.begin(1, is_compared=True)
     updates.waits(True)
     assert not updates.kept_states.checksums

@@ -19,7 +19,7 @@ from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lowe
 from recycle.files import write_whole
 from recycle.ir import formats
 from recycle.ir.families import interleaved, one_f_one_b
-from recycle.ir.formats import chrome_trace, run_trace
+from recycle.ir.formats import chrome_trace
 from tests.ir.random_schedules import random_schedule
 
 TIMES = Profile(1.0, 2.0, 0.5, latency=0.25, weight_stash=0.5)
@@ -378,7 +378,7 @@ def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], pla
 
 
 def merged(run: Path, shape: Shape) -> Path:
-    run_trace.write_trace(runs.read_logs(run, shape), run / "trace.json")
+    runs.merge_logs(run, shape)
     return run / "trace.json"
 
 
