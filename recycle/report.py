@@ -276,7 +276,7 @@ class _Cutter:
         limit = after.proposed if after is not None else float("inf")
         if generation.began is not None:
             self._to(min(generation.began, limit), TimePart.MOVING if generation.moves else TimePart.FORMING)
-            self._note_change(generation, after)
+            self._note_change(generation)
             for line in generation.commits:
                 self._iteration(generation.number, line)
             self._ended, self._open = self._now, len(self.spans)
@@ -334,7 +334,7 @@ class _Cutter:
         times = (_seconds(event, "time") for event in _of(self._events, kind))
         return next((time for time in times if since - 1e-6 <= time <= until), None)
 
-    def _note_change(self, generation: _Generation, after: _Generation | None) -> None:
+    def _note_change(self, generation: _Generation) -> None:
         """A generation runs: what ended the one before, and what was spent since."""
         if self._ended is None:
             return

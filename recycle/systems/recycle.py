@@ -164,7 +164,7 @@ class ReCycle:
             has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
             if has_hosts and not self._loses_shard(state.slots, gone):
                 free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
-                return self._adapted(live, state, slots, free, failed)
+                return self._adapted(live, state, slots, free)
         after = self._placed(live)
         return Change(
             state=after,
@@ -174,9 +174,7 @@ class ReCycle:
             event="restart" if isinstance(after, Running) else "stop",
         )
 
-    def _adapted(
-        self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int], failed: Nodes
-    ) -> Change:
+    def _adapted(self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int]) -> Change:
         """Every stage has a host: nobody goes back."""
         touched = len(slots) < len(before.slots)
         restored, busiest = self._restored(before.slots, slots)

@@ -38,7 +38,7 @@ def test_fewer_points_keep_the_peak_and_stay_within_four_a_pixel() -> None:
     rng = np.random.default_rng(0)
     held = rng.uniform(0, 5, 10_000)
     held[7_777] = 9.0
-    curve = MemoryCurve(np.arange(10_000.0), held, None, 9.0, 7777.0, 0)
+    curve = MemoryCurve(np.arange(10_000.0), held, 9.0, 7777.0, 0)
     time, drawn = sampled(curve, 0.0, 10_000.0, 100)
     assert len(time) <= 401
     assert (np.diff(time) >= 0).all()
