@@ -6,6 +6,7 @@ slot t; they never fall, so that each row needs few of them:
 
     route      a micro-batch has all its operations of a stage on one live host, home or peer
     order      what needs an operation has started only as long ago as that one has ended, and the link has been passed
+               if it ran on another worker
     capacity   at most one operation of a worker runs in a slot
     memory     forwards started - freed <= slots, where I frees 1 - stash and W (or B) the rest
     window     staggered: the work of a rank lies in [open, open + T - u], with u the reduce and step of a stage, and
@@ -190,12 +191,18 @@ class TimeGrid:
 
     @cached_property
     def after(self) -> list[tuple[int, int, int]]:
-        """(x, y, slots): y starts so much after x ends: dependencies, and the order of what is alike."""
+        """(x, y, slots): y starts at least so much after x ends: dependencies, and the order of what is alike."""
         edges = []
         needs = zip(self.problem.needs.tolist(), self.problem.needs_here.tolist(), strict=True)
+        shortest = 0 if self.links_by_host else self.link
         for y, (across, here) in enumerate(needs):
-            edges += [(across, y, self.link)] * (across >= 0) + [(here, y, 0)] * (here >= 0)
+            edges += [(across, y, shortest)] * (across >= 0) + [(here, y, 0)] * (here >= 0)
         return edges + [(x, y, 0) for x, y in self.in_line]
+
+    @property
+    def links_by_host(self) -> bool:
+        """Whether a worker may host neighbouring stages, between which it then passes no link."""
+        return self.problem.shape.ranks == 1 and self.link > 0
 
     @cached_property
     def in_line(self) -> list[tuple[int, int]]:
@@ -295,6 +302,9 @@ class _Program:
             self._follows(x, y, gap)
         for x, y in grid.level:
             self._follows(x, y, None)
+        for y, x in enumerate(grid.problem.needs.tolist() if grid.links_by_host else ()):
+            if x >= 0:
+                self._follows_on_each(x, y, grid.link)
         for w in sorted({w for _, w in self.by}):
             self._worker(w)
         self._windows()
@@ -363,6 +373,14 @@ class _Program:
             for w in self.grid.hosts(x):
                 terms.append((-1, self._started(x, w, slot) if gap is None else self._ended(x, w, slot - gap)))
             self._row(terms, "<", 0)
+
+    def _follows_on_each(self, x: int, y: int, link: int) -> None:
+        """y has started on a worker by a slot only if x has ended there, or `link` slots before on another one."""
+        for w in self.grid.hosts(y):
+            for slot in self.grid.windows[y]:
+                terms: list[tuple[float, int | None]] = [(1, self._started(y, w, slot))]
+                terms += [(-1, self._ended(x, v, slot - link * (v != w))) for v in self.grid.hosts(x)]
+                self._row(terms, "<", 0)
 
     def _worker(self, w: int) -> None:
         """Work within one period; capacity and memory of one worker in every slot."""

@@ -147,3 +147,15 @@ def test_what_has_no_common_unit_is_not_modelled():
     assert odd.grain == 0
     assert solve(odd, schedule_by_policy(odd), 0.0, 1).status == "not modelled"
     assert Problem.of(job(1, 2, 2, forward=[1.5, 3.0], backward_input=4.5, backward_weight=6.0)).grain == 1.5
+
+
+@pytest.mark.process
+def test_no_link_is_passed_between_stages_that_a_worker_hosts_both():
+    times = {"forward": [1.5, 3.0], "backward_input": 1.0, "backward_weight": [2.0, 1.0], "link": 0.5}
+    made = job(2, 1, 1, chunks=2, decoupled=False, weight_stash=0.5, **times)
+    profile = replace(made.profile(), speed={"0.0": 1.5})
+    problem = Problem.of(made, [], profile)
+    solved = solve(problem, worst_start(problem), 0.0, 20)
+    assert (solved.status, solved.period) == ("optimal", 14)
+    assert 14 - problem.grain < solved.bound <= 14
+    assert best_of_all(problem, profile) == simulate(problem.schedule(solved.order), profile).period == 14
