@@ -230,12 +230,6 @@ def _require_shards(job: Sections) -> None:
             f"[train] optimizer_copies: {train.optimizer_copies}, but [shape] pipelines gives a stage"
             f" {job.grid.pipelines} host(s), each of which holds a shard once; use fewer"
         )
-    for key, is_there in (
-        ('[planner] layout: "elastic" is', job.planner.layout == "elastic"),
-        ("[planner] move: is", job.planner.move),
-    ):
-        if is_there:
-            raise JobError(f"{key} not there yet with [train] sharded_optimizer = true; leave out one of the two")
 
 
 def _require_integrity(job: Sections) -> None:

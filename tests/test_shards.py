@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from recycle.job import Job
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import StageShards, owners_of
+from recycle.plans.unit_shards import shards_of
 from recycle.shape import Worker
 
 HOSTS = [Worker(pipeline, 1) for pipeline in range(8)]
@@ -116,3 +117,59 @@ def test_nodes_are_those_of_the_job() -> None:
     # Two nodes: workers 0.0, 0.1 and 1.0 on one, 1.1, 2.0 and 2.1 on the other.
     a, b, c = (Worker(pipeline, 0) for pipeline in range(3))
     assert shards.owners(list(job.shape.workers()))[0] == ((a, c), (b, c), (c, a))
+
+
+ELASTIC = Job.from_toml(
+    """
+[shape]
+pipelines = 3
+ranks = 2
+micro_batches = 2
+[model]
+kind = "emulated"
+layers = 2
+[planner]
+layout = "elastic"
+[train]
+sharded_optimizer = true
+"""
+)
+"""Two stages of a layer each, so four units."""
+
+
+@given(st.data())
+def test_shards_of_units_stay_with_who_hosts_them_in_the_given_stages(data: st.DataObject) -> None:
+    everybody = list(ELASTIC.shape.workers())
+    given = shards_of(ELASTIC, Hosts.at_start(ELASTIC, None))
+    healthy = given.owned(everybody)
+    assert {len(mine) for mine in healthy.stages.values()} == {4}, "two units, two shards of each"
+    live = sorted(data.draw(st.lists(st.sampled_from(everybody), min_size=2, unique=True)))
+    pairs = data.draw(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), min_size=len(live), max_size=len(live)))
+    stages = dict(zip(live, pairs, strict=True))
+    hosting = Hosts.of(ELASTIC, stages)
+    then = shards_of(ELASTIC, hosting)
+    hosts = {stage: {worker for worker in live if stage in stages[worker]} for stage in (0, 1)}
+    for stage, owners in then.owners(live).items():
+        for number, mine in zip(then.numbers(stage), owners, strict=True):
+            assert set(mine) <= hosts[stage]
+            assert len(set(mine)) == len(mine) == min(2, len(hosts[stage]))
+            had = {worker for worker in hosts[stage] if number in healthy.stages[worker]}
+            assert had <= set(mine), "who owns it in a healthy run goes on with it where it hosts the unit"
+    assert given.moves(then, live) == any(stages[worker] != (worker.rank,) for worker in live)
+
+
+def test_shards_of_units_are_named_by_their_unit_and_told_by_stage() -> None:
+    of = shards_of(ELASTIC, Hosts.at_start(ELASTIC, None))
+    assert [of.named(number) for number in (0, 4, 8, 11)] == [
+        "shard 0 of the embedding",
+        "shard 1 of layer 0",
+        "shard 2 of layer 1",
+        "shard 2 of the head",
+    ]
+    everybody = list(ELASTIC.shape.workers())
+    assert of.numbers(1) == range(6, 12)
+    assert of.stage_of(7) == 1
+    assert of.spare(everybody) == {0: 1, 1: 1}
+    cut = Hosts.of(ELASTIC, {Worker(0, 0): (0, 1), Worker(1, 0): (0,), Worker(2, 1): (1,)}, (1, 1))
+    assert shards_of(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0), Worker(2, 1)]) == {0: 1, 1: 1}
+    assert shards_of(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0)]) == {0: 1, 1: 0}

@@ -19,7 +19,7 @@ from recycle.sections import Sections
 from recycle.shape import Worker
 
 UnitRange = tuple[int, int]
-"""Units from the first up to but without the last."""
+"""UnitRange from the first up to but without the last."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ class Hosts:
         return found
 
 
+def is_same(hosts: Hosts, first: Hosts) -> bool:
+    """Whether each worker of `hosts` hosts what it does by `first`, in the same stages."""
+    return hosts.cut == first.cut and all(first.stages.get(worker) == of for worker, of in hosts.stages.items())
+
+
 def layers_of(job: Sections, cut: Sequence[int] = ()) -> list[int]:
     """Layers of each stage of a job, or of the stages of a cut. Raises JobError as `units_of`."""
     return list(cut or units_of(job))
@@ -95,6 +100,15 @@ def layers_in(units: UnitRange, count: int) -> tuple[int, int]:
     """
     begin, end = units
     return max(begin, 1) - 1, max(min(end, count - 1), 1) - 1
+
+
+def unit_name(unit: int, count: int) -> str:
+    """A unit in words.
+
+    Args:
+        count: of all units.
+    """
+    return {0: "the embedding", count - 1: "the head"}.get(unit, f"layer {unit - 1}")
 
 
 def joined(ranges: Iterable[UnitRange]) -> tuple[UnitRange, ...]:

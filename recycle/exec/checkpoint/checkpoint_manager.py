@@ -21,7 +21,8 @@ from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.job import Job
 from recycle.manifest import MANIFEST
-from recycle.plans.hosting import Hosts, layers_of
+from recycle.plans.hosting import Hosts, layers_of, stage_units
+from recycle.plans.unit_shards import has_unit_shards
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
 """What a commit announces for the generation that it belonged to, which a later run must not act on."""
@@ -63,8 +64,9 @@ class CheckpointManager:
         self._job, self._root, self._text_digest = job, root, text_digest
         self._store, self._log, self._wake, self._now = store, log, wake, now
         self._most_stages = max(job.shape.stages, sum(layers_of(job)))
-        if job.train.sharded_optimizer:
-            self._most_stages *= job.shape.pipelines  # shards are announced in the place of stages
+        if job.train.sharded_optimizer:  # shards are announced in the place of stages
+            parts = stage_units(layers_of(job))[-1][1] if has_unit_shards(job) else self._most_stages
+            self._most_stages = parts * job.shape.pipelines
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
         self._keeps_last = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -35,7 +34,8 @@ from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.ir.replays import Checked
 from recycle.job import Job
-from recycle.plans.shards import shard_name
+from recycle.plans.hosting import Hosts
+from recycle.plans.unit_shards import shards_of
 from recycle.shape import Worker
 
 NEAR = 0.5
@@ -126,8 +126,7 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
         Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
     if not reports.agree():
-        shards = job.shape.pipelines
-        named = partial(shard_name, shards) if job.train.sharded_optimizer else stage_name
+        named = shards_of(job, Hosts.at_start(job, None)).named if job.train.sharded_optimizer else stage_name
         compare(step, reports.reports(), named)
     squared = math.fsum(reports.squared_norms())
     loss = reports.loss_sum() / job.shape.global_micro_batches

@@ -46,7 +46,6 @@ from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind
 from recycle.exec.membership.verified_states import verified_after
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
-from recycle.plans.shards import StageShards
 from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
@@ -134,8 +133,7 @@ class Coordinator:
         self._detector = FailureDetector(self.job)
         initial = self.initial or Hosts.at_start(self.job, None)
         if self.job.train.sharded_optimizer:
-            shards = StageShards(self.job, initial.hosts_of_stages())
-            self._holdings = ShardHoldings(shards, self._everybody)
+            self._holdings = ShardHoldings(self.job, initial, self._everybody)
         else:
             self._holdings = Holdings(initial)
         self._background = CopyProgress(self.store, self._holdings, self.job.grid.tensor_parallel)

@@ -13,7 +13,7 @@ from typing import Any
 
 from recycle.exec.membership.messages import Copy
 from recycle.exec.transport.edge_coloring import color_edges
-from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, without
+from recycle.plans.hosting import Hosts, UnitRange, is_same, joined, layers_in, unit_name, without
 from recycle.shape import Worker
 
 
@@ -77,11 +77,7 @@ class Holdings:
 
     def name_of(self, digest: str, hosts: Hosts | None) -> str:
         """The hash of a plan by which its holdings are known; empty where each hosts what it started with."""
-        first = self._initial
-        if hosts is None:
-            return ""
-        is_first = hosts.cut == first.cut and all(first.stages.get(w) == of for w, of in hosts.stages.items())
-        return "" if is_first else digest
+        return "" if hosts is None or is_same(hosts, self._initial) else digest
 
     def of(self, worker: Worker) -> tuple[UnitRange, ...]:
         """What a worker holds that has not joined since."""
@@ -99,12 +95,17 @@ class Holdings:
                 if all(units in self.of(worker) for worker in workers) and len(self.hosts.stages[workers[0]]) == 1:
                     return f"stage {stage} has"
         begin, end = units
-        names = {0: "the embedding", self.hosts.count - 1: "the head"}
-        first, last = (names.get(unit, f"layer {unit - 1}") for unit in (begin, end - 1))
+        first, last = (unit_name(unit, self.hosts.count) for unit in (begin, end - 1))
         return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
 
-    def event_fields(self, units: UnitRange) -> dict[str, Any]:
-        """Units as the event of a copy names them."""
+    @property
+    def are_logged_together(self) -> bool:
+        """Whether one event tells of all that a worker has copied from another."""
+        return False
+
+    def event_fields(self, ranges: Sequence[UnitRange]) -> dict[str, Any]:
+        """Ranges of units as the event of a copy names them; one of them, unless `are_logged_together`."""
+        (units,) = ranges
         return {"units": layers_in(units, self.hosts.count)}
 
     def fewest_hosts(self, workers: Iterable[Worker], holders: Collection[Worker]) -> dict[Worker, int]:

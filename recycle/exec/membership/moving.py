@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log
@@ -18,7 +18,7 @@ def log_copies(
     holdings: Holdings,
     while_running: bool = False,
 ) -> None:
-    """Write an event for each worker that has joined, and one for each copy of a worker that hosts other layers now.
+    """Write an event for each worker that has joined, and one for what a worker has copied besides.
 
     Args:
         step: the first iteration of the generation.
@@ -38,15 +38,26 @@ def log_copies(
             bytes=sum(one.bytes for one in mine),
             seconds=round(sum(one.seconds for one in mine), 6),
         )
-    for name, one in copied:
+    for name, source, several in _in_lines(copied, holdings):
         if Worker.parse(name) not in joined:
             log(
                 "moved",
                 worker=name,
                 step=step,
-                **holdings.event_fields((one.first, one.last)),
-                source=one.source,
-                bytes=one.bytes,
-                seconds=one.seconds,
+                **holdings.event_fields([(one.first, one.last) for one in several]),
+                source=source,
+                bytes=sum(one.bytes for one in several),
+                seconds=round(sum(one.seconds for one in several), 6),
                 **({"while_running": True} if while_running else {}),
             )
+
+
+def _in_lines(copied: Sequence[tuple[str, Copied]], holdings: Holdings) -> Iterator[tuple[str, str, Sequence[Copied]]]:
+    """Worker, source, and what one event tells of: layers by their range, shards all that come from one source."""
+    if not holdings.are_logged_together:
+        yield from ((name, one.source, [one]) for name, one in copied)
+        return
+    pairs: dict[tuple[str, str], list[Copied]] = {}
+    for name, one in copied:
+        pairs.setdefault((name, one.source), []).append(one)
+    yield from ((name, source, several) for (name, source), several in pairs.items())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -63,21 +63,27 @@ class FlatLayout:
             for begin in range(0, shape.numel(), elements)
         ]
 
-    def shards(self, count: int, elements: int) -> list[int]:
+    def shards(self, count: int, elements: int, begin: int = 0, end: int | None = None) -> list[int]:
         """Where to cut a flat tensor into shards, each about as large as the others: [count + 1].
 
         Cuts lie at the beginnings of `blocks`, so that the norms of shards are made of the terms of the whole.
-        """
-        begins = [*(begin for begin, _ in self.blocks(elements)), self.size]
-        wanted = [self.size * shard / count for shard in range(1, count)]
-        return [0, *(min(begins, key=lambda begin: abs(begin - cut)) for cut in wanted), self.size]
 
-    def cut(self, buckets: int, movable: int, size: int) -> list[int]:
+        Args:
+            begin, end: elements at which the part that is cut begins and ends; all when left out.
+        """
+        end = self.size if end is None else end
+        begins = [*(at for at, _ in self.blocks(elements) if begin <= at < end), end]
+        wanted = [begin + (end - begin) * shard / count for shard in range(1, count)]
+        return [begin, *(min(begins, key=lambda at: abs(at - cut)) for cut in wanted), end]
+
+    def cut(self, buckets: int, places: Iterable[int], size: int) -> list[int]:
         """Where to cut a flat tensor of `size` elements into buckets, each about as large as the others: [buckets + 1].
 
-        Cuts lie at the beginnings of the first `movable` parts or at their end. The last bucket has all that is behind.
+        Args:
+            places: of the parts at whose beginnings cuts may lie; their number for the end of the last. The last bucket
+                has all that is behind.
         """
-        ends = [*self.offsets, self.size][: movable + 1]
+        ends = [[*self.offsets, self.size][place] for place in places]
         wanted = [size * bucket / buckets for bucket in range(1, buckets)]
         return [0, *(min(ends, key=lambda end: abs(end - cut)) for cut in wanted), size]
 

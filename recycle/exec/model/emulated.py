@@ -23,6 +23,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -39,6 +40,7 @@ from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.replay import Replay
 from recycle.job import Job, price
 from recycle.plans.hosting import layers_of, stage_units
+from recycle.plans.unit_shards import has_unit_shards
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
 
@@ -180,12 +182,19 @@ class EmulatedStage(Stage):
         """Of each micro-batch behind its F, or its I, the error of what is held of it."""
 
     def _shard(self, job: Job) -> None:
-        """Have the layers' parameters lie in one flat tensor, cut into shards of as many entries as can be."""
+        """Have the layers' parameters lie in one flat tensor, cut into shards of as many entries as can be; or each
+        layer's."""
         flat, count, size = torch.zeros_like(self._sum), job.shape.pipelines, len(self._sum)
         for layer, part in zip(self._layers, torch.split(flat, ENTRIES), strict=False):
             part.copy_(layer.parameters)
             layer.parameters = part
-        bounds = [size * shard // count for shard in range(count + 1)]
+        first, ends = self.index, [0, size]
+        if has_unit_shards(job):
+            first, ends = min(self._units), [0]
+            for unit in self._units:
+                ends.append(ends[-1] + ENTRIES * (unit - 1 in self._numbers))
+        parts = pairwise(ends)
+        bounds = [begin + (end - begin) * shard // count for begin, end in parts for shard in range(count)] + [size]
 
         def make(place: int) -> EmulatedShard:
             begin, end = bounds[place : place + 2]
@@ -198,7 +207,7 @@ class EmulatedStage(Stage):
             return range(end - begin) if self._is_one_of_several else ()
 
         sums = [SumBuffer(0, size, self._sum)]
-        self.shards = Shards(self.index * count, bounds, flat, sums, make, norms, common=common)
+        self.shards = Shards(first * count, bounds, flat, sums, make, norms, common=common)
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False
@@ -342,7 +351,7 @@ class EmulatedStage(Stage):
         return 1
 
     def units(self) -> Mapping[int, UnitState]:
-        return self._units
+        return self._units if self.shards is None else {}
 
     def weights(self) -> list[torch.Tensor]:
         return [layer.parameters for layer in self._layers]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -23,11 +24,12 @@ class GradientSums:
     Args:
         job: how gradients are accumulated, and which stages share a weight.
         index: the stage.
-        parameters: of the stage by name: a shared one first, then those that decay.
+        parameters: of the stage by name: a shared one first, then those that decay; or then unit by unit.
         is_shared: whether the first of them is shared.
         cut: names of those of which each tensor rank has a part of its own.
         tied: the sum of the shared weight's gradients that another stage of this worker has.
         device: of the sums.
+        units: of the parameters, where they lie unit by unit: then a bucket has whole units.
 
     Attributes:
         own: of all parameters but a shared one.
@@ -44,10 +46,12 @@ class GradientSums:
         cut: Collection[str],
         tied: Accumulator | None,
         device: torch.device,
+        units: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
         self._is_first, self._is_last = index == 0, index == job.shape.stages - 1
         names, listed, count = list(parameters), list(parameters.values()), int(is_shared)
+        self._names, self._count = names, count
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
         bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in listed]
         self.own: Accumulator = accumulator(FlatLayout(shapes[count:]), self._divisor, bound)
@@ -61,7 +65,11 @@ class GradientSums:
             whose = [name for name, blocks in counts for _ in range(blocks)]
             self.replicated = [place for place, name in enumerate(whose) if name not in cut]
         # Biases get their gradients with the weights of their layers, whichever bucket these are in.
-        self._matrices = sum(decays(parameter) for parameter in listed[count:])
+        self._begins: Collection[int] = range(sum(decays(parameter) for parameter in listed[count:]) + 1)
+        self._is_by_unit = bool(units)
+        if units:
+            of = [units[name] for name in names[count:]]
+            self._begins = [*(place for place, one in enumerate(of) if one not in of[:place]), len(of)]
         self._bounds: dict[int, Sequence[int]] = {}
         self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
             parameter: (self.own, place) for place, parameter in enumerate(listed[count:])
@@ -75,9 +83,13 @@ class GradientSums:
 
     def joined(self) -> JoinedSums:
         """All as one flat range."""
-        summed = [Summed(self.own, common=set(self.replicated))]
+        shared, own = self._names[: self._count], self._names[self._count :]
+        summed = [Summed(self.own, own, common=set(self.replicated))]
         if self.tied is not None:
-            summed.insert(0, Summed(self.tied, self._is_first or not self._is_last, is_apart=self._has_ties))
+            is_counted = self._is_first or not self._is_last
+            tied = Summed(self.tied, shared, is_own=False, is_counted=is_counted, is_apart=self._has_ties)
+            # Unit by unit it is of the embedding, which comes first, or of the head, which comes last.
+            summed.insert(0 if is_counted or not self._is_by_unit else len(summed), tied)
         return JoinedSums(summed, self._divisor)
 
     def clear(self) -> None:
@@ -109,7 +121,7 @@ class GradientSums:
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         """Where to cut the stage's own sum into so many buckets: [buckets + 1]."""
         if buckets not in self._bounds:
-            self._bounds[buckets] = self.own.layout.cut(buckets, self._matrices, self.own.buffer.numel())
+            self._bounds[buckets] = self.own.layout.cut(buckets, self._begins, self.own.buffer.numel())
         return self._bounds[buckets]
 
     def is_in_bucket(self, weight: torch.Tensor, bucket: int, buckets: int) -> bool:

@@ -1,4 +1,4 @@
-"""The sums of a stage's gradients as one flat range: the sum of a weight that tied stages share, then the stage's own.
+"""The sums of a stage's gradients as one flat range: the stage's own, and that of a weight that tied stages share.
 
 Shards of an optimizer's state are ranges of it. Each sum keeps its own buffer, its grid, and its mark of gradients out
 of bounds.
@@ -20,12 +20,16 @@ class Summed(NamedTuple):
 
     Attributes:
         sums: of some parameters' gradients.
+        names: of the parameters.
+        is_own: whether it is the stage's own.
         is_counted: whether its norms are part of the stage's; not where another stage counts them.
         is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
         common: its blocks that all tensor ranks of a worker have alike.
     """
 
     sums: Accumulator
+    names: Sequence[str]
+    is_own: bool = True
     is_counted: bool = True
     is_apart: bool = False
     common: Collection[int] = ()
@@ -39,18 +43,23 @@ class JoinedSums:
         divisor: of a sum of gradients.
 
     Attributes:
-        layout: of all parameters.
+        names: of all parameters, in order.
+        layout: of them.
         grain: elements of a block.
     """
 
     def __init__(self, every: Sequence[Summed], divisor: int) -> None:
         self._every, self._divisor = list(every), divisor
+        self.names = [name for one in every for name in one.names]
         self.layout = FlatLayout([shape for one in every for shape in one.sums.layout.shapes])
         self.grain = every[0].sums.grain
 
     def buffers(self) -> list[SumBuffer]:
         """Of the sums, in order."""
-        return [SumBuffer(begin, one.sums.layout.size, one.sums.buffer, one.is_apart) for begin, one in self._placed()]
+        return [
+            SumBuffer(begin, one.sums.layout.size, one.sums.buffer, one.is_apart, one.is_own)
+            for begin, one in self._placed()
+        ]
 
     def mean(self, start: int, out: torch.Tensor) -> None:
         """The mean gradient from element `start` on, written into `out`."""

@@ -39,6 +39,7 @@ from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.replay import Replay
 from recycle.job import Job
 from recycle.plans.hosting import stage_units
+from recycle.plans.unit_shards import has_unit_shards
 from recycle.shape import MicroBatch
 
 if TYPE_CHECKING:
@@ -106,7 +107,12 @@ class MegatronStage(Stage):
 
         named = self._part.names
         shared = SHARED_WEIGHT if job.model.tied else None
-        self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
+        is_by_unit = has_unit_shards(job)
+        units = self._units_of(job, named) if is_by_unit else {}
+        in_order = sorted(
+            named.items(), key=lambda item: (item[0] != shared, units.get(item[0], 0), not decays(item[1]))
+        )
+        self.parameters = dict(in_order)
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated(part)
@@ -122,17 +128,19 @@ class MegatronStage(Stage):
             [name for name, parameter in self.parameters.items() if parameter in halves],
         )
         is_shared = shared in self.parameters
-        self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device)
+        self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device, units)
         self._units: UnitOptimizers | None = None
         if job.train.sharded_optimizer:
+            count, hosted = job.shape.pipelines, range(*stage_units(job.layers_per_stage())[index])
             sharded = ShardedOptimizer(
                 self.parameters,
                 (self._names.halved, HALVES),
                 self._sums.joined(),
                 job.train,
                 self._type,
-                index * job.shape.pipelines,
-                job.shape.pipelines,
+                (hosted.start if is_by_unit else index) * count,
+                count,
+                (hosted, units) if is_by_unit else None,
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
             self.shards = sharded.shards
@@ -161,13 +169,9 @@ class MegatronStage(Stage):
     def _unit_optimizers(
         self, job: Job, named: Mapping[str, torch.nn.Parameter], held: Mapping[int, UnitState]
     ) -> UnitOptimizers:
-        layers, index = job.layers_per_stage(), self.index
-        units, first_layer, ends = stage_units(layers), sum(layers[:index]), (self._is_first, self._is_last)
-        from recycle.exec.model.weights import units_of
-
         return UnitOptimizers(
-            range(*units[index]),
-            units_of(named, first_layer, layers[index], ends, units[-1][1] - 1),
+            range(*stage_units(job.layers_per_stage())[self.index]),
+            self._units_of(job, named),
             self.parameters,
             self._sums.all(),
             job.train,
@@ -175,6 +179,14 @@ class MegatronStage(Stage):
             self._divisor,
             held,
         )
+
+    def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
+        """The unit of each parameter."""
+        from recycle.exec.model.weights import units_of
+
+        layers, index = job.layers_per_stage(), self.index
+        head = stage_units(layers)[-1][1] - 1
+        return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
 
     def begin_iteration(self, step: int) -> None:
         self._take_up(step, evaluates=False)

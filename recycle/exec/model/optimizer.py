@@ -70,7 +70,7 @@ class FlatOptimizer:
 
     Args:
         parameters: fp32 [n], what is updated: the live parameters, or those that they are rounded from.
-        boundary: element behind the last that decays.
+        decayed: the elements that decay, at the beginning or at the end.
         train: betas, epsilon, weight decay and the course of the learning rate.
         working: [n], the live parameters where they are not `parameters`; no part of the state.
 
@@ -80,10 +80,11 @@ class FlatOptimizer:
     """
 
     def __init__(
-        self, parameters: torch.Tensor, boundary: int, train: TrainSection, working: torch.Tensor | None = None
+        self, parameters: torch.Tensor, decayed: slice, train: TrainSection, working: torch.Tensor | None = None
     ) -> None:
         self._train, self.parameters, self._working = train, parameters, working
-        self._parts = (slice(0, boundary), slice(boundary, len(parameters)))
+        begin, end = decayed.start, decayed.stop
+        self._parts = (decayed, slice(0, begin) if begin else slice(end, len(parameters)))
         self.averages = torch.zeros_like(parameters)
         self._squares = torch.zeros_like(parameters)
         # One count per part, decayed and not, side by side in one tensor.
@@ -176,6 +177,11 @@ class FlatOptimizer:
         """Parameters, first and second moments, step counts: the live tensors."""
         return [self.parameters, self.averages, self._squares, self._counts]
 
+    def count_of(self, counts: torch.Tensor, element: int) -> torch.Tensor:
+        """Of step counts, [1], that of an element."""
+        group = 0 if self._parts[0].start <= element < self._parts[0].stop else 1
+        return counts[group : group + 1]
+
     @torch.no_grad()
     def publish(self) -> None:
         """Write the live parameters that follow from the state."""
@@ -205,7 +211,7 @@ class UnitOptimizer(FlatOptimizer):
         self.layout = FlatLayout([parameter.shape for parameter in parameters])
         flat = flattened(parameters, self.layout)
         working = None if working_type == torch.float32 else flat.to(working_type)
-        super().__init__(flat, decayed_until(parameters, self.layout), train, working)
+        super().__init__(flat, slice(0, decayed_until(parameters, self.layout)), train, working)
         self.bind(parameters)
 
     def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -234,6 +240,5 @@ class UnitOptimizer(FlatOptimizer):
         for prefix, tensor in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False):
             named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
         for name, offset in zip(names, self.layout.offsets, strict=True):
-            group = int(offset >= self._parts[1].start)
-            named[f"{COUNTED}{name}"] = counts[group : group + 1]
+            named[f"{COUNTED}{name}"] = self.count_of(counts, offset)
         return named

@@ -44,12 +44,14 @@ class SumBuffer(NamedTuple):
         size: its elements.
         buffer: flat [at least size]; what lies behind goes with the shard that has the range's last element.
         is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
+        is_own: whether it is that of the stage's own parameters, which is summed in buckets.
     """
 
     begin: int
     size: int
     buffer: torch.Tensor
     is_apart: bool = False
+    is_own: bool = True
 
     def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> torch.Tensor:
         """The part of a range of the stage's parameters, as far as it lies between two elements of the buffer."""
@@ -65,9 +67,10 @@ class Shards:
 
     Args:
         first: number of the stage's first shard in the whole model.
-        bounds: elements at which the shards begin, and the end of the last: [count + 1].
+        bounds: elements at which the shards begin, and the end of the last: [count + 1]. Where shards are of units,
+            those of one unit lie behind those of another.
         weights: the live parameters, flat [bounds[-1]].
-        sums: of the gradients, in order; the stage's own are the last.
+        sums: of the gradients.
         make: the initial state of the shard at a place.
         norms: the squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`.
         settled: called when no shard is made of the initial state any more.
@@ -97,6 +100,11 @@ class Shards:
         self.incomplete: frozenset[int] = frozenset()
 
     @property
+    def all_numbers(self) -> range:
+        """Of the stage's shards in the whole model, whoever owns them."""
+        return range(self._first, self._first + len(self._bounds) - 1)
+
+    @property
     def numbers(self) -> list[int]:
         """Of the owned shards in the whole model."""
         return [self._first + place for place in self.owned]
@@ -110,9 +118,13 @@ class Shards:
         """Let go of all other shards."""
         self.owned = {place: shard for place, shard in self.owned.items() if self._first + place in numbers}
 
+    def shard(self, number: int) -> Shard:
+        """The state of an owned shard."""
+        return self.owned[number - self._first]
+
     def tensors(self, number: int) -> list[torch.Tensor]:
-        """The live state of an owned shard."""
-        return self.owned[number - self._first].state_tensors()
+        """Its live tensors."""
+        return self.shard(number).state_tensors()
 
     def apart(self, number: int) -> list[torch.Tensor]:
         """The state of an owned shard without live parameters, which gathers bring, flat.
@@ -130,10 +142,11 @@ class Shards:
         Args:
             begin, end: elements of the stage's own sums between which a bucket lies; other buffers are in the last one.
         """
-        *others, own = self._sums
+        own = next(one for one in self._sums if one.is_own)
         found = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
         if end in (None, own.buffer.numel()):
-            found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others if not one.is_apart]
+            others = [one for one in self._sums if not (one.is_own or one.is_apart)]
+            found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others]
         return found
 
     def reduced(self) -> list[torch.Tensor]:

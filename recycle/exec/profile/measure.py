@@ -138,8 +138,8 @@ class Subject:
     def _build(self) -> None:
         self.stage = build_stages(self._job, [self._index])[self._index]
         if (shards := self.stage.shards) is not None:  # those of any host: all have as many
-            first = self._index * self._job.shape.pipelines
-            shards.own(range(first, first + self._job.train.optimizer_copies))
+            count, copies = self._job.shape.pipelines, self._job.train.optimizer_copies
+            shards.own([number for number in shards.all_numbers if number % count < copies])
             shards.settled()
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:

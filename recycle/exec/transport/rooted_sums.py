@@ -31,10 +31,11 @@ def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[in
     None for a shard with one owner. One that all hosts of the stage own has their group.
     """
     hosts, numbers = dict(groups.hosts), dict[int, list[int | None]]()
+    most = max(map(len, groups.owners.values()), default=0)
     for stage, owners in sorted(groups.owners.items()):
         known = {frozenset(hosts[stage]): stage}
         for place, mine in enumerate(owners):
-            number = known.setdefault(frozenset(mine), _OWNERS + stage * len(owners) + place)
+            number = known.setdefault(frozenset(mine), _OWNERS + stage * most + place)
             hosts.setdefault(number, sorted(mine))
             numbers.setdefault(stage, []).append(number if len(mine) > 1 else None)
     return replace(groups, hosts=hosts), numbers

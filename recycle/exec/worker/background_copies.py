@@ -1,5 +1,6 @@
 """Shards that go from an owner to another worker in pieces, while training goes on, after a death has taken a copy.
 
+What one worker copies from another goes one shard behind the other, and each is complete by itself.
 Between two steps a state does not change. So in each iteration one piece of it goes over: both ends begin the transfer
 when the iteration begins, and wait for it before they step. From then on the new owner steps the piece with everybody
 else, since the sum of the shard's gradients comes to it from the generation's first iteration on. It steps what has not
@@ -18,13 +19,16 @@ receives that are posted ahead do (`recycle.exec.transport.lanes`).
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from recycle.exec.membership.messages import Copied
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
+from recycle.plans.hosting import UnitRange
 from recycle.shape import Worker
 
 FIRST_BYTES = 16 << 20
@@ -40,32 +44,33 @@ GROWTH = 16.0
 
 @dataclass
 class BackgroundCopy:
-    """One end of a copy.
+    """One end of all copies from one worker to another.
 
     Args:
         peer: role of the other end.
         sends: whether this end is the source.
-        tensors: the state, flat, in an order as `Shards.apart` gives it.
-        units: the shards' numbers, from the first up to but without the last.
+        shards: in order; the numbers of some, from the first up to but without the last, and their state, flat, in an
+            order as `Shards.apart` gives it.
         source: the process that the state comes from.
         most: bytes of a piece; None for no limit.
     """
 
     peer: Worker
     sends: bool
-    tensors: Sequence[torch.Tensor]
-    units: tuple[int, int]
+    shards: Sequence[tuple[UnitRange, Sequence[torch.Tensor]]]
     source: str
     most: int | None = None
-    bytes: int = 0
-    seconds: float = 0.0
+    _bytes: int = 0
+    _seconds: float = 0.0
     _piece: StateTransfer | None = None
     _next: StateTransfer | None = None
     _began: float = 0.0
     _size: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        self._left = [one.view(torch.uint8) for one in self.tensors]
+        self._left = [one.view(torch.uint8) for _, tensors in self.shards for one in tensors]
+        sizes = [sum(one.nbytes for one in tensors) for _, tensors in self.shards]
+        self._ends = deque(zip((units for units, _ in self.shards), sizes, accumulate(sizes), strict=True))
 
     def begin(self, transport: GroupTransport) -> None:
         """An iteration begins: begin with its piece."""
@@ -79,7 +84,7 @@ class BackgroundCopy:
         else:
             parts = self._take(int(self._size) or min(FIRST_BYTES, self.most or FIRST_BYTES))
         self._began = time.monotonic()
-        self.bytes += sum(part.nbytes for part in parts)
+        self._bytes += sum(part.nbytes for part in parts)
         begin = transport.begin_send_state if self.sends else transport.begin_receive_state
         self._piece, self._parts = begin(self.peer, parts), parts
 
@@ -93,17 +98,30 @@ class BackgroundCopy:
                 del self._left[0]
         return parts
 
-    def settle(self, transport: GroupTransport) -> bool:
-        """The next step is due: wait for the piece; whether it was the last."""
+    @property
+    def is_over(self) -> bool:
+        """Whether all has come."""
+        return not self._ends
+
+    def settle(self, transport: GroupTransport) -> list[Copied]:
+        """The next step is due: wait for the piece; the shards that are complete with it."""
         if self._piece is None:
-            return False
+            return []
         window = time.monotonic() - self._began
         taken, self._piece = self._piece.wait(), None
-        self.seconds += taken
-        if not self._left:
-            return True
-        if not transport.tells_times:
-            return False
+        self._seconds += taken
+        complete = list[Copied]()
+        while self._ends and self._ends[0][-1] <= self._bytes:
+            units, size, _ = self._ends.popleft()
+            complete.append(Copied(self.source, *units, size, round(self._seconds, 6)))
+        if complete:
+            self._seconds = 0.0
+        if self._left and transport.tells_times:
+            self._agree(transport, taken, window)
+        return complete
+
+    def _agree(self, transport: GroupTransport, taken: float, window: float) -> None:
+        """The source says how large the next piece is."""
         if self.sends:
             size = sum(part.nbytes for part in self._parts)
             wanted = min(size * window * SHARE / max(taken, 1e-9), size * GROWTH)
@@ -111,7 +129,6 @@ class BackgroundCopy:
             self._next = transport.begin_send_state(self.peer, [self._size])
         else:
             self._next = transport.begin_receive_state(self.peer, [self._size])
-        return False
 
 
 class BackgroundCopies:
@@ -120,14 +137,14 @@ class BackgroundCopies:
     Args:
         copies: that it takes part in.
         transport: of the generation.
-        come: called when all of a copy to this worker has come, with all that have so far.
+        come: called when shards that this worker copies have come, with these and all that have so far.
     """
 
     def __init__(
         self,
         copies: Sequence[BackgroundCopy],
         transport: GroupTransport,
-        come: Callable[[BackgroundCopy, list[Copied]], object],
+        come: Callable[[Sequence[Copied], list[Copied]], object],
     ) -> None:
         self._copies, self._transport, self._come = list(copies), transport, come
         self._copied: list[Copied] = []
@@ -146,9 +163,10 @@ class BackgroundCopies:
     def settle(self) -> None:
         """A step is due: what was begun is there when this returns. Raises TransportError when it cannot be."""
         for copy in list(self._copies):
-            if copy.settle(self._transport):
+            complete = copy.settle(self._transport)
+            if copy.is_over:
                 self._copies.remove(copy)
-                if not copy.sends:
-                    self._transport.settle()  # else it might still be under way when others count on it
-                    self._copied.append(Copied(copy.source, *copy.units, copy.bytes, round(copy.seconds, 6)))
-                    self._come(copy, self._copied)
+            if complete and not copy.sends:
+                self._transport.settle()  # else it might still be under way when others count on it
+                self._copied += complete
+                self._come(complete, self._copied)

@@ -6,20 +6,25 @@ copied from an owner before the generation runs, or, where others go on with it 
 generation that comes to nothing loses nothing. What it has copied a part of when a generation ends is let go of. A
 process that begins with the initial state, or a checkpoint's, makes any shard from that until its first generation has
 run.
+
+Where layers move the worker's stages are built anew around other units. The shards that it keeps outlive the stages
+that they were made in: their state is copied into the new ones, and the old ones are let go of once the generation
+runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.shards import Shards
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.shards import Shard, Shards
+from recycle.exec.model.stage import Stage, copy_state
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.plans.shards import Owners, StageShards
+from recycle.plans.unit_shards import shards_of_schedule
 from recycle.shape import Worker
 
 
@@ -32,7 +37,7 @@ def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[i
     Returns:
         the owners of each stage's shards.
     """
-    shards = StageShards.of_schedule(job, schedule)
+    shards = shards_of_schedule(job, schedule)
     owned = shards.owned(schedule.live)
     for worker, hosted in stages.items():
         for index, stage in hosted.items():
@@ -46,7 +51,7 @@ class HeldShards:
     """The shards of one worker process.
 
     Args:
-        stages: that it hosts.
+        stages: that it hosts, at any time.
         begins: whether its initial state counts.
         read: called with stages whose shards have been made; fills them from a checkpoint. None for the initial state.
     """
@@ -54,12 +59,15 @@ class HeldShards:
     def __init__(
         self, stages: Mapping[int, Stage], begins: bool, read: Callable[[Collection[Stage]], object] | None = None
     ) -> None:
-        self._stages, self._read, self._begins = stages, read, begins
-        self._held: set[int] = set()
+        self._stages, self._read = stages, read
+        self._initial: list[Stage] | None = None
+        self._held: dict[int, Shard] = {}
         self._wanted: set[int] = set()
         self._behind: set[int] = set()
         self._run: set[int] = set()
-        if not begins:
+        if begins:
+            self._initial = list(stages.values())
+        else:
             self._settle()
 
     def place(
@@ -82,35 +90,40 @@ class HeldShards:
         """
         self._shards, self._wanted, self._behind = shards, set(wanted), set(behind)
         for stage in self._stages.values():
-            assert stage.shards is not None
-            stage.shards.keep_only(self._held)
-            stage.shards.incomplete = frozenset()
-        new = self._wanted - self._held
-        if lacking := new - set(copied):
+            of = _of(stage)
+            of.keep_only(self._held.keys())
+            of.incomplete = frozenset()
+            if self._initial is None or stage not in self._initial:
+                of.settled()
+        if lacking := self._wanted - self._held.keys() - set(copied):
             self._make(lacking)
         owned = self._wanted | self._behind
         for index, of in self._of_stages(owned):
             of.own(self._shards.of_stage(index, owned))
             of.incomplete = frozenset(self._behind)
+        for number in self._wanted & self._held.keys():
+            here, there = self._placed(number), self._held[number]
+            if here is not there:  # the stage has been built anew
+                copy_state(here.state_tensors(), there.state_tensors())
         return owned != self._run
 
     def confirm(self) -> None:
         """The state of all wanted shards is complete, and nothing else counts from now on."""
-        self._held, self._run = set(self._wanted), self._wanted | self._behind
+        self._run = self._wanted | self._behind
         for stage in self._stages.values():
-            assert stage.shards is not None
-            stage.shards.keep_only(self._run)
-        if self._begins:
-            self._begins = False
+            _of(stage).keep_only(self._run)
+        self._held = {number: self._placed(number) for number in self._wanted}
+        if self._initial is not None:
+            self._initial = None
             self._settle()
 
     def apart(self, number: int) -> list[torch.Tensor]:
         """What of a shard is copied while a generation runs: `Shards.apart`."""
-        return self._of(self._shards.place(number)[0]).apart(number)
+        return self._of(self._shards.stage_of(number)).apart(number)
 
     def complete(self, numbers: Collection[int]) -> None:
         """All of these shards has come while the generation runs."""
-        self._held |= set(numbers)
+        self._held |= {number: self._placed(number) for number in numbers}
         for _, of in self._of_stages(numbers):
             of.incomplete -= set(numbers)
 
@@ -120,45 +133,55 @@ class HeldShards:
         Raises:
             RunError: one is not held.
         """
-        if lacking := set(range(first, last)) - self._held:
+        if lacking := set(range(first, last)) - self._held.keys():
             self._make(lacking)
-        return self.placed(first, last)
+        return _tensors([self._held[number] for number in range(first, last)])
 
     def placed(self, first: int, last: int) -> list[torch.Tensor]:
         """The same of wanted shards, to be received."""
-        tensors = [
-            tensor
-            for number in range(first, last)
-            for tensor in self._of(self._shards.place(number)[0]).tensors(number)
-        ]
-        return [tensor for tensor in tensors if tensor.numel()]
+        return _tensors([self._placed(number) for number in range(first, last)])
 
     def publish(self) -> None:
         """Write the live parameters of the owned shards."""
         for _, of in self._of_stages(self._wanted):
             of.publish()
 
+    def _placed(self, number: int) -> Shard:
+        """A shard as the stage has it that is hosted now."""
+        return self._of(self._shards.stage_of(number)).shard(number)
+
     def _make(self, numbers: Collection[int]) -> None:
         """Make the initial state of shards, or read it. Raises RunError where that does not count any more."""
-        if not self._begins:
+        if self._initial is None:
             raise RunError(f"{self._shards.named(min(numbers))} was to come from a worker that does not hold it")
-        for stage, of in self._of_stages(numbers):
-            of.own(self._shards.of_stage(stage, numbers))
-            if self._read is not None:
-                self._read([self._stages[stage]])
-        self._held |= set(numbers)
+        for stage in self._initial:
+            of = _of(stage)
+            if mine := [number for number in numbers if number in of.all_numbers]:
+                of.own(mine)
+                if self._read is not None:
+                    self._read([stage])
+                self._held |= {number: of.shard(number) for number in mine}
+        if lacking := set(numbers) - self._held.keys():
+            raise RunError(f"{self._shards.named(min(lacking))} is of no stage that this process began with")
 
     def _of_stages(self, numbers: Collection[int]) -> list[tuple[int, Shards]]:
         """The hosted stages that have some of these shards, each with its own."""
-        stages = sorted({self._shards.place(number)[0] for number in numbers})
+        stages = sorted({self._shards.stage_of(number) for number in numbers})
         return [(stage, self._of(stage)) for stage in stages]
 
     def _of(self, stage: int) -> Shards:
-        shards = self._stages[stage].shards
-        assert shards is not None
-        return shards
+        return _of(self._stages[stage])
 
     def _settle(self) -> None:
         for stage in self._stages.values():
-            assert stage.shards is not None
-            stage.shards.settled()
+            _of(stage).settled()
+
+
+def _of(stage: Stage) -> Shards:
+    assert stage.shards is not None
+    return stage.shards
+
+
+def _tensors(shards: Sequence[Shard]) -> list[torch.Tensor]:
+    """The states of shards, what has anything in it."""
+    return [tensor for shard in shards for tensor in shard.state_tensors() if tensor.numel()]

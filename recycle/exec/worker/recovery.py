@@ -8,7 +8,7 @@ generation starts from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from recycle.errors import RunError
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import GenerationOver, Member
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Commit, Copied, GenerationRecord
+from recycle.exec.membership.messages import Commit, Copied, Copy, GenerationRecord
 from recycle.exec.membership.plan_files import read_plan
 from recycle.exec.membership.schema import GIVEN, StateLayoutKey, generation_folder
 from recycle.exec.model.checksum import layout_of
@@ -41,10 +41,10 @@ from recycle.ir.lower import lower
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
-from recycle.plans.hosting import Hosts
 from recycle.plans.replaying import rotation_of
-from recycle.plans.shard_holders import held_by
-from recycle.plans.shards import Owners, StageShards
+from recycle.plans.shard_holders import held_by, plan_of
+from recycle.plans.shards import Owners, ShardHosts
+from recycle.plans.unit_shards import shards_of_schedule
 from recycle.shape import MicroBatch, Worker
 
 
@@ -151,7 +151,7 @@ class WorkerLoop:
                 self.saver.use_hosts_of(schedule, record)
             else:
                 self.shards.confirm()
-                self.saver.use_hosts_of(schedule, record, self._held(record, schedule))
+                self.saver.use_hosts_of(schedule, record, self._holds)
             return Iterations(
                 record=record,
                 role=str(role),
@@ -226,11 +226,12 @@ class WorkerLoop:
             unit for copy in record.copies if copy.worker == self.member.worker for unit in range(copy.first, copy.last)
         }
         if self.shards is not None:
-            mine = self._held(record, schedule).stages[Worker.parse(self.member.worker)]
+            self._hold(record, schedule)
+            mine = self._holds.stages[Worker.parse(self.member.worker)]
             behind = {
                 n for copy in record.behind if copy.worker == self.member.worker for n in range(copy.first, copy.last)
             }
-            if self.shards.place(StageShards.of_schedule(self.job, schedule), mine, copied, behind):
+            if self.shards.place(self._holds.shards, mine, copied, behind):
                 self._updates.rehost(record.committed)
             self.member.progress.begins("form")
             return
@@ -243,7 +244,7 @@ class WorkerLoop:
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
         roles = {process: Worker.parse(place) for process, place in record.roles.items()}
         stage = next(iter(self.hosted.stages.values()), None)
-        owners, givers = self._owners(record, schedule, roles)
+        owners, givers = self._owners(record, roles)
         groups = GroupsOfGeneration(
             generation_folder(record.generation),
             role,
@@ -279,32 +280,35 @@ class WorkerLoop:
         if self.member.worker in record.joins:
             self._updates.joined(record.committed)
         if self.shards is not None:
-            self._gather(transport)
+            self._gather(transport, record)
             for index in self.hosted.stages:
                 self._updates.gathered(index, record.committed)
         return transport, copied
 
-    def _gather(self, transport: GroupTransport) -> None:
-        """Have everybody's live parameters be those of the committed iteration, unless they are with all."""
+    def _gather(self, transport: GroupTransport, record: GenerationRecord) -> None:
+        """Have everybody's live parameters be those of the committed iteration, unless they are with all. Where layers
+        move, stages are built anew without them."""
         assert self.shards is not None
-        if self.member.is_stale_anywhere():
+        if self.member.is_stale_anywhere() or plan_of(record.held) != plan_of(record.holds):
             self.shards.publish()
             for index, stage in sorted(self.hosted.stages.items()):
                 assert stage.shards is not None
                 transport.gather(index, stage.shards.weights())
 
-    def _held(self, record: GenerationRecord, schedule: Schedule) -> Hosts:
-        """The shards that workers hold when the generation begins to run."""
-        return held_by(StageShards.of_schedule(self.job, schedule), list(self.job.shape.workers()), record.holds)
+    def _hold(self, record: GenerationRecord, schedule: Schedule) -> None:
+        """Note the shards that workers hold when the generation begins to run."""
+        roles = {Worker.parse(process): Worker.parse(role) for process, role in record.roles.items()}
+        shards = shards_of_schedule(self.job, schedule, roles)
+        self._holds: ShardHosts = held_by(shards, list(self.job.shape.workers()), record.holds)
 
     def _owners(
-        self, record: GenerationRecord, schedule: Schedule, roles: Mapping[str, Worker]
+        self, record: GenerationRecord, roles: Mapping[str, Worker]
     ) -> tuple[dict[int, Owners], dict[int, Owners]]:
         """Stage -> of each of its shards, the roles of its owners; and of those that hold it from the beginning."""
         if self.shards is None:
             return {}, {}
-        of, live = StageShards.of_schedule(self.job, schedule), [Worker.parse(name) for name in record.live]
-        holders = of.in_order(live, self._held(record, schedule))
+        of, live = self._holds.shards, [Worker.parse(name) for name in record.live]
+        holders = of.in_order(live, self._holds)
         comes_to: dict[int, list[Worker]] = {}
         for copy in record.behind:
             for number in range(copy.first, copy.last):
@@ -317,7 +321,9 @@ class WorkerLoop:
             }
 
         owners = {
-            stage: tuple((*mine, *comes_to.get(of.number(stage, place), ())) for place, mine in enumerate(of_stage))
+            stage: tuple(
+                (*mine, *comes_to.get(number, ())) for number, mine in zip(of.numbers(stage), of_stage, strict=True)
+            )
             for stage, of_stage in holders.items()
         }
         return played(owners), played(holders)
@@ -328,15 +334,24 @@ class WorkerLoop:
         if self.shards is None or not mine:
             return None
         shards, copies = self.shards, list[BackgroundCopy]()
+        pairs: dict[tuple[str, str], list[Copy]] = {}
         for copy in mine:
-            sends = copy.source == self.member.worker
-            peer = Worker.parse(record.roles[copy.worker if sends else copy.source])
-            tensors = [part for number in range(copy.first, copy.last) for part in shards.apart(number)]
-            most = self.job.train.copy_bytes
-            copies.append(BackgroundCopy(peer, sends, tensors, (copy.first, copy.last), copy.source, most))
+            pairs.setdefault((copy.source, copy.worker), []).append(copy)
+        for (source, worker), of_pair in pairs.items():
+            sends = source == self.member.worker
+            peer = Worker.parse(record.roles[worker if sends else source])
+            parts = [
+                (
+                    (one.first, one.last),
+                    [part for number in range(one.first, one.last) for part in shards.apart(number)],
+                )
+                for one in of_pair
+            ]
+            copies.append(BackgroundCopy(peer, sends, parts, source, self.job.train.copy_bytes))
 
-        def come(copy: BackgroundCopy, copied: list[Copied]) -> None:
-            shards.complete(range(*copy.units))
+        def come(complete: Sequence[Copied], copied: list[Copied]) -> None:
+            for one in complete:
+                shards.complete(range(one.first, one.last))
             self.member.has_copied(copied)
 
         return BackgroundCopies(copies, transport, come)

@@ -226,7 +226,8 @@ class Maker:
         ties = job.ties_among(schedule.shape.stages)
         wanted = one.hosting.wanted
         layout = {str(worker): [end for part in parts for end in part] for worker, parts in sorted(wanted.items())}
-        schedule = replace(schedule, ties=ties).with_metadata(planner="recycle", layout=layout)
+        gathers = job.train.sharded_optimizer
+        schedule = replace(schedule, ties=ties, gathers=gathers).with_metadata(planner="recycle", layout=layout)
         profile = profile_of_layout(job, job.prices, schedule.shape)
         timeline = simulate(schedule, profile)
         limits = job.limits

@@ -336,7 +336,6 @@ def test_a_model_with_a_shared_weight_survives_deaths_too_and_is_resumed_by_host
             "[train]\nsharded_optimizer = true\noptimizer_copies = 4",
             r"optimizer_copies: 4, but \[shape\] pipelines gives a stage 3",
         ),
-        ('[train]\nsharded_optimizer = true\n[planner]\nlayout = "elastic"', r'\[planner\] layout: "elastic" is not'),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(keys: str, message: str) -> None:

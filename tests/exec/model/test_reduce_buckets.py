@@ -16,10 +16,12 @@ pytestmark = pytest.mark.slow
 
 def test_cuts_lie_between_parts_nearest_to_equal_shares() -> None:
     layout = FlatLayout([torch.Size([size]) for size in (640, 64, 320, 64, 64)])
-    assert layout.cut(1, 5, 1152) == [0, 1152]
-    assert layout.cut(2, 5, 1152) == [0, 640, 1152]
-    assert layout.cut(3, 5, 1152) == [0, 640, 704, 1152]
-    assert layout.cut(8, 2, 1152) == [0, 0, 0, 640, 640, 704, 704, 704, 1152]  # the last three parts stay together
+    assert layout.cut(1, range(6), 1152) == [0, 1152]
+    assert layout.cut(2, range(6), 1152) == [0, 640, 1152]
+    assert layout.cut(3, range(6), 1152) == [0, 640, 704, 1152]
+    # The last three parts stay together.
+    assert layout.cut(8, range(3), 1152) == [0, 0, 0, 640, 640, 704, 704, 704, 1152]
+    assert layout.cut(2, [0, 2, 5], 1152) == [0, 704, 1152]
 
 
 @pytest.mark.parametrize("model", [{}, {"tied": True}])

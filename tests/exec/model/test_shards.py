@@ -43,7 +43,7 @@ def summed() -> ExactSum:
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     halves = {"gated"}, (".gate", ".up")
-    joined_sums = JoinedSums([Summed(sums)], DIVISOR)
+    joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
     return ShardedOptimizer(parameters(), halves, joined_sums, TRAIN, working, 10, count).shards
 
 
@@ -114,3 +114,35 @@ def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None
     shards.settled()
     shards.own([11])
     assert not bool(shards.tensors(11)[0].any()), "it is to come from an owner"
+
+
+@pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
+def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: torch.dtype) -> None:
+    """Three units, one without parameters; in the last those that decay come last, as a shared weight does there."""
+    order = ["gated", "bias", "norm", "wide", "small"]
+    units = {"gated": 4, "bias": 4, "norm": 6, "wide": 6, "small": 6}
+    named = parameters()
+    shapes = [named[name].shape for name in order]
+    sums, whole_sums = ExactSum(FlatLayout(shapes), DIVISOR, 6, CPU), summed()
+    generator = torch.Generator().manual_seed(5)
+    for name, shape in zip(NAMES, SHAPES, strict=True):
+        sums.add(order.index(name), torch.randn(shape, generator=generator))
+    joined_sums = JoinedSums([Summed(sums, order)], DIVISOR)
+    halves = {"gated"}, (".gate", ".up")
+    found = ShardedOptimizer(named, halves, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
+    shards = found.shards
+    assert shards.all_numbers == range(12, 21)
+    sizes = [len(part) for part in shards.weights()]
+    assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
+    shards.own(shards.all_numbers)
+    terms = sorted(norm for norms in shards.norms_squared().values() for norm in norms)
+    assert terms == sorted(whole_sums.mean_norms_squared(DIVISOR))
+    whole = Optimizer(list(parameters().values()), TRAIN, working)
+    for iteration in range(2):
+        whole.step(lambda start, out: whole_sums.mean(DIVISOR, out, start), iteration, 0.5)
+        shards.step(iteration, 0.5)
+    expected = whole.named_state(NAMES, whole.state_tensors())
+    for prefix in ("", "exp_avg.", "exp_avg_sq.") + (("rounded.",) if working != torch.float32 else ()):
+        both = expected.pop(f"{prefix}gated").chunk(2)
+        expected |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
+    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([expected]))
