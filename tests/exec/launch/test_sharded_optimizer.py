@@ -83,20 +83,29 @@ def test_an_emulated_model_does_too_with_chunks_as_well(chunks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "chunks", "buckets", "accumulation"),
+    ("ranks", "chunks", "buckets", "accumulation", "layout"),
     [
-        (2, 2, 3, "exact"),
-        (1, 1, 1, "exact"),
+        (2, 2, 3, "exact", "fixed"),
+        (2, 1, 2, "exact", "elastic"),
+        (1, 1, 1, "exact", "fixed"),
         *(
             pytest.param(*each, marks=pytest.mark.soak)
-            for each in ((2, 1, 1, "exact"), (2, 1, 4, "fast"), (1, 1, 2, "fast"), (2, 2, 1, "fast"))
+            for each in (
+                (2, 1, 1, "exact", "fixed"),
+                (2, 1, 4, "fast", "fixed"),
+                (1, 1, 2, "fast", "fixed"),
+                (2, 2, 1, "fast", "fixed"),
+                (1, 1, 2, "exact", "elastic"),
+                (2, 2, 3, "exact", "elastic"),
+            )
         ),
     ],
 )
 def test_tied_weights_and_buckets_train_to_the_same_bits(
-    ranks: int, chunks: int, buckets: int, accumulation: str
+    ranks: int, chunks: int, buckets: int, accumulation: str, layout: str
 ) -> None:
-    """The shared weight is on two stages, of one worker where it has both ends of the model, or of two."""
+    """The shared weight is on two stages, of one worker where it has both ends of the model, or of two. In an elastic
+    layout shards are of units."""
     of = job(
         3,
         ranks,
@@ -106,6 +115,7 @@ def test_tied_weights_and_buckets_train_to_the_same_bits(
         memory={"limit": 8},
         train={"accumulation": accumulation, "clip": 0.5, "reduce_buckets": buckets},
         model={"tied": True, "layers": 4, "hidden": 64},
+        planner={"layout": layout},
     )
     schedule = zb_v(of.shape) if chunks > 1 else zb_h1(of.shape)
     runs = [LocalRun(with_barrier(with_updates_of(schedule, each)), each) for each in (of, sharded(of))]
@@ -119,8 +129,8 @@ def test_tied_weights_and_buckets_train_to_the_same_bits(
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
             other = whole.stages[worker][index]
-            for mine, theirs in zip(*(one.parameters.values() for one in (stage, other)), strict=True):  # type: ignore[attr-defined]
-                assert torch.equal(mine.detach(), theirs.detach())
+            for name, mine in stage.parameters.items():  # type: ignore[attr-defined]
+                assert torch.equal(mine.detach(), other.parameters[name].detach())  # type: ignore[attr-defined]
 
 
 def test_an_emulated_model_reduces_shards_in_buckets() -> None:

@@ -137,7 +137,7 @@ def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: t
     shards.own(shards.all_numbers)
     terms = sorted(norm for norms in shards.norms_squared().values() for norm in norms)
     assert terms == sorted(whole_sums.mean_norms_squared(DIVISOR))
-    whole = Optimizer(list(parameters().values()), TRAIN, working)
+    whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
     for iteration in range(2):
         whole.step(lambda start, out: whole_sums.mean(DIVISOR, out, start), iteration, 0.5)
         shards.step(iteration, 0.5)

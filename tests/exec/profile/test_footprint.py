@@ -24,7 +24,7 @@ from recycle.footprint import ON_CPU, parameter_bytes
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.plans.shards import StageShards
+from recycle.plans.unit_shards import shards_of_schedule
 from recycle.shape import Worker
 from tests.exec.runs import job
 
@@ -108,7 +108,7 @@ def measured(of: Job, schedule: Schedule, worker: Worker) -> Allocated:
         stages: dict[int, Stage] = build_stages(of, [worker.rank])
         shape = stages[worker.rank].message_spec()
         if (shards := stages[worker.rank].shards) is not None:
-            owned = StageShards.of_schedule(of, schedule).owned(schedule.live).stages[worker]
+            owned = shards_of_schedule(of, schedule).owned(schedule.live).stages[worker]
             shards.own(owned)
             shards.settled()
         updates = Updates(stages)
