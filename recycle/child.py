@@ -49,7 +49,7 @@ class Child:
         self.answers = cast(BinaryIO, self.process.stdout)
 
     def send(self, request: object) -> None:
-        """Write a request as a line of JSON. That the child has ended is for whoever reads its answers to see."""
+        """Write a request as a line of JSON. A child that has ended is noticed when its answers are read."""
         with contextlib.suppress(BrokenPipeError):
             self.requests.write(msgspec.json.encode(request) + b"\n")
             self.requests.flush()

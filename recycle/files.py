@@ -137,7 +137,7 @@ def require_text(path: str | Path, refusal: type[RecycleError]) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise RecycleError where `write_whole` could not write `path`: said before anything is worked out in vain."""
+    """Raise RecycleError where `write_whole` could not write `path`; for use before long computations."""
     try:
         if not path.parent.is_dir():
             raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")

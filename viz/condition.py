@@ -34,7 +34,7 @@ class Condition(NamedTuple):
         return [*map(str, sorted(self.failed)), *(f"{worker}={factor:g}" for worker, factor in self.slow)]
 
     def without(self, failed: Iterable[Worker]) -> Condition:
-        """The same with other dead workers; a slow one that dies is slow no more."""
+        """The same condition with other dead workers; a worker that is dead does not count as slow."""
         dead = frozenset(failed)
         return Condition(dead, tuple(one for one in self.slow if one[0] not in dead))
 

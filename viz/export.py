@@ -1,6 +1,6 @@
 """Pictures that need no server: one HTML file that holds everything it shows, or an SVG.
 
-The HTML carries plotly.js inside and refers to no address; SVG and PNG are written without a browser or plotly, SVG
+The HTML refers to no address and carries plotly.js where it has figures; SVG and PNG are written without a browser or plotly, SVG
 without Pillow too.
 """
 

@@ -134,7 +134,7 @@ class WhatIf:
         """The dead workers that `1.2,0.3` or `pipeline:1` names. Raises PlanError that says what is wrong with it."""
         return parse(text, self.shape).failed
 
-    def under(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
+    def with_slow(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
         """The same where these workers take so many times as long; no library holds plans for that.
 
         Raises:

@@ -106,11 +106,11 @@ def incomplete_count(schedule: Schedule) -> int:
     pieces, shape = work(schedule), schedule.shape
     cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
 
-    def there(cls: type[Instruction]) -> Flags:
+    def cells_with(cls: type[Instruction]) -> Flags:
         flags = np.zeros(shape.stages * shape.global_micro_batches, dtype=np.bool_)
         flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
         return flags
 
-    weight = there(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets)[0] > 0)
-    whole = is_whole(schedule, there(Forward), there(Backward), there(BackwardInput), weight)
+    weight = cells_with(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets)[0] > 0)
+    whole = is_whole(schedule, cells_with(Forward), cells_with(Backward), cells_with(BackwardInput), weight)
     return int(len(whole) - np.count_nonzero(whole))

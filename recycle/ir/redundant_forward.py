@@ -38,7 +38,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect | Rest]:
     again = np.zeros(len(at), dtype=np.bool_)
     again[repeats(key[at])[0]] = True
     doubled = np.isin(key[at], forward)
-    apart = np.isin(rows, inspection.origin[inspection.graph.missing.because(Why.NOT_LOCAL).row])
+    apart = np.isin(rows, inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row])
     found = find(key[backward], key[at] - shape.global_micro_batches)
     shown_live = np.append(pieces.row[backward], len(inspection.schedule.columns))[found]
     wrong = np.flatnonzero((stages == 0) | again | doubled | apart | (shown_live < rows))

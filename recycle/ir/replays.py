@@ -106,7 +106,7 @@ class Rotation:
                 found[rows] = turn[find(wanted, key(receiver, value, made_by, of_rows[rows]))]
         return found
 
-    def only(self, stays: Flags) -> Rotation:
+    def keeping(self, stays: Flags) -> Rotation:
         """The rotation without some of its turns.
 
         Args:
@@ -188,9 +188,9 @@ def with_replays(
     rotation = _rotation(base, profile, rounds, in_turn(mine, rounds))
     if every == "gaps" and room is not None and len(room) in (0, rounds):
         stays = [bool(room) and turn.checked.stage in room[turn.round] for turn in rotation.turns]
-        rotation = rotation.only(np.array(stays, bool))
+        rotation = rotation.keeping(np.array(stays, bool))
     elif every == "gaps" and rotation.turns:
-        rotation = rotation.only(that_fit(rotation.whole, rotation.turn_of_rows, rotation.turns, profile))
+        rotation = rotation.keeping(that_fit(rotation.whole, rotation.turn_of_rows, rotation.turns, profile))
     if not disputed:
         return rotation
     turns = [turn for turn in rotation.turns if turn.checked not in disputed]

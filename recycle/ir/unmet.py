@@ -76,6 +76,6 @@ class Unmet:
         columns = (column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch))
         return Unmet(self.per_pipeline, *columns)
 
-    def because(self, why: Why) -> Unmet:
+    def with_reason(self, why: Why) -> Unmet:
         """The entries with this reason."""
         return self.take(self.why == why)

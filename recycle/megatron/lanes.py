@@ -76,7 +76,7 @@ class PipelineLanes:
             self._sent.popleft()[0].wait()
 
     def close(self) -> None:
-        """Let go of what is under way, after a failure; the group is Megatron's."""
+        """Forget the transfers under way, after a failure; the group is Megatron's."""
         self._sent.clear()
         self._receives.clear()
 

@@ -73,7 +73,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     by_rank = {w.rank: like.stages_of(w) for w in like.live}
     placement = tuple(by_rank[worker.rank] for worker in shape.workers())
 
-    def written(order: Order) -> Schedule:
+    def schedule_of(order: Order) -> Schedule:
         schedule = replace(problem.schedule(order), placement=placement, optimizer=like.optimizer, buckets=like.buckets)
         return with_updates_of(schedule, job).with_metadata(planner="recycle")
 
@@ -87,7 +87,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
                 patience=patience * problem.unit,
                 weight_patience=weight_patience * problem.unit,
             )
-            found.append(written(order))
+            found.append(schedule_of(order))
     if not found:
         raise PlanError("[memory] limit: too little for this schedule's order without the dead workers")
     made, schedule = min(((simulate(one, profile), one) for one in found), key=lambda pair: pair[0].period)

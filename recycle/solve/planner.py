@@ -185,11 +185,11 @@ def _plan(
     beginnings = begin_all(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
     start = found = beginnings[0].best
 
-    def written(order: Order) -> Schedule:
+    def schedule_of(order: Order) -> Schedule:
         for_all = order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
         return with_updates_of(whole.schedule(for_all), job)
 
-    schedule = written(start.order)
+    schedule = schedule_of(start.order)
     simulated = time.perf_counter()
     graph = lowered_graph(schedule)
     timeline = time_graph(graph, profile)
@@ -216,7 +216,7 @@ def _plan(
         if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
             bound = max(bound, solved.bound)
     if found.order != start.order:
-        searched = written(found.order)
+        searched = schedule_of(found.order)
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)
         if problem.is_exact or searched_timeline.period < timeline.period:

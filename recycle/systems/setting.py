@@ -349,7 +349,7 @@ class Setting:
             return None
         stall = self.pauses.snapshot + self.state_per_worker / self.pauses.snapshot_bandwidth
         lag = self.storage_seconds
-        return Checkpoints(max(young(stall, rate), lag), stall, lag)
+        return Checkpoints(max(young_interval(stall, rate), lag), stall, lag)
 
     @classmethod
     def of(cls, job: Job) -> Setting:
@@ -380,7 +380,7 @@ class Setting:
         )
 
 
-def young(write: float, rate: float) -> float:
+def young_interval(write: float, rate: float) -> float:
     """The interval in seconds between checkpoints of `write` seconds when state is lost `rate` times per second.
 
     Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves the share

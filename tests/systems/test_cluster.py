@@ -11,7 +11,7 @@ from recycle.job import Job
 from recycle.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.setting import Setting, young
+from recycle.systems.setting import Setting, young_interval
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped
 from tests.systems.closed_forms import efficiency
 
@@ -158,7 +158,7 @@ def test_youngs_interval_and_efficiency_hold_in_the_event_simulation() -> None:
     end, now, changes = 4e7, 0.0, []
     while (now := now + chance.expovariate(rate)) < end:
         changes.append((now, {1}, {1}))
-    best = young(write, rate)
+    best = young_interval(write, rate)
     assert best == pytest.approx((2 * write / rate) ** 0.5)
     measured = {}
     for every in (best / 3, best, 3 * best):

@@ -296,7 +296,7 @@ class PlansPage(Page):
 
     def _what_if(self, names: Sequence[str]) -> WhatIf:
         """What answers where the workers that are slow are."""
-        return self.what_if.under(self._condition(names).slow)
+        return self.what_if.with_slow(self._condition(names).slow)
 
     def register(self, app: Dash) -> None:
         state_id = self.name("state")

@@ -56,7 +56,7 @@ class DeviceProgress:
         self._done = 0
         self._longest: dict[str, float] = {}
 
-    def gave(self, doing: str, began: Mark, ended: Mark) -> None:
+    def record_given(self, doing: str, began: Mark, ended: Mark) -> None:
         """The device was given an operation between two marks."""
         if not self.clock.runs_behind:
             return

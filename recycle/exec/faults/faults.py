@@ -63,7 +63,7 @@ class Fault:
         struck = member_name(self.worker, self.tensor_rank) + (f",{self.other}" if of_link else "")
         return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
 
-    def lasts(self, step: int) -> bool:
+    def holds_at(self, step: int) -> bool:
         """Whether it holds in iteration `step`."""
         return self.step <= step <= (self.step if self.last is None else self.last)
 

@@ -79,7 +79,7 @@ class FaultInjector:
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
-                if fault.lasts(step):
+                if fault.holds_at(step):
                     self._claim(number)  # so that the event is written once; it holds in a repeated iteration too
                     self.strike(number, fault)
             elif fault.step == step:

@@ -41,7 +41,7 @@ class CopiedKeys:
         folder, _, leaf = name.rpartition("/")
         return self._folders.get(folder, {}).get(leaf)
 
-    def within(self, folder: str) -> Mapping[str, bytes]:
+    def children_of(self, folder: str) -> Mapping[str, bytes]:
         """The keys right below `folder`, by the last part of their names. It changes under the reader."""
         self.check()
         return self._folders.get(folder, {})

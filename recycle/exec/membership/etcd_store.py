@@ -111,13 +111,13 @@ class EtcdStore(RunStore):
         if (value := self._mirror.keys.get(name)) is not None:
             return value.decode()
         folder, _, leaf = name.rpartition("/")
-        return unbundled(dict(self._mirror.keys.within(folder)), only_bundles=True).get(leaf)
+        return unbundled(dict(self._mirror.keys.children_of(folder)), only_bundles=True).get(leaf)
 
     def _within(self, folder: str) -> Mapping[str, bytes]:
         """What the cluster holds right below a folder, bundles too, by the last part of their names."""
         full = f"{self._prefix}{folder}/"
         if self._mirror.covers(full):
-            return self._mirror.keys.within(folder)
+            return self._mirror.keys.children_of(folder)
         found, _ = self._client.range(full, _after(full))
         return {name.rpartition("/")[2]: held.value for name, held in found.items()}
 

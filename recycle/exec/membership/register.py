@@ -45,7 +45,7 @@ class Register:
         self.announce(record)
 
     def allow(self, record: GenerationRecord, what: Literal["form", "run"]) -> None:
-        """Let the generation form its groups, or run: then nobody is in an earlier one any more."""
+        """Let the generation form its groups, or run: from then on no worker is in an earlier one."""
         self._store.compare_set(schema.PermissionKey(record.generation, what), None, GO)
         if what == "run":
             self._store.forget_before(record.generation)

@@ -31,7 +31,7 @@ class Trouble:
         self._since: float | None = None
 
     def begin(self) -> None:
-        """The generation stands elsewhere now: what is broken is looked for anew."""
+        """A generation begins to run: forget what broke in the one before."""
         self._since = None
 
     def cut(self, generation: int, holders: Collection[Worker], detector: FailureDetector) -> Fence | Again | None:

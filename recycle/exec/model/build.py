@@ -109,7 +109,7 @@ def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_fille
     with torch.random.fork_rng([]):
         torch.manual_seed(job.model.seed + index)  # the same bits in every process
         module = providers.build(job, index)
-    require_trainable(module, job, index, providers.whence(job, index))
+    require_trainable(module, job, index, providers.origin_of(job, index))
     return module
 
 

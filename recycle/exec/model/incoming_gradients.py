@@ -66,7 +66,7 @@ class IncomingGradients:
         self.making = None
 
     @contextmanager
-    def apart(self, making: Making) -> Iterator[None]:
+    def for_checksums_only(self, making: Making) -> Iterator[None]:
         """The gradients that come up inside are for checksums alone."""
         self.making, self._half, self._is_scratch = making, None, True
         yield

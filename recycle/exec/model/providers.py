@@ -100,10 +100,10 @@ class Providers:
             )
         except Exception as error:
             raise JobError(
-                f"{self.whence(job, index)}: it cannot be built ({type(error).__name__}: {error})"
+                f"{self.origin_of(job, index)}: it cannot be built ({type(error).__name__}: {error})"
             ) from error
 
-    def whence(self, job: Job, index: int) -> str:
+    def origin_of(self, job: Job, index: int) -> str:
         """Where the module of a stage comes from: the beginning of what is said of it."""
         name = job.model.provider or getattr(self.model, "__qualname__", repr(self.model))
         return f"[model] provider: {name}: stage {index}"

@@ -115,7 +115,7 @@ class Shards:
         self.owned = dict(sorted({**self.owned, **{place: self._make(place) for place in sorted(new)}}.items()))
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Let go of all other shards."""
+        """Free all other shards."""
         self.owned = {place: shard for place, shard in self.owned.items() if self._first + place in numbers}
 
     def shard(self, number: int) -> Shard:

@@ -108,7 +108,7 @@ class Stage(ABC):
 
     @abstractmethod
     def release(self, micro_batch: MicroBatch) -> None:
-        """Let go of what R holds, as no backward will want it."""
+        """Free what R holds, since no backward will use it."""
 
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Take checksums of what this iteration's work on these micro-batches makes; of those that run here."""

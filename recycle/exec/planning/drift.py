@@ -54,7 +54,7 @@ class _Watched:
 
     ratios: deque[float]
 
-    def take(self, ratio: float) -> None:
+    def add_iteration(self, ratio: float) -> None:
         """It was measured in one more iteration."""
         self.ratios.append(ratio)
 
@@ -83,7 +83,7 @@ class _Speeds:
         self._is_known = np.zeros(workers, bool)
         self.idle, self.patience = np.zeros(workers, np.int64), np.full(workers, self._unmeasured)
 
-    def take(self, places: npt.NDArray[np.int64], ratios: npt.NDArray[np.float64]) -> None:
+    def add_iteration(self, places: npt.NDArray[np.int64], ratios: npt.NDArray[np.float64]) -> None:
         """These workers were measured in one more iteration."""
         self._ratios[places, self._next[places]] = ratios
         self._next[places] = (self._next[places] + 1) % self._ratios.shape[1]
@@ -163,7 +163,7 @@ class DriftMonitor:
         )
         places = self._places(times.workers)
         usual = 1.0 if by_stage else _usual(places[is_measured] % self.shape.ranks, cost[is_measured])
-        self._speeds.take(places[is_measured], cost[is_measured] / usual)
+        self._speeds.add_iteration(places[is_measured], cost[is_measured] / usual)
         self._speeds.rest(places[~is_measured])
         if not by_stage and is_measured.any():
             self._links.observe(times.links, median_low(cost[is_measured].tolist()))
@@ -199,7 +199,7 @@ class DriftMonitor:
             return
         scale = median_low(usual.values())
         for at, of in usual.items():
-            self._times.setdefault(at, self._unmeasured()).take(of / scale)
+            self._times.setdefault(at, self._unmeasured()).add_iteration(of / scale)
 
     def _unmeasured(self) -> _Watched:
         return _Watched(deque(maxlen=self.iterations))

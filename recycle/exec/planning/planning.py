@@ -138,7 +138,7 @@ class PlanService:
         return self._use(failed, plan.schedule, plan)
 
     def rerouted(self, failed: frozenset[Worker], digest: str) -> Ready | None:
-        """The plan without the failed workers in the layout of a plan in use: nobody hosts anything else than there.
+        """The plan without the failed workers in the layout of a plan in use: every worker hosts what it hosts there.
 
         None while it is being made. Raises RunError where there is none.
         """

@@ -111,7 +111,7 @@ class ForkServer:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
-    def hear(self) -> None:
+    def read_answers(self) -> None:
         """Take what the server says: `pids` and exit `statuses` of requests. Raises RunError when it has ended."""
         self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
@@ -223,7 +223,7 @@ class LocalProcesses:
         self._waker.clear()
 
     def _hear(self) -> None:
-        self._server.hear()
+        self._server.read_answers()
         for member, request in self._requests.items():
             if request in self._server.pids and member not in self._descriptors:
                 with contextlib.suppress(ProcessLookupError):

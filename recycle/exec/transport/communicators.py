@@ -114,8 +114,8 @@ class Communicators:
         with self._lock:
             return {one.name: one.begun for one in self._held.values() if one.is_idle()}
 
-    def part_with(self, live: Collection[str]) -> None:
-        """Let go of those that have a member which is not among these processes."""
+    def keep_among(self, live: Collection[str]) -> None:
+        """Free the communicators that have a member outside of these processes."""
         with self._lock:
             for key in [key for key in self._held if not set(key[1]) <= set(live)]:
                 self._unfit.append(self._held.pop(key))
@@ -156,7 +156,7 @@ class Communicators:
             self._held.clear()
 
     def forget_completed(self) -> None:
-        """Let go of what the works of completed operations hold."""
+        """Free the tensors that the works of completed operations hold."""
         with self._lock:
             for one in self._held.values():
                 one.is_idle()
@@ -171,7 +171,7 @@ class Communicators:
         return self.take_unfit()
 
     def retire(self, needed: Collection[CommunicatorKey]) -> None:
-        """Let go of spares that are too many; `needed` are none."""
+        """Free the spares beyond the most that are kept; `needed` are not spares."""
         with self._lock:
             spare = [key for key in self._held if key not in needed]
             for key in spare[: max(0, len(spare) - SPARES)]:

@@ -138,7 +138,7 @@ class LaneTransport(GroupTransport):
 
     def _kept(self) -> dict[CommunicatorKey, Communicator]:
         """The communicators that go on, as all their members agree."""
-        self._communicators.part_with(live_members(self._groups, self._settings.tensor[1]))
+        self._communicators.keep_among(live_members(self._groups, self._settings.tensor[1]))
         held = self._communicators.held([part.key for part in self._parts])
         others = {
             part.key: [member for rank, member in enumerate(part.members) if rank != part.rank]

@@ -47,7 +47,7 @@ class PostedReceives:
         return pending
 
     def clear(self) -> None:
-        """Let go of those that are posted, and post no other."""
+        """Forget the receives that are posted, and post no other."""
         self._posted = {}
         self._unposted.clear()
 

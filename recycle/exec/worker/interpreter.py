@@ -150,7 +150,7 @@ class Interpreter:
             instruction.row.run(self, instruction)
             executed = self._note(instruction, began)
             if isinstance(instruction, OptimizerStep):
-                self._device.gave(f"{instruction.stage}{instruction.token}", began, executed.ended)
+                self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
 
     def overlap(self, pair: OverlappedPair) -> None:
         """Run both halves of a pair: at the same time where the device has streams for that."""
@@ -169,12 +169,12 @@ class Interpreter:
 
     def _execute(self, instruction: Compute, tensors: Sequence[torch.Tensor | None], beside: bool) -> None:
         """Run a computation, on the other stream if that is where its micro-batch is; marks are of the same stream."""
-        with self._streams.beside(tensors) if beside and self._streams is not None else nullcontext():
+        with self._streams.on_other_stream(tensors) if beside and self._streams is not None else nullcontext():
             began, started = self._device.clock.mark(), time.monotonic()
             self._run(instruction, tensors)
             self._computed(time.monotonic() - started)
             executed = self._note(instruction, began)
-        self._device.gave(f"{instruction.stage}{instruction.token}", began, executed.ended)
+        self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
         if instruction.row.required:
             is_part = isinstance(instruction, WeightPart)
             key = instruction.stage, BackwardWeight.token if is_part else instruction.token

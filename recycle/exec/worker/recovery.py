@@ -314,7 +314,7 @@ class WorkerLoop:
             for number in range(copy.first, copy.last):
                 comes_to.setdefault(number, []).append(Worker.parse(copy.worker))
 
-        def played(every: Mapping[int, Owners]) -> dict[int, Owners]:
+        def as_roles(every: Mapping[int, Owners]) -> dict[int, Owners]:
             return {
                 stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of_stage)
                 for stage, of_stage in every.items()
@@ -326,7 +326,7 @@ class WorkerLoop:
             )
             for stage, of_stage in holders.items()
         }
-        return played(owners), played(holders)
+        return as_roles(owners), as_roles(holders)
 
     def _background(self, record: GenerationRecord, transport: GroupTransport) -> BackgroundCopies | None:
         """What this worker copies, or has copied from it, while the generation runs."""

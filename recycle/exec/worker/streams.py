@@ -22,7 +22,7 @@ import torch
 class Streams(Protocol):
     """The stream on which everything runs, and one beside it."""
 
-    def beside(self, tensors: Sequence[torch.Tensor | None]) -> AbstractContextManager[object]:
+    def on_other_stream(self, tensors: Sequence[torch.Tensor | None]) -> AbstractContextManager[object]:
         """What is launched inside, with these tensors, runs on the other stream, after all that was launched before."""
 
     def join(self) -> None:
@@ -41,7 +41,7 @@ class CudaStreams:
         self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def beside(self, tensors: Sequence[torch.Tensor | None]) -> Iterator[None]:
+    def on_other_stream(self, tensors: Sequence[torch.Tensor | None]) -> Iterator[None]:
         for tensor in tensors:
             if tensor is not None:
                 tensor.record_stream(self._side)

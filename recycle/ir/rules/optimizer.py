@@ -1,6 +1,6 @@
 """Optimizer: on each live host of a stage one reduce, after its last gradient, then one step; peers reduce alike.
 
-These rules speak once a schedule has any REDUCE_GRAD or STEP; until then `lower` implies them.
+These rules apply once a schedule has any REDUCE_GRAD or STEP; until then `lower` implies them.
 """
 
 from __future__ import annotations

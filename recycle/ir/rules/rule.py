@@ -298,7 +298,7 @@ class Inspection:
     @cached_property
     def apart(self) -> Unmet:
         """Backwards that are not on the worker that holds what they need, once per cell; lowered rows."""
-        far = self.graph.missing.because(Why.NOT_LOCAL)
+        far = self.graph.missing.with_reason(Why.NOT_LOCAL)
         far = far.take(is_kind(self.lowered.columns.kind[far.row], kinds_where(lambda row: row.required)))
         return far.take(np.sort(np.unique(self.cells_of(far), return_index=True)[1]))
 

@@ -250,7 +250,7 @@ class _TransferExamination:
         self._report("duplicate-transfer", self.values(again), describe)
 
     def _not_made(self) -> None:
-        far = self.inspection.graph.missing.because(Why.NOT_LOCAL)
+        far = self.inspection.graph.missing.with_reason(Why.NOT_LOCAL)
         rows, values = self._given(far.take(is_kind(self.inspection.lowered.columns.kind[far.row], Send)))
 
         def describe(place: int) -> Defect:
@@ -330,7 +330,7 @@ class _TransferExamination:
         self._report("wrong-peer", values, describe)
 
     def _untransferred(self) -> None:
-        rows, values = self._given(self.inspection.graph.missing.because(Why.NOT_RECEIVED))
+        rows, values = self._given(self.inspection.graph.missing.with_reason(Why.NOT_RECEIVED))
 
         def describe(place: int) -> Defect:
             stage, micro_batch = values.stage[place], self.inspection.micro_batch(values.micro_batch[place])

@@ -63,7 +63,9 @@ class Hosting:
 
     def copied(self, units: Units) -> int:
         """Units that workers host and did not before."""
-        return sum(_new(parts, units.had(worker)) for worker, parts in zip(self.workers, self.parts, strict=True))
+        return sum(
+            _new(parts, units.held_before(worker)) for worker, parts in zip(self.workers, self.parts, strict=True)
+        )
 
 
 def hostings(
@@ -108,7 +110,7 @@ def every_hosting(
             soft = _softened(units, made, profile, count)
             if soft is not None and soft.seconds * WORTH < made.seconds:
                 yield soft
-    had = [units.had(worker) for worker in live]
+    had = [units.held_before(worker) for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
     seen: set[tuple[tuple[Worker, Parts], ...]] = set()
     hosts = _hosts_wanted(units, shape, live)
@@ -242,7 +244,7 @@ def _apart(
     if not nodes:
         return chosen
 
-    def together(of: Sequence[Worker]) -> list[int]:
+    def on_one_node(of: Sequence[Worker]) -> list[int]:
         on: list[set[int]] = [set() for _ in range(len(units))]
         for worker, parts in zip(of, hosted, strict=True):
             for u in (u for part in parts for u in range(*part)):
@@ -250,10 +252,10 @@ def _apart(
         return [u for u, each in enumerate(on) if len(each) < 2]
 
     def new(of: Sequence[Worker]) -> int:
-        return sum(_new(parts, units.had(worker)) for worker, parts in zip(of, hosted, strict=True))
+        return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=True))
 
     spare = [worker for worker in live if worker not in set(chosen)]
-    while bad := together(chosen):
+    while bad := on_one_node(chosen):
         u = bad[0]
         tries = []
         for i in [i for i, parts in enumerate(hosted) if common(parts, ((u, u + 1),))]:
@@ -261,9 +263,9 @@ def _apart(
                 if nodes[chosen[j]] != nodes[chosen[i]]:
                     other = list(chosen)
                     other[i], other[j] = other[j], other[i]
-                    tries.append((len(together(other)), new(other), other))
+                    tries.append((len(on_one_node(other)), new(other), other))
             tries += [
-                (len(together(other)), new(other), other)
+                (len(on_one_node(other)), new(other), other)
                 for worker in spare
                 if nodes[worker] != nodes[chosen[i]]
                 for other in [[*chosen[:i], worker, *chosen[i + 1 :]]]

@@ -40,7 +40,7 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     def take(own: bool) -> None:
         waiting: dict[Parts, list[Worker]] = {}
         for worker in sorted(free):
-            waiting.setdefault(units.had(worker), []).append(worker)
+            waiting.setdefault(units.held_before(worker), []).append(worker)
         for k, r, part in positions:
             if (k, r) in taken:
                 continue
@@ -55,9 +55,9 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     take(own=True)
     take(own=False)
     left = sorted(((part, k, r) for k, r, part in positions if (k, r) not in taken), key=lambda one: _place(one[0]))
-    spare = sorted(free, key=lambda worker: (_place(units.had(worker)), worker.pipeline))
+    spare = sorted(free, key=lambda worker: (_place(units.held_before(worker)), worker.pipeline))
     wanted = [part for part, _, _ in left]
-    for (_, k, r), which in zip(left, _matched(wanted, [units.had(worker) for worker in spare]), strict=True):
+    for (_, k, r), which in zip(left, _matched(wanted, [units.held_before(worker) for worker in spare]), strict=True):
         taken[k, r] = spare[which]
     return [[taken[k, r] for r in range(len(cut))] for k, cut in enumerate(cuts)], homes
 
@@ -70,12 +70,12 @@ def assign_ranges(units: Units, live: Sequence[Worker], wanted: Sequence[Parts])
     """
     waiting: dict[Parts, list[Worker]] = {}
     for worker in sorted(live, reverse=True):
-        waiting.setdefault(units.had(worker), []).append(worker)
+        waiting.setdefault(units.held_before(worker), []).append(worker)
     taken = {i: waiting[part].pop() for i, part in enumerate(wanted) if waiting.get(part)}
     left = sorted((i for i in range(len(wanted)) if i not in taken), key=lambda i: _place(wanted[i]))
     spare = [worker for workers in waiting.values() for worker in workers]
-    spare.sort(key=lambda worker: (_place(units.had(worker)), worker.pipeline))
-    matched = _matched([wanted[i] for i in left], [units.had(worker) for worker in spare])
+    spare.sort(key=lambda worker: (_place(units.held_before(worker)), worker.pipeline))
+    matched = _matched([wanted[i] for i in left], [units.held_before(worker) for worker in spare])
     taken |= {i: spare[which] for i, which in zip(left, matched, strict=True)}
     return [taken[i] for i in range(len(wanted))]
 
@@ -144,9 +144,11 @@ def moves_to(
     until = dict.fromkeys(live, 0.0)
     moves: list[Move] = []
     for worker, parts in wanted.items():
-        for begin, end in without(parts, units.had(worker)):
+        for begin, end in without(parts, units.held_before(worker)):
             while begin < end:
-                holders = [(peer, last) for peer in live for first, last in units.had(peer) if first <= begin < last]
+                holders = [
+                    (peer, last) for peer in live for first, last in units.held_before(peer) if first <= begin < last
+                ]
                 if not holders:  # whoever has moved before has it
                     begin += 1
                     continue

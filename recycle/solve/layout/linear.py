@@ -1,4 +1,4 @@
-"""Linear and integer programs, solved by HiGHS: deterministic, in one thread, without a word."""
+"""Linear and integer programs, solved by HiGHS: deterministic, in one thread, and printing nothing."""
 
 from __future__ import annotations
 

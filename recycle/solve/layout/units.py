@@ -85,7 +85,7 @@ class Units:
         ranges, ranks = ranges_of(self.whole), len(self.whole) // self.chunks
         return tuple(joined(ranges[rank::ranks]) for rank in range(ranks))
 
-    def had(self, worker: Worker) -> Parts:
+    def held_before(self, worker: Worker) -> Parts:
         """The units that a worker has before anything is copied."""
         return self.held.get(worker, self.given[worker.rank])
 

@@ -30,7 +30,7 @@ class Process:
         """Have the device do something."""
         began = self.given.clock.mark()
         action()
-        self.given.gave(doing, began, self.given.clock.mark())
+        self.given.record_given(doing, began, self.given.clock.mark())
 
     @property
     def said(self) -> tuple[bool, str, float | None]:

@@ -20,7 +20,7 @@ def until(condition: Callable[[], bool], server: ForkServer) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
-        server.hear()
+        server.read_answers()
         time.sleep(0.01)
 
 

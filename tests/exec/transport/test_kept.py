@@ -307,7 +307,7 @@ def test_communicators_of_a_process_that_is_dead_are_let_go() -> None:
     for peer in ("0.1", "1.1"):
         of_process.add(("lane0", ("0.0", peer)), f"generation1/lane0.0>{peer}", peer)
     of_process.end()
-    of_process.part_with(["0.0", "0.1"])
+    of_process.keep_among(["0.0", "0.1"])
     assert of_process.take_unfit() == ["1.1"]
     assert of_process.offer() == {"generation1/lane0.0>0.1": 0}
 

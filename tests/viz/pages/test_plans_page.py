@@ -135,7 +135,7 @@ def test_a_slow_worker_is_planned_for_and_stays_slow_when_another_dies() -> None
     assert both["failed"] == ["1.1", "0.1=2"]
     assert page.toggled(both, Worker(0, 1))["failed"] == ["0.1", "1.1"]
     with pytest.raises(PlanError, match="only a job can be planned for"):
-        WhatIf(JOB, None, None).under([(Worker(0, 1), 2.0)])
+        WhatIf(JOB, None, None).with_slow([(Worker(0, 1), 2.0)])
 
 
 def test_too_many_workers_are_named_instead() -> None:
