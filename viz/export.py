@@ -1,7 +1,7 @@
 """Pictures that need no server: one HTML file that holds everything it shows, or an SVG.
 
-The HTML refers to no address and carries plotly.js where it has figures; SVG and PNG are written without a browser or plotly, SVG
-without Pillow too.
+The HTML refers to no address and carries plotly.js where it has figures; SVG and PNG are written without a browser or
+plotly, SVG without Pillow too.
 """
 
 from __future__ import annotations
