@@ -37,7 +37,7 @@ class Streamed(Device):
         self.main, self.side = self.compute, self.stream("beside")
 
     @contextmanager
-    def beside(self, tensors: object) -> Iterator[None]:
+    def on_other_stream(self, tensors: object) -> Iterator[None]:
         before = self.main.launch(lambda: None)
         self.side.launch(before.wait)
         self.compute = self.side
