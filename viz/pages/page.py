@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dash import Dash, Input, Output, State, html
+from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
@@ -125,6 +125,18 @@ class Page(Protocol):
     def name(self, part: str) -> str:
         """Identifier of one of the page's components."""
         return f"{self.prefix}-{part}"
+
+
+def open_by_buttons(app: Dash, kind: str) -> None:
+    """Have the buttons `{"type": kind, "page": PREFIX}` open the page that each names."""
+
+    @app.callback(
+        Output(TABS, "value", allow_duplicate=True),
+        Input({"type": kind, "page": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def open_page(clicks: list[int]) -> Any:
+        return ctx.triggered_id["page"] if ctx.triggered_id is not None and any(clicks) else no_update
 
 
 def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:

@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, ctx, html, no_update
+from dash import Dash, html
 
 from recycle.errors import RecycleError
 from recycle.runs import TRACE, read_lines
 from viz.pages import parts
-from viz.pages.page import TABS, Page, Workspace
+from viz.pages.page import Page, Workspace, open_by_buttons
 from viz.run_files import runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
@@ -55,13 +55,7 @@ class RunsPage(Page):
         return parts.card(f"Runs in {folder}", parts.table(HEAD, rows), caption=f"The newest first.{more}")
 
     def register(self, app: Dash) -> None:
-        @app.callback(
-            Output(TABS, "value", allow_duplicate=True),
-            Input({"type": self.name("open"), "page": ALL}, "n_clicks"),
-            prevent_initial_call=True,
-        )
-        def open_page(clicks: list[int]) -> Any:
-            return ctx.triggered_id["page"] if ctx.triggered_id is not None and any(clicks) else no_update
+        open_by_buttons(app, self.name("open"))
 
 
 def summary(run: Path) -> list[parts.Cell]:

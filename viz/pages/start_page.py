@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, ctx, html, no_update
+from dash import Dash, html
 
 from viz.pages import parts
-from viz.pages.page import TABS, Page, Workspace
+from viz.pages.page import Page, Workspace, open_by_buttons
 
 COMMANDS = (
     ("recycle view plan.json", "a schedule: its lanes, figures and findings"),
@@ -62,10 +62,4 @@ class StartPage(Page):
         )
 
     def register(self, app: Dash) -> None:
-        @app.callback(
-            Output(TABS, "value", allow_duplicate=True),
-            Input({"type": self.name("link"), "page": ALL}, "n_clicks"),
-            prevent_initial_call=True,
-        )
-        def open_page(clicks: list[int]) -> Any:
-            return ctx.triggered_id["page"] if ctx.triggered_id is not None and any(clicks) else no_update
+        open_by_buttons(app, self.name("link"))

@@ -38,6 +38,7 @@ from recycle.files import decoded
 from recycle.ir.columns import require_few
 from recycle.ir.families.interleaved import interleaved, units
 from recycle.ir.families.one_f_one_b import one_f_one_b
+from recycle.ir.formats.left_out import left_out
 from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.shape import Shape, Worker
@@ -214,19 +215,11 @@ def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> tupl
 
 
 def _warn_of_left_out(schedule: Schedule) -> None:
-    left_out = [f"metadata ({', '.join(schedule.metadata)})"] if schedule.metadata else []
+    named = left_out(schedule)
     if schedule.is_lowered:
-        left_out.append("transfers, reduces and steps, which Megatron places itself")
-    if schedule.optimizer != "staggered":
-        left_out.append(f'optimizer = "{schedule.optimizer}"')
-    if schedule.buckets > 1:
-        left_out.append(f"buckets = {schedule.buckets}")
-    if schedule.gathers:
-        left_out.append("gathers")
-    if schedule.forward_only:
-        left_out.append("forward_only, without which its backwards are missing")
-    if left_out:
-        _log.warning("a Megatron schedule table cannot hold, and leaves out: %s", ", ".join(left_out))
+        named.append("transfers, reduces and steps, which Megatron places itself")
+    if named:
+        _log.warning("a Megatron schedule table cannot hold, and leaves out: %s", ", ".join(named))
 
 
 def _refusal(what: str, why: str) -> ScheduleError:

@@ -28,6 +28,7 @@ import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.columns import require_few
+from recycle.ir.formats.left_out import left_out
 from recycle.ir.formats.torch_actions import (
     Program,
     final_steps,
@@ -117,17 +118,8 @@ def dumps(schedule: Schedule) -> str:
             f"{shape} with the stages {_listed(placement)}",
             f"its rows would be read as {found[0]} with the stages {_listed(found[1])}",
         )
-    left_out = [f"metadata ({', '.join(schedule.metadata)})"] if schedule.metadata else []
-    if schedule.optimizer != "staggered":
-        left_out.append(f'optimizer = "{schedule.optimizer}"')
-    if schedule.buckets > 1:
-        left_out.append(f"buckets = {schedule.buckets}")
-    if schedule.gathers:
-        left_out.append("gathers")
-    if schedule.forward_only:
-        left_out.append("forward_only, without which its backwards are missing")
-    if left_out:
-        _log.warning("a torch CSV cannot hold, and leaves out: %s", ", ".join(left_out))
+    if named := left_out(schedule):
+        _log.warning("a torch CSV cannot hold, and leaves out: %s", ", ".join(named))
     return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)
 
 
