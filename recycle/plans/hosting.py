@@ -19,7 +19,7 @@ from recycle.sections import Sections
 from recycle.shape import Worker
 
 UnitRange = tuple[int, int]
-"""UnitRange from the first up to but without the last."""
+"""Units from the first up to but without the last."""
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way
     left = [worker for worker in everybody if worker != Worker(1, 1)]
     assert run(of, left, left) == []
     before = of.hosts
-    # UnitRange 0 to 2 | 3 | 4 and 5, as stages: 2.0 takes layer 2 on, and 0.1 gives it away.
+    # Units 0 to 2 | 3 | 4 and 5, as stages: 2.0 takes layer 2 on, and 0.1 gives it away.
     stages = {"0.0": (0,), "1.0": (0,), "2.0": (0, 1), "0.1": (2,), "2.1": (1, 2)}
     moved = Hosts.of(job_, {Worker.parse(name): its for name, its in stages.items()}, (2, 1, 1))
     wanted = of.wanted(moved, left, left)
