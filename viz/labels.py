@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.instruction import Beside, OverlappedPair, StageWide
+from recycle.ir.instruction import Backward, Beside, OverlappedPair, StageWide
 from recycle.ir.kinds import is_kind, reads_kinds, table_as_json
 from viz.figures.time_axis import TimeUnit, time_unit
 from viz.lanes import Flag, LaneTable
@@ -59,7 +59,7 @@ def backward_label(table: LaneTable, operation: int) -> str:
         return ""
     home, index = (int(column[operation]) for column in table.paired)
     is_away = home != int(table.workers[int(np.searchsorted(table.offsets, operation, side="right")) - 1].pipeline)
-    return (LABEL_AWAY if is_away else LABEL).format(letter="B", micro_batch=index, home=f"{home}.{index}")
+    return (LABEL_AWAY if is_away else LABEL).format(letter=Backward.token, micro_batch=index, home=f"{home}.{index}")
 
 
 def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None = None) -> list[str]:

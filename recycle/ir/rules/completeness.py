@@ -117,13 +117,13 @@ def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
     yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
     split = (b == 0) & ((i > 0) | (w > 0))
     holes = (
-        ("F", "forward", (f == 0) & (b + i + w > 0)),
-        ("B", "backward (B, or I and W)", (f > 0) & (b + i + w == 0)),
-        ("W", "weight gradient", split & (w == 0)),
-        ("I", "input gradient", split & (i == 0)),
+        (Forward, "forward", (f == 0) & (b + i + w > 0)),
+        (Backward, "backward (B, or I and W)", (f > 0) & (b + i + w == 0)),
+        (BackwardWeight, "weight gradient", split & (w == 0)),
+        (BackwardInput, "input gradient", split & (i == 0)),
     )
-    for token, name, hole in holes[:1] if inspection.schedule.forward_only else holes:
-        yield from _incomplete(inspection, token, name, hole)
+    for kind, name, hole in holes[:1] if inspection.schedule.forward_only else holes:
+        yield from _incomplete(inspection, kind, name, hole)
 
 
 def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect | Rest]:
@@ -141,7 +141,7 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect | Rest]:
     yield rest(stages)
 
 
-def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> Iterator[Defect | Rest]:
+def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Iterator[Defect | Rest]:
     """One defect per worker and stage, at the first instruction whose other part is missing."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
@@ -153,7 +153,7 @@ def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> I
         numbers = np.unique(pieces.micro_batch[at[place : place + entries]])
         yield Defect(
             f"the {name} of stage {stage} is missing for micro-batch {inspection.micro_batches(numbers)}",
-            f"add {stage}{token}{inspection.micro_batch(numbers[0])} to worker {shape.worker_at(worker)}",
+            f"add {stage}{kind.token}{inspection.micro_batch(numbers[0])} to worker {shape.worker_at(worker)}",
             int(pieces.row[at[place]]),
         )
     yield rest(keys)
