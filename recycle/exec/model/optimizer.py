@@ -73,6 +73,8 @@ class FlatOptimizer:
         decayed: the elements that decay, at the beginning or at the end.
         train: betas, epsilon, weight decay and the course of the learning rate.
         working: [n], the live parameters where they are not `parameters`; no part of the state.
+        is_new: whether moments begin at 0. Else they are to be copied from elsewhere, and filling them would only have
+            the host find memory for them in a moment in which others wait.
 
     Attributes:
         parameters: as given.
@@ -80,13 +82,19 @@ class FlatOptimizer:
     """
 
     def __init__(
-        self, parameters: torch.Tensor, decayed: slice, train: TrainSection, working: torch.Tensor | None = None
+        self,
+        parameters: torch.Tensor,
+        decayed: slice,
+        train: TrainSection,
+        working: torch.Tensor | None = None,
+        is_new: bool = True,
     ) -> None:
         self._train, self.parameters, self._working = train, parameters, working
         begin, end = decayed.start, decayed.stop
         self._parts = (decayed, slice(0, begin) if begin else slice(end, len(parameters)))
-        self.averages = torch.zeros_like(parameters)
-        self._squares = torch.zeros_like(parameters)
+        make = torch.zeros_like if is_new else torch.empty_like
+        self.averages = make(parameters)
+        self._squares = make(parameters)
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=parameters.device)
         self._piece = piece_of_step(parameters.device)

@@ -84,11 +84,12 @@ class ShardedOptimizer:
         live = self._weights[begin:end]
         masters, working = live, None
         if live.dtype != torch.float32:
-            masters = torch.zeros(end - begin, dtype=torch.float32, device=live.device)
+            masters = torch.empty(end - begin, dtype=torch.float32, device=live.device)
             if self._initial is not None:
                 masters.copy_(self._initial[begin:end])
             working = live
-        optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working)
+        is_new = self._initial is not None
+        optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working, is_new)
         return OptimizerShard(optimizer, self._mean(begin), self._scratch, self._names(begin, end), working)
 
     def _decayed(self, begin: int, end: int) -> slice:

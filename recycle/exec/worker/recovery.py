@@ -232,7 +232,7 @@ class WorkerLoop:
                 n for copy in record.behind if copy.worker == self.member.worker for n in range(copy.first, copy.last)
             }
             if self.shards.place(self._holds.shards, mine, copied, behind):
-                self._updates.rehost(record.committed)
+                self._updates.reshard()
             self.member.progress.begins("form")
             return
         if lacking := self.hosted.missing() - copied:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -144,6 +145,15 @@ class Updates:
         self._gathered.clear()
         self._before.clear()
 
+    def reshard(self) -> None:
+        """The worker steps other parts of its stages from now on, whose states are from the same iteration.
+
+        The memory for the state before a step stays until the next step is taken ahead, which makes it fit: others may
+        wait for this worker now.
+        """
+        with self._lock:
+            self._kept = {}
+
     def stand_at(self, iteration: int) -> bool:
         """Whether every stage's last step was that of `iteration`."""
         return all(at == iteration for at in self._at.values())
@@ -192,9 +202,16 @@ class Updates:
             self.step(index, commit)
 
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
-        if index not in self._before:
-            self._before[index] = [self._empty_like(tensor) for tensor in self._stages[index].state_tensors()]
-        return self._before[index]
+        live, before = self._stages[index].state_tensors(), self._before.get(index, [])
+        if len(before) != len(live) or any(a.shape != b.shape for a, b in zip(before, live, strict=True)):
+            there = defaultdict[object, list[torch.Tensor]](list)
+            for one in self._before.pop(index, []):
+                there[one.shape, one.dtype].append(one)
+            found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
+            del there, before  # the memory of what does not fit is for what is made
+            before = [self._empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
+            self._before[index] = before
+        return before
 
     def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self._on_host:

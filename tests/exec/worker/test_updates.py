@@ -15,6 +15,8 @@ from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.updates import Updates
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
+from tests.exec.runs import job
+from tests.exec.sharded import sharded
 
 GPT = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
 EMULATED = small_job(1, 2, 2)
@@ -167,3 +169,25 @@ def test_the_state_before_a_step_lies_where_the_job_wants_it() -> None:
     for on_host, device in ((False, "meta"), (True, "cpu")):
         kept = Updates({}, on_host=on_host)._empty_like(on_device)
         assert (kept.device.type, kept.shape, kept.dtype) == (device, (3,), torch.bfloat16)
+
+
+def test_a_step_of_other_shards_is_taken_back_in_memory_that_fits_them() -> None:
+    of = sharded(job(3, 2, 2, model={"layers": 6}))
+    stages = [EmulatedStage(of, index, scale=0.0) for index in (0, 1)]
+    shards = stages[0].shards
+    assert shards is not None
+    updates = Updates({0: stages[0]})
+    shards.own([0, 1])
+    for step, owned in enumerate(([0, 1], [1], [0, 1, 2])):
+        if step:
+            updates.reshard()
+            shards.own(owned)
+            shards.keep_only(owned)
+        before = shards.digests()
+        assert sorted(before) == owned
+        train(stages, updates, step)
+        updates.step_ahead(0, step)
+        assert all(shards.digests()[number] != text for number, text in before.items())
+        updates.settle(step - 1, commit(step - 1) if step else None)
+        assert shards.digests() == before
+        updates.step(0, commit(step))
