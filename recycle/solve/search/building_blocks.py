@@ -104,21 +104,32 @@ def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tup
         block = block._replace(delay=np.zeros(len(delay)))
 
 
+def shortest_interval(problem: Problem) -> float:
+    """The shortest interval that load and memory could admit, if operations could overlap, from one micro-batch of
+    every pipeline to the next."""
+    shape, longest = problem.shape, 0.0
+    times = problem.times.reshape(3, shape.stages)
+    for rank, hosts in enumerate(problem.hosts[: shape.ranks]):
+        f, i, w = times[:, rank :: shape.ranks] * problem.fastest[rank]
+        way_back = np.array(problem.way_back)[rank :: shape.ranks]
+        held = f + i + way_back + (problem.stash * w if problem.split else 0.0)
+        pace = sum(problem.fastest[rank] / problem.speed[worker] for worker in hosts)
+        slots = sum(problem.cap[worker] for worker in hosts)
+        longest = max(longest, float((f + i + w).sum()) / pace, float(held.sum()) / slots)
+    return shape.pipelines * longest
+
+
 def _begun(problem: Problem, seed: int) -> tuple[Block, float]:
     """(a block without delays, the shortest interval that load and memory could admit)."""
     stages, ranks = problem.shape.stages, problem.shape.ranks
-    rank = np.arange(stages) % ranks
-    speed = np.array(problem.speed)[rank]
+    speed = np.array(problem.speed)[np.arange(stages) % ranks]
     times = (problem.times.reshape(3, stages) * speed)[: problem.kinds]
-    held = times[0] + times[1] + np.array(problem.way_back) + (problem.stash * times[2] if problem.split else 0.0)
-    work, held = (np.bincount(rank, weights=each) for each in (times.sum(axis=0), held))
-    cap = np.array(problem.cap, dtype=np.float64)
     block = Block(
         ranks=ranks,
         kinds=problem.kinds,
         times=times.ravel(),
         link=float(problem.link) if ranks > 1 else 0.0,
-        cap=cap,
+        cap=np.array(problem.cap, dtype=np.float64),
         stash=float(problem.stash),
         quantum=problem.unit / 2,
         delay=np.zeros(times.size),
@@ -129,7 +140,7 @@ def _begun(problem: Problem, seed: int) -> tuple[Block, float]:
         taken=np.zeros(ranks, dtype=np.int64),
         random=seeded(seed),
     )
-    return block, max(float(work.max()), float((held / cap).max()))
+    return block, shortest_interval(problem)
 
 
 def _annealed(problem: Problem, block: Block, interval: float, steps: int) -> tuple[Order | None, Block]:

@@ -1,7 +1,7 @@
 """Search from a beginning: the template first, as a step there costs a part of one on the whole, then the whole.
 
-The search of a single pipeline begins with building blocks beside what the beginning holds; that of any problem on
-which insertion does well, with other manners of it.
+The search of a single pipeline begins with building blocks and waves beside what the beginning holds; that of any
+problem on which insertion does well, with other manners of it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+from recycle.solve.assignment import deals
 from recycle.solve.bounds import closed_form
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
@@ -18,6 +19,7 @@ from recycle.solve.search.initial_orders import Beginning
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.timing import time_order
 from recycle.solve.search.walks import SEARCH_STEPS, search
+from recycle.solve.search.waves import best_wave
 
 LARGE = 10_000
 """Operations from which a search of the whole problem gains less than one of its template."""
@@ -34,7 +36,12 @@ begin with may have for this to pay."""
 STEPS_OF_ORDER = 50
 """Steps that making an order counts for."""
 BLOCK_ORDERS = 3
-"""Orders of blocks that are kept."""
+"""Orders of blocks and waves that are kept."""
+WAVE_SHARE, WHOLE_WAVE_SHARE = 0.7, 0.35
+"""Of the time, or of the steps, of blocks, what waves get where workers host several chunks; and those of all pipelines
+of what is left after the template."""
+WAVE_SECONDS = 1e-5
+"""Seconds per operation that must be left for waves of all pipelines to be tried: some orders' worth."""
 
 
 def search_from(
@@ -74,6 +81,14 @@ def search_from(
         most = None if steps is None else int(steps * share)
         blocks, spent = _blocks(problem, bound, most, seed, deadline.part(share))
         orders = sorted([*orders, *blocks], key=lambda order: order.period)
+    is_many = problem.shape.pipelines > 1 and problem.shape.chunks > 1
+    if is_many and deadline.left > WAVE_SECONDS * problem.size and not is_met(problem, orders[0].period, bound):
+        most = None if steps is None else max(1, int(steps * WHOLE_WAVE_SHARE) // STEPS_OF_ORDER)
+        wave, took = _wave(problem, bound, most, seed, deadline.part(WHOLE_WAVE_SHARE))
+        spent += took
+        orders = sorted([wave, *orders], key=lambda order: order.period)
+        if progress:
+            progress("searching", orders[0].period)
     if beginning.inserted is not None and beginning.inserted[0].period <= CLOSE * orders[0].period:
         most = SEARCH_STEPS if steps is None else max(1, int(steps * INSERTION_SHARE) // STEPS_OF_ORDER)
         mine = deadline if steps is not None else deadline.part(INSERTION_SHARE)
@@ -94,16 +109,32 @@ def search_from(
     return replace(found, steps=spent + found.steps)
 
 
+def _wave(problem: Problem, bound: float, orders: int | None, seed: int, deadline: Deadline) -> tuple[Incumbent, int]:
+    """(the best order of waves, the steps spent).
+
+    Args:
+        orders: to make, in place of the deadline.
+    """
+    hosts = [deal.host for deal in deals(problem)]
+    best, count = best_wave(problem, hosts, bound, seed=seed, orders=orders, deadline=deadline)
+    return best, count * STEPS_OF_ORDER
+
+
 def _blocks(
     problem: Problem, bound: float, most: int | None, seed: int, deadline: Deadline
 ) -> tuple[list[Incumbent], int]:
-    """(the best orders of building blocks, the steps spent).
+    """(the best orders of blocks, and of waves where workers host several chunks; the steps spent).
 
     Args:
         most: steps in place of the deadline.
     """
     found: dict[float, Incumbent] = {}
-    spent, pace = 0, Pace(deadline)
+    spent = 0
+    if problem.shape.chunks > 1:
+        orders = None if most is None else max(1, int(most * WAVE_SHARE) // STEPS_OF_ORDER)
+        wave, spent = _wave(problem, bound, orders, seed, deadline.part(WAVE_SHARE))
+        found[wave.period] = wave
+    pace = Pace(deadline)
     for order, _, took in block_orders(problem, steps=BLOCK_STEPS, seed=seed):
         spent += took
         if order is not None:

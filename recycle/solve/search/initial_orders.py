@@ -31,6 +31,9 @@ TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 BLOCK_SHARE, BLOCK_STEPS, LEAST_BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 200, 4_000, 40_000
 """Of the time that is left, what building blocks may take at most; steps at each of their first intervals, and at all
 of them, without a deadline and with one."""
+SIMPLE_SHARE = 0.25
+"""Of the time that is left, what greedy 1F1B, insertion and the families may take where workers host several chunks: a
+search of waves gains more then."""
 MOST_TEMPLATES = 4
 """Templates that are begun at most."""
 MOST_ORDERS = 4
@@ -131,7 +134,7 @@ def initial_orders(
         problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt=dealt, first=first
     )
     found, inserted = [*copied, order], None
-    pace = Pace(deadline)
+    pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     ways: list[Iterator[tuple[Order, Manner | None]]] = [
         ((greedy_1f1b(problem, deal), None) for deal in dealt),
         insertion_orders(problem, dealt) if problem.size <= INSERTION_UP_TO else iter(()),

@@ -1,0 +1,200 @@
+"""Waves: micro-batches enter a pipeline in groups, and operations are due when those would come by unhindered.
+
+With little memory a worker holds few micro-batches, and most of the time these are away on other ranks. At equal
+distances (`building_blocks`) forwards meet backward passes at every rank, and each time one of them waits and holds its
+memory meanwhile. A wave of some micro-batches close behind each other meets the wave that comes back as a whole, so
+that less waits; and the first waves fill the memory at once. A wave follows the one before after the time that
+work and memory of its micro-batches take, more or less.
+
+The due times become an order by list scheduling. A few numbers say how (`Wave`); they are first tried on a grid, then
+changed, some at a time, where that makes the period no longer. Waves of a single pipeline are a template; those of
+several, all at once or one pipeline after another, let each micro-batch find its hosts at a time of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.incumbent import Incumbent, is_met
+from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import Floats, Operations
+from recycle.solve.search.building_blocks import shortest_interval
+from recycle.solve.search.list_scheduling import schedule_by_priority
+from recycle.solve.search.timing import time_order
+
+SIZES, DISTANCES, SPACINGS = (0.0, 0.3, 0.5, 0.7, 1.0), (0.9, 1.05), (1.0, 0.0)
+"""Of the grid: micro-batches of a wave, as a share of those whose forwards fill the memory; time from one wave to the
+next, in shortest intervals of its micro-batches; `spacing`."""
+CLIMBS = 4
+"""The best of the grid from which the numbers are changed, in turn."""
+CHANGES = (1, 1, 2, 3)
+"""How many numbers are changed at a time; one of these."""
+
+
+@dataclass(frozen=True)
+class Wave:
+    """How the micro-batches of each pipeline come in waves. Times are in typical operations' times, except `interval`.
+
+    Attributes:
+        size: micro-batches of a wave.
+        interval: seconds from one wave to the next.
+        spacing: from one micro-batch of a wave to the next, in longest forwards.
+        patience, weight_patience: how long an F or I, and a W, stands back for what is more urgent and on its way.
+        weight_delay: how long after its I a W is due.
+        stretch: how much longer than unhindered the way of a micro-batch is taken to be.
+        release: share of its due time before which no micro-batch begins.
+        chunk_delay: how much later the forwards of each deeper chunk are due.
+        phase: share of an interval over which the waves of all pipelines are spread, one pipeline after another.
+        deal: which of the choices of hosts is taken, counted around.
+    """
+
+    size: int
+    interval: float
+    spacing: float
+    patience: float = 0.5
+    weight_patience: float = 0.5
+    weight_delay: float = 3.0
+    stretch: float = 1.0
+    release: float = 1.0
+    chunk_delay: float = 0.0
+    phase: float = 0.0
+    deal: int = 0
+
+
+def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) -> Iterator[Incumbent]:
+    """Orders and their periods, without end: those of the grid, then of changed waves, each no worse than the one it
+    was changed from or given up.
+
+    Args:
+        hosts: some choices of the worker of each (stage, micro-batch), flat.
+    """
+    way = _unhindered(problem)
+
+    def made(wave: Wave) -> Incumbent:
+        order = _order(problem, way, hosts[wave.deal % len(hosts)], wave)
+        return Incumbent(order, time_order(problem, order).period)
+
+    tried: list[tuple[float, Wave]] = []
+    for wave in _grid(problem):
+        found = made(wave)
+        tried.append((found.period, wave))
+        yield found
+    climbs = sorted(tried, key=lambda one: one[0])[:CLIMBS]
+    draw = Random(seed)
+    while True:
+        for place, (period, wave) in enumerate(climbs):
+            changed = _changed(problem, wave, draw)
+            found = made(changed)
+            if found.period <= period:
+                climbs[place] = found.period, changed
+            yield found
+
+
+def best_wave(
+    problem: Problem,
+    hosts: Sequence[Operations],
+    bound: float,
+    *,
+    seed: int = 0,
+    orders: int | None = None,
+    deadline: Deadline,
+) -> tuple[Incumbent, int]:
+    """(the best order of waves, how many orders were made; one at least).
+
+    Args:
+        bound: a proven lower bound; an order that meets it ends the search.
+        hosts: as of `wave_orders`.
+        orders: to make at most; as many as the deadline allows when left out.
+    """
+    waves = wave_orders(problem, hosts, seed)
+    pace = Pace(deadline)
+    best, count = next(waves), 1
+    while count != orders and not (pace.is_over() or is_met(problem, best.period, bound)):
+        found = next(waves)
+        best, count = min(best, found, key=lambda one: one.period), count + 1
+    return best, count
+
+
+def _grid(problem: Problem) -> Iterator[Wave]:
+    """Sizes up to that whose forwards alone fill the memory."""
+    interval, chunks, m = shortest_interval(problem), problem.shape.chunks, problem.shape.micro_batches
+    most = min(max(problem.cap), m * chunks) / chunks
+    for size in sorted({min(m, max(1, round(share * most))) for share in SIZES}):
+        for distance, spacing in product(DISTANCES, SPACINGS if size > 1 else SPACINGS[:1]):
+            yield Wave(size, size * interval * distance, spacing)
+
+
+def _unhindered(problem: Problem) -> Floats:
+    """[kinds, stages], when each operation of a lone micro-batch starts on the fastest hosts; a W right after its I."""
+    stages = problem.shape.stages
+    starts, now = np.zeros((problem.kinds, stages)), 0.0
+    times = problem.times.reshape(3, stages) * np.array(problem.fastest)
+    for kind, way in ((0, range(stages)), (1, range(stages)[::-1])):
+        for turn, s in enumerate(way):
+            now += problem.hop if turn else 0.0
+            starts[kind, s] = now
+            now += times[kind, s]
+            if kind == 1 and problem.split:
+                starts[2, s] = now
+    return starts
+
+
+def _order(problem: Problem, way: Floats, host: Operations, wave: Wave) -> Order:
+    shape = problem.shape
+    pipeline, index = np.divmod(np.arange(problem.micro_batches), shape.micro_batches)
+    number, place = np.divmod(index, wave.size)
+    enters = (number + wave.phase * pipeline / shape.pipelines) * wave.interval
+    enters = enters + place * wave.spacing * max(problem.forward)
+    due = (wave.stretch * way)[:, :, None] + enters
+    due[0] += (np.arange(shape.stages) // shape.ranks * wave.chunk_delay * problem.unit)[:, None]
+    if problem.split:
+        due[2] += wave.weight_delay * problem.unit
+    return schedule_by_priority(
+        problem,
+        host,
+        due.ravel(),
+        patience=wave.patience * problem.unit,
+        weight_patience=wave.weight_patience * problem.unit,
+        release=wave.release * enters,
+    )
+
+
+def _changed(problem: Problem, wave: Wave, draw: Random) -> Wave:
+    for _ in range(draw.choice(CHANGES)):
+        name = draw.choice(_NAMES)
+        if name == "size":
+            size = max(1, min(problem.shape.micro_batches, wave.size + draw.choice((-1, 1))))
+            wave = replace(wave, size=size, interval=wave.interval * size / wave.size)
+        elif name == "deal":
+            wave = replace(wave, deal=wave.deal + 1)
+        else:
+            drawn: dict[str, Any] = {name: _DRAWN[name](draw, getattr(wave, name))}
+            wave = replace(wave, **drawn)
+    return wave
+
+
+def _one_of(*usual: float, most: float) -> Callable[[Random, float], float]:
+    """A usual value, or sometimes any up to the most."""
+    return lambda draw, _: draw.choice((*usual, draw.uniform(0.0, most)))
+
+
+_DRAWN: dict[str, Callable[[Random, float], float]] = {
+    "interval": lambda draw, now: now * draw.uniform(0.93, 1.07),
+    "spacing": _one_of(0.0, 0.5, 1.0, 1.5, 2.0, most=3.0),
+    "patience": _one_of(0.0, 0.5, 1.0, most=3.0),
+    "weight_patience": _one_of(0.0, 0.5, 1.0, most=2.0),
+    "weight_delay": _one_of(0.0, 1.0, 3.0, 6.0, 10.0, most=15.0),
+    "stretch": lambda draw, now: max(0.5, min(2.0, now * draw.uniform(0.9, 1.1))),
+    "release": _one_of(0.0, 0.5, 0.9, 1.0, most=1.0),
+    "chunk_delay": lambda draw, _: draw.uniform(-8.0, 8.0),
+    "phase": _one_of(0.0, 1.0, most=1.0),
+}
+"""How each number but `size` is drawn anew, given what it is."""
+_NAMES = tuple(field.name for field in fields(Wave))
