@@ -8,7 +8,7 @@ Assumptions: workers are alike, so that the period of a layout depends on how ma
 set of so many that was met; a better order in the given stages, which the planner searches for meanwhile, runs from the
 first; what is copied is counted from the fault-free layout each time, whatever was moved before; a dead worker of a
 moved layout costs what it costs in the given stages, until the next boundary. All of the optimizer's state is on every
-host, since layers whose state is sharded do not move yet.
+host; moves of shards, which the executor has, are not priced.
 """
 
 from __future__ import annotations

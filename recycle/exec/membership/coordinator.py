@@ -407,13 +407,13 @@ class Coordinator:
         self._enter(GenerationPhase.RUNNING)
         self.running_since = self.now()
         log_copies(self.log, self.next_step, self._forming.copied(), self._joined, self._holdings)
-        self._log_spare()
         for worker in self._joined:
             self._readiness.forget(worker)
         self._joined.clear()
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
             self._lost_since = None
+        self._log_spare()  # behind all that says how long the pause was: by now the workers have the processor
 
     def _log_spare(self) -> None:
         """Say how many deaths each stage bears, if these are others than before."""
