@@ -1,6 +1,6 @@
 """Which workers share a node, and so its failures: the one mapping that agents, simulator and planner go by.
 
-Workers are dealt out pipeline by pipeline in blocks that are as even as can be, so that a pipeline's neighbours share
+Workers are placed pipeline by pipeline in blocks that are as even as can be, so that a pipeline's neighbours share
 a node where they may. There are never fewer than two nodes: with two pipelines or more, no block then holds all peers
 of a stage. (An even block of n >= 2 holds at most ceil(D P / 2) consecutive workers, and the D peers of a stage span
 (D - 1) P + 1 of them, which is more for every D >= 2.) So the death of one node leaves every stage a live host.

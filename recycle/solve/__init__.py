@@ -4,7 +4,7 @@ planner         one plan, from all that follows
 library/        many plans: which vectors, in how much time (filling), and again after times changed (refreshing)
 normalize       which vector of failures to plan for, and which live workers move for it
 problem         the numbers that everything works on, and orders of operations
-assignment      deals: which live worker runs each micro-batch at each stage; the one place where this is decided
+assignment      assignments: which live worker runs each micro-batch at each stage; the one place where this is decided
 template        one pipeline, planned without failures and copied to all
 leaving_out     what is left of a problem without slow workers
 bounds/         periods that no schedule can fall below: closed forms and a linear program on grids of time

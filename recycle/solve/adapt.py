@@ -27,15 +27,16 @@ from recycle.job import PricedJob
 from recycle.plans import Plan, dead_roles, errors, with_updates_of
 from recycle.solve.assignment import assign_to_peers
 from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
 from recycle.solve.search.list_scheduling import schedule_by_priority
 
 PATIENCES = (0.0, 0.5, 1.0)
 """How long an operation stands back for a more urgent one, in typical operations' times."""
 _OPERATIONS: dict[int, tuple[int, ...]] = {
-    Forward.kind: (0,),
-    Backward.kind: (1, 2),
-    BackwardInput.kind: (1,),
-    BackwardWeight.kind: (2,),
+    Forward.kind: (FORWARD,),
+    Backward.kind: (INPUT, WEIGHT),
+    BackwardInput.kind: (INPUT,),
+    BackwardWeight.kind: (WEIGHT,),
 }
 """The operations of a `Problem` that an instruction stands for."""
 

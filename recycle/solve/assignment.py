@@ -1,4 +1,4 @@
-"""Deals: which live worker runs each micro-batch at each stage, and in which slot.
+"""Assignments: which live worker runs each micro-batch at each stage, and in which slot.
 
 *By slots* an iteration is cut into slots. In each slot every pipeline runs at most one
 micro-batch, and a given number of pipelines run one. The pipelines with most left to do go first, which gives the
@@ -12,7 +12,7 @@ only as many of its own as it is done with by then. Where peers are alike, no ho
 that is less for the workers of a stage with few dead than they have by slots, which follow the poorest stage. Where
 peers are not alike, it is tried as if they were, too.
 
-Where links are unlike, each deal is tried with hosts exchanged so that little goes over slow ones, too.
+Where links are unlike, each assignment is tried with hosts exchanged so that little goes over slow ones, too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from recycle.solve.problem_arrays import Operations
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
+class Assignment:
     """A host for every (stage, micro-batch), and perhaps a slot for every micro-batch.
 
     Attributes:
         host: worker of each (stage, micro-batch), by index, flat.
-        slot: place of each micro-batch in the iteration, from 0 on; None where they are dealt without slots.
+        slot: place of each micro-batch in the iteration, from 0 on; None where they are assigned without slots.
         is_free_of_clashes: no worker has two micro-batches of one stage in one slot.
     """
 
@@ -44,14 +44,14 @@ class Deal:
 
     @property
     def slots(self) -> int:
-        """The number of slots. Raises ValueError for a deal without slots."""
+        """The number of slots. Raises ValueError for an assignment without slots."""
         if self.slot is None:
-            raise ValueError("the deal has no slots")
+            raise ValueError("the assignment has no slots")
         return int(self.slot.max()) + 1
 
 
-def deals(problem: Problem) -> list[Deal]:
-    """The deals worth a try, one at least, the generally best first."""
+def possible_assignments(problem: Problem) -> list[Assignment]:
+    """The assignments worth a try, one at least, the generally best first."""
     slots = by_slots(problem)
     if not problem.dead and problem.peers_are_alike:
         return [slots]
@@ -71,8 +71,8 @@ def at_home(problem: Problem) -> Operations:
     return np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
 
 
-def by_slots(problem: Problem, running: int | None = None) -> Deal:
-    """The deal by slots, which takes peers to be alike.
+def by_slots(problem: Problem, running: int | None = None) -> Assignment:
+    """The assignment by slots, which takes peers to be alike.
 
     Args:
         running: pipelines that run a micro-batch in each slot; when left out, as many as the stage with the fewest live
@@ -81,7 +81,7 @@ def by_slots(problem: Problem, running: int | None = None) -> Deal:
     shape, stages = problem.shape, problem.shape.stages
     host = at_home(problem)
     if not problem.dead:
-        return Deal(host.ravel(), np.arange(problem.micro_batches) % shape.micro_batches, is_free_of_clashes=True)
+        return Assignment(host.ravel(), np.arange(problem.micro_batches) % shape.micro_batches, is_free_of_clashes=True)
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
     due = [0] * shape.pipelines
     live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
@@ -101,55 +101,55 @@ def by_slots(problem: Problem, running: int | None = None) -> Deal:
         for k in at_work:
             slot[k, due[k]] = place
             due[k] += 1
-    return Deal(host.ravel(), slot.ravel(), is_free_of_clashes=running <= fewest)
+    return Assignment(host.ravel(), slot.ravel(), is_free_of_clashes=running <= fewest)
 
 
-def spread_over_lanes(problem: Problem, deal: Deal) -> list[Deal]:
-    """Deals by slots like this one whose micro-batches take turns on the lanes between peers, where lanes are slow.
+def spread_over_lanes(problem: Problem, assignment: Assignment) -> list[Assignment]:
+    """Assignments by slots like this one whose micro-batches take turns on lanes between peers where lanes are slow.
 
-    Where the links of peers are unlike, the first deal goes around the slow ones, and the second is as given.
+    Where the links of peers are unlike, the first assignment goes around the slow ones, and the second is as given.
 
     On every other rank the hosts of a slot are exchanged in turn, further in each slot and chunk, so that what a worker
     sends one after the other goes to different peers. How many micro-batches each has stays as it is. Which chunks meet
-    on a lane depends on the order, so that there is a deal for each of some ways to tell them apart.
+    on a lane depends on the order, so that there is an assignment for each of some ways to tell them apart.
     """
     if problem.hops:
-        return [around_slow_links(problem, deal), deal]
+        return [around_slow_links(problem, assignment), assignment]
     if not problem.may_spread:
-        return [deal]
+        return [assignment]
     half = max(1, problem.shape.pipelines // 2)
     turns = dict.fromkeys([(1, 0), (1, half), (1, 1), (2, 1)] if problem.shape.chunks > 1 else [(1, 0), (half, 0)])
-    return [_spread(problem, deal, *turn) for turn in turns]
+    return [_with_hosts_exchanged(problem, assignment, *turn) for turn in turns]
 
 
-def _spread(problem: Problem, deal: Deal, by_slot: int, by_chunk: int) -> Deal:
-    """The deal with hosts exchanged on odd ranks, by so much more from slot to slot and from chunk to chunk."""
-    if deal.slot is None:
-        raise ValueError("the deal has no slots")
+def _with_hosts_exchanged(problem: Problem, assignment: Assignment, by_slot: int, by_chunk: int) -> Assignment:
+    """The assignment with hosts exchanged on odd ranks, by so much more from slot to slot and from chunk to chunk."""
+    if assignment.slot is None:
+        raise ValueError("the assignment has no slots")
     shape = problem.shape
-    host = deal.host.reshape(shape.stages, -1).copy()
-    for place in range(deal.slots):
-        here = np.flatnonzero(deal.slot == place)
+    host = assignment.host.reshape(shape.stages, -1).copy()
+    for place in range(assignment.slots):
+        here = np.flatnonzero(assignment.slot == place)
         for s in range(shape.stages):
             if s % shape.ranks % 2:
                 turn = place * by_slot + s // shape.ranks * by_chunk
                 line = here[np.argsort(host[s, here], kind="stable")]
                 host[s, line] = np.roll(host[s, line], turn % len(line))
-    return replace(deal, host=host.ravel())
+    return replace(assignment, host=host.ravel())
 
 
-def around_slow_links(problem: Problem, deal: Deal) -> Deal:
-    """The deal with hosts of a stage exchanged inside each slot, where their micro-batches then take less on links.
+def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
+    """The assignment with hosts of a stage exchanged inside each slot where micro-batches then take less on links.
 
     How many micro-batches each host has at each stage stays as it is, and so does what runs in a slot: where a host
-    has a fast link to some host of each neighbouring stage, nothing has to go over a slow one. Of a deal without slots
-    those with the same index are exchanged.
+    has a fast link to some host of each neighbouring stage, nothing has to go over a slow one. Of an assignment without
+    slots those with the same index are exchanged.
     """
     if not problem.reroute:
-        return deal
+        return assignment
     shape = problem.shape
-    host = deal.host.reshape(shape.stages, -1).copy()
-    slot = np.arange(problem.micro_batches) % shape.micro_batches if deal.slot is None else deal.slot
+    host = assignment.host.reshape(shape.stages, -1).copy()
+    slot = np.arange(problem.micro_batches) % shape.micro_batches if assignment.slot is None else assignment.slot
 
     def cost(stage: int, micro_batch: int, worker: int) -> float:
         near = [int(host[s, micro_batch]) for s in (stage - 1, stage + 1) if 0 <= s < shape.stages]
@@ -170,11 +170,11 @@ def around_slow_links(problem: Problem, deal: Deal) -> Deal:
                     if theirs != mine and gain > most + TOLERANCE:
                         most, other = gain, h
                 host[s, g], host[s, other] = host[s, other], mine
-    return replace(deal, host=host.ravel())
+    return replace(assignment, host=host.ravel())
 
 
-def by_load(problem: Problem) -> Deal:
-    """The deal by load.
+def by_load(problem: Problem) -> Assignment:
+    """The assignment by load.
 
     Micro-batches are taken by index, each to the host that would be done with it first, so that no host gets two at the
     same time and all hosts of a stage are done with their shares at about the same time.
@@ -193,7 +193,7 @@ def by_load(problem: Problem) -> Deal:
             host[s, k, j] = w
             units[w] += 1
             heapq.heappush(load, (finished + problem.speed[w], place, w))
-    return Deal(host.ravel())
+    return Assignment(host.ravel())
 
 
 def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operations:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Operations = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+FORWARD, INPUT, WEIGHT = 0, 1, 2
+"""The kinds of operations, as they are numbered: F, I (a whole B counts as one), W."""
 
 
 class ProblemArrays(NamedTuple):

@@ -17,7 +17,7 @@ Where transfers take longer than operations, pipelines that are alike take turns
 
 Where peers are not alike, a template whose workers are as slow as the slowest holds up all others. One whose workers
 have the mean pace of their rank says when things can happen if each worker gets what it can do in the period; its copy
-is an order too, and `search.unfold` makes better ones, in which micro-batches are dealt by load.
+is an order too, and `search.unfold` makes better ones, in which micro-batches are assigned by load.
 
 Where links are unlike, a template's transfers take as long as the fastest: those that do not are to be avoided.
 
@@ -33,7 +33,7 @@ from math import floor, inf
 import numpy as np
 
 from recycle.shape import Shape
-from recycle.solve.assignment import Deal
+from recycle.solve.assignment import Assignment
 from recycle.solve.problem import TOLERANCE, Order, Problem
 
 
@@ -67,13 +67,13 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1, is_mean
     )
 
 
-def copied_to_all(problem: Problem, deal: Deal, template: Problem, order: Order) -> Order:
-    """The order in which every pipeline follows `order`, one of `one_pipeline`, in the slots of `deal`."""
+def copied_to_all(problem: Problem, assignment: Assignment, template: Problem, order: Order) -> Order:
+    """The order in which every pipeline follows `order`, one of `one_pipeline`, in the slots of `assignment`."""
     place = np.empty(template.size, dtype=np.int64)
     for program in order:
         place[program] = np.arange(len(program))
-    mine = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, deal.slot].ravel()
-    host = np.tile(deal.host, problem.kinds)
+    mine = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
+    host = np.tile(assignment.host, problem.kinds)
     line = np.lexsort((mine, host))
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
     return [program.tolist() for program in np.split(line, ends)]

@@ -4,7 +4,14 @@ from hypothesis import given, settings
 
 from recycle.profile import Link, Profile
 from recycle.shape import Worker
-from recycle.solve.assignment import around_slow_links, at_home, by_load, by_slots, deals, spread_over_lanes
+from recycle.solve.assignment import (
+    around_slow_links,
+    at_home,
+    by_load,
+    by_slots,
+    possible_assignments,
+    spread_over_lanes,
+)
 from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -12,12 +19,12 @@ from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 def pipelines_at(problem, stage, pipeline):
     m = problem.shape.micro_batches
     first = stage * problem.micro_batches + pipeline * m
-    return [problem.shape.worker_at(w).pipeline for w in deals(problem)[0].host[first : first + m]]
+    return [problem.shape.worker_at(w).pipeline for w in possible_assignments(problem)[0].host[first : first + m]]
 
 
-def of_each_stage(problem, deal):
+def of_each_stage(problem, assignment):
     """Micro-batches of each live host, by stage."""
-    host = deal.host.reshape(problem.shape.stages, -1)
+    host = assignment.host.reshape(problem.shape.stages, -1)
     return [[int((row == w).sum()) for w in hosts] for row, hosts in zip(host, problem.hosts, strict=True)]
 
 
@@ -26,17 +33,17 @@ def of_each_stage(problem, deal):
 def test_by_slots_every_micro_batch_has_a_live_host_and_nobody_has_two_of_a_stage_in_one_slot(case):
     made, dead = case
     problem = Problem.of(made, dead)
-    deal, n = by_slots(problem), problem.micro_batches
-    host = deal.host.reshape(problem.shape.stages, n)
+    assignment, n = by_slots(problem), problem.micro_batches
+    host = assignment.host.reshape(problem.shape.stages, n)
     for stage, row in enumerate(host.tolist()):
         assert set(row) <= set(problem.hosts[stage])
-        assert len({*zip(row, deal.slot.tolist(), strict=True)}) == n
+        assert len({*zip(row, assignment.slot.tolist(), strict=True)}) == n
         for g, w in enumerate(row):
             home = g // problem.shape.micro_batches * problem.shape.ranks + stage % problem.shape.ranks
             assert w == home or home not in problem.hosts[stage]
     fewest = min(len(hosts) for hosts in problem.hosts)
-    assert deal.slots == max(problem.shape.micro_batches, -(-n // fewest))
-    by_pipeline = deal.slot.reshape(problem.shape.pipelines, -1)
+    assert assignment.slots == max(problem.shape.micro_batches, -(-n // fewest))
+    by_pipeline = assignment.slot.reshape(problem.shape.pipelines, -1)
     assert (np.diff(by_pipeline, axis=1) > 0).all()
 
 
@@ -45,21 +52,21 @@ def test_by_slots_every_micro_batch_has_a_live_host_and_nobody_has_two_of_a_stag
 def test_by_load_alike_hosts_differ_by_one_micro_batch_at_most_and_what_has_a_home_stays(case):
     made, dead = case
     problem = Problem.of(made, dead)
-    deal = by_load(problem)
-    assert all(max(counts) - min(counts) <= 1 for counts in of_each_stage(problem, deal))
+    assignment = by_load(problem)
+    assert all(max(counts) - min(counts) <= 1 for counts in of_each_stage(problem, assignment))
     homes = at_home(problem).ravel()
     live = np.isin(homes, [w for hosts in problem.hosts for w in hosts])
-    assert (deal.host == homes)[live].all()
+    assert (assignment.host == homes)[live].all()
 
 
 def test_by_slots_with_more_pipelines_at_work_the_poorest_stage_takes_two_in_some_slots_and_no_host_two_more():
     problem = Problem.of(job(4, 3, 12), [Worker(3, 1)])
-    deal = by_slots(problem, 4)
-    host = deal.host.reshape(3, -1)
-    assert deal.slots == 12
-    assert not deal.is_free_of_clashes
-    assert of_each_stage(problem, deal) == [[12] * 4, [16] * 3, [12] * 4]
-    twice = [slot for slot in range(12) if len({*host[1][deal.slot == slot].tolist()}) == 3]
+    assignment = by_slots(problem, 4)
+    host = assignment.host.reshape(3, -1)
+    assert assignment.slots == 12
+    assert not assignment.is_free_of_clashes
+    assert of_each_stage(problem, assignment) == [[12] * 4, [16] * 3, [12] * 4]
+    twice = [slot for slot in range(12) if len({*host[1][assignment.slot == slot].tolist()}) == 3]
     assert twice == list(range(12))
     assert by_slots(problem).is_free_of_clashes
     assert by_slots(problem).slots == 16
@@ -70,11 +77,11 @@ def test_by_slots_with_more_pipelines_at_work_the_poorest_stage_takes_two_in_som
 def test_spread_over_lanes_every_worker_has_as_many_of_each_stage_in_each_slot_as_before(case):
     made, dead = case
     problem = Problem.of(made, dead)
-    deal = by_slots(problem)
+    assignment = by_slots(problem)
     hosts = problem.shape.stages, problem.micro_batches
-    for one in spread_over_lanes(problem, deal):
-        for before, after in zip(deal.host.reshape(hosts), one.host.reshape(hosts), strict=True):
-            assert sorted(zip(deal.slot, before, strict=True)) == sorted(zip(deal.slot, after, strict=True))
+    for one in spread_over_lanes(problem, assignment):
+        for before, after in zip(assignment.host.reshape(hosts), one.host.reshape(hosts), strict=True):
+            assert sorted(zip(assignment.slot, before, strict=True)) == sorted(zip(assignment.slot, after, strict=True))
 
 
 def test_what_a_worker_sends_one_after_the_other_goes_to_different_peers_where_lanes_are_slow():
@@ -89,7 +96,7 @@ def test_what_a_worker_sends_one_after_the_other_goes_to_different_peers_where_l
 
 def test_stages_with_unlike_numbers_of_dead_are_dealt_evenly_by_load():
     problem = Problem.of(job(4, 2, 6), [Worker(0, 0), Worker(2, 0), Worker(2, 1)])
-    slots, load = deals(problem)
+    slots, load = possible_assignments(problem)
     assert of_each_stage(problem, load) == [[12, 12], [8, 8, 8]]
     assert slots.slots == 12
 
@@ -123,8 +130,8 @@ def test_a_slow_worker_keeps_what_it_is_done_with_as_early_as_its_peers():
 def test_around_a_slow_link_hosts_are_exchanged_inside_slots_until_nothing_goes_over_it(dead):
     profile = Profile(latency=0.5, links={"0.1>0.2": Link(2.0), "0.2>0.1": Link(2.0)})
     problem = Problem.of(worked_example(8), dead, profile)
-    for deal in (by_slots(problem), by_load(problem)):
-        host, around = deal.host.reshape(4, -1), around_slow_links(problem, deal).host.reshape(4, -1)
+    for assignment in (by_slots(problem), by_load(problem)):
+        host, around = assignment.host.reshape(4, -1), around_slow_links(problem, assignment).host.reshape(4, -1)
         assert ((host[1] == 1) & (host[2] == 2)).any()
         assert not ((around[1] == 1) & (around[2] == 2)).any()
         assert [np.bincount(row, minlength=12).tolist() for row in around] == [

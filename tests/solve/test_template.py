@@ -15,12 +15,12 @@ from tests.solve.jobs import job, small_jobs
 
 def copied(problem):
     """(the template's period, the order of the whole)."""
-    deal = by_slots(problem)
-    template = one_pipeline(problem, deal.slots)
+    assignment = by_slots(problem)
+    template = one_pipeline(problem, assignment.slots)
     order = min(
         (schedule_by_policy(template, policy) for policy in list(portfolio(template))[:8]), key=period_in(template)
     )
-    return time_order(template, order).period, copied_to_all(problem, deal, template, order)
+    return time_order(template, order).period, copied_to_all(problem, assignment, template, order)
 
 
 def period_in(problem):

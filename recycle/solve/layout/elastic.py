@@ -34,7 +34,7 @@ from recycle.solve.layout.route_kernels import Legs
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units
-from recycle.solve.problem_arrays import Operations
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations
 
 FIXED_SHARE = 0.25
 """Of the time, what the plan of the given stages may take."""
@@ -293,7 +293,7 @@ def _programs_of(one: Listed, alone: Sequence[Schedule], cuts: Sequence[Cut]) ->
     first = np.flatnonzero(np.diff(routes.micro_batch, prepend=-1))
     chain = np.array([one.hosting.groups[place[routes.workers[host]]] for host in routes.host[first].tolist()])
     codes = np.zeros(256, dtype=np.int64)
-    codes[Forward.kind], codes[BackwardInput.kind], codes[BackwardWeight.kind] = 0, 1, 2
+    codes[Forward.kind], codes[BackwardInput.kind], codes[BackwardWeight.kind] = FORWARD, INPUT, WEIGHT
     codes[Backward.kind] = 3
     programs: dict[Worker, Operations] = {}
     for k, (schedule, _) in enumerate(zip(alone, cuts, strict=True)):

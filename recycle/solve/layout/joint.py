@@ -15,7 +15,7 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.routes import Routes
-from recycle.solve.problem_arrays import Operations
+from recycle.solve.problem_arrays import FORWARD, Operations
 
 
 def joint_schedule(
@@ -60,8 +60,8 @@ def joint_schedule(
         kind, leg = np.divmod(program, len(routes))
         sizes = last[leg] - first[leg]
         offset = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        upwards = np.repeat(np.where(kind == 0, 1, -1), sizes)
-        stage = np.repeat(np.where(kind == 0, first[leg], last[leg] - 1), sizes) + upwards * offset
+        upwards = np.repeat(np.where(kind == FORWARD, 1, -1), sizes)
+        stage = np.repeat(np.where(kind == FORWARD, first[leg], last[leg] - 1), sizes) + upwards * offset
         micro_batch = np.repeat(routes.micro_batch[leg], sizes)
         shared = {0, shape.stages - 1} if tied else set()
         updates = np.array(_updates(stages, shared, together=optimizer == "barrier"), dtype=np.int64).reshape(-1, 2)

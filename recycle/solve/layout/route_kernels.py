@@ -11,7 +11,7 @@ import heapq
 from typing import NamedTuple
 
 from recycle.ir.compiled import called_by_kernels
-from recycle.solve.problem_arrays import Floats, Operations
+from recycle.solve.problem_arrays import FORWARD, WEIGHT, Floats, Operations
 
 SAME_INSTANT = 1e-12
 """Seconds within which events count as one instant."""
@@ -185,11 +185,11 @@ def list_legs(legs: Legs, rule: Preferences, queues: LegQueues) -> int:
                 continue
             kind = x // n
             leg = x % n
-            if kind == 2:
+            if kind == WEIGHT:
                 waiting_head[w] += 1
             else:
                 ready[kind * n + place[leg]] = 0
-            if kind == 0:
+            if kind == FORWARD:
                 held[w] += size[leg]
                 in_flight[w] += size[leg]
             running[w] = x

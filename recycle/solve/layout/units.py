@@ -134,7 +134,7 @@ class Units:
 
         The larger of all work and updates spread evenly over all of them, and the way of one micro-batch: its F and I
         through all units on the fastest worker, and the W and update of the first unit. Where all units take the same
-        on all workers, whole micro-batches of whole units are dealt to them.
+        on all workers, whole micro-batches of whole units are assigned to them.
 
         Args:
             micro_batches: of an iteration.

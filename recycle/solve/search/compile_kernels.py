@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from recycle.job import Job, price
-from recycle.solve.assignment import deals
+from recycle.solve.assignment import possible_assignments
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import anneal
 from recycle.solve.search.building_blocks import block_orders
@@ -31,7 +31,7 @@ def compile_all() -> None:
     timing = time_order(problem, order)
     anneal(problem, order, timing.due, timing.period, steps=1)
     next(block_orders(problem, steps=1))
-    inserted(problem, plain(problem, deals(problem)[0], waiting=1))
+    inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
     all_are_called()
 
 

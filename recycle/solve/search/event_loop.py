@@ -24,7 +24,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays
 from recycle.solve.search.random_numbers import draw
 
 SAME_INSTANT = 1e-12
@@ -269,7 +269,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 for kind in range(2 if x >= 0 else 0):
                     k = kind * workers + w
                     is_soon = now + 1e-9 < expected[k] <= until
-                    if is_soon and urgency[k] < priority[x] and (kind == 1 or held[w] + 1.0 <= cap[w] + 1e-9):
+                    if is_soon and urgency[k] < priority[x] and (kind == INPUT or held[w] + 1.0 <= cap[w] + 1e-9):
                         x = -1  # it stands back for what is on its way
                         break
             else:
@@ -295,11 +295,11 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 continue
             # --- it begins
             kind = x // plane
-            if kind == 2:
+            if kind == WEIGHT:
                 waiting_head[w] += 1
             else:
                 ready[place[x]] = 0
-            if kind == 0:
+            if kind == FORWARD:
                 held[w] += 1.0
                 outward[w] += 1
                 in_flight[w] += 1
@@ -312,7 +312,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
                 # from three ranks on, activations and gradients go to different ranks
-                lane = (w + (workers if kind == 1 and ranks > 2 else 0)) * (workers // ranks) + v // ranks
+                lane = (w + (workers if kind == INPUT and ranks > 2 else 0)) * (workers // ranks) + v // ranks
                 hop = hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
                     until += hop

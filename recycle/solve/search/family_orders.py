@@ -4,7 +4,7 @@ A family fits a problem where all workers are alive and chunk c of rank r is on 
 admitted, and where it does not split the backward pass although the problem keeps it whole. Where the problem splits
 it, a whole B is an I that its W follows at once; its gradient leaves earlier then, so that nothing gets later.
 
-Greedy 1F1B is made by the list scheduler, so it fits any dead workers and any deal.
+Greedy 1F1B is made by the list scheduler, so it fits any dead workers and any assignment.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from recycle.errors import ScheduleError
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
-from recycle.solve.assignment import Deal
+from recycle.solve.assignment import Assignment
 from recycle.solve.problem import Order, Problem
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
 from recycle.solve.search.list_scheduling import schedule_by_priority, warm_up
 
 
@@ -42,9 +43,9 @@ def order_of(problem: Problem, schedule: Schedule) -> Order | None:
     operation = operation.astype(np.int64)
     plane = problem.shape.stages * problem.micro_batches
     worker = np.asarray(c.worker, dtype=np.int64)
-    kinds = {Forward.kind: (0,), Backward.kind: (1, 2) if problem.split else (1,)}
+    kinds = {Forward.kind: (FORWARD,), Backward.kind: (INPUT, WEIGHT) if problem.split else (INPUT,)}
     if problem.split:
-        kinds |= {BackwardInput.kind: (1,), BackwardWeight.kind: (2,)}
+        kinds |= {BackwardInput.kind: (INPUT,), BackwardWeight.kind: (WEIGHT,)}
     if not np.isin(c.kind, list(kinds)).all():
         return None
     place, stands_for = [], []
@@ -59,10 +60,10 @@ def order_of(problem: Problem, schedule: Schedule) -> Order | None:
     return [program.tolist() for program in np.split(operations, ends[:-1])]
 
 
-def greedy_1f1b(problem: Problem, deal: Deal) -> Order:
+def greedy_1f1b(problem: Problem, assignment: Assignment) -> Order:
     """Greedy 1F1B on the live workers: a backward pass whenever one is there, its W at once, and no more micro-batches
     in flight than 1F1B (with chunks: interleaved 1F1B) has before its first backward."""
     n, m, stages = problem.micro_batches, problem.shape.micro_batches, problem.shape.stages
     turn = np.tile(np.arange(n) % m * problem.shape.pipelines + np.arange(n) // m, stages)
     priority = np.concatenate([turn + 2 * n, turn + n, turn][: problem.kinds])
-    return schedule_by_priority(problem, deal.host, priority.astype(np.float64), hold=warm_up(problem))
+    return schedule_by_priority(problem, assignment.host, priority.astype(np.float64), hold=warm_up(problem))

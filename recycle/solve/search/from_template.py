@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from recycle.solve.assignment import deals
+from recycle.solve.assignment import possible_assignments
 from recycle.solve.bounds import closed_form
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
@@ -115,7 +115,7 @@ def _wave(problem: Problem, bound: float, orders: int | None, seed: int, deadlin
     Args:
         orders: to make, in place of the deadline.
     """
-    hosts = [deal.host for deal in deals(problem)]
+    hosts = [assignment.host for assignment in possible_assignments(problem)]
     best, count = best_wave(problem, hosts, bound, seed=seed, orders=orders, deadline=deadline)
     return best, count * STEPS_OF_ORDER
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from math import inf
 
-from recycle.solve.assignment import Deal, by_slots, deals
+from recycle.solve.assignment import Assignment, by_slots, possible_assignments
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Order, Problem
@@ -48,33 +48,35 @@ a template's order is there."""
 INSERTION_UP_TO = 200_000
 """Operations up to which orders are made by insertion."""
 OF_EACH_DEAL = 4
-"""Policies tried with each deal before the rest is tried with the best of them."""
+"""Policies tried with each assignment before the rest is tried with the best of them."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """Where the search for the order of one pipeline begins, and the deal by whose slots all pipelines follow it.
+    """Where the search for the order of one pipeline begins, and the assignment by whose slots all pipelines follow it.
 
     Attributes:
         beginning: of the search of one pipeline.
-        deal: by slots.
+        assignment: by slots.
         unfolded: the best order of the beginning as one of the whole problem.
     """
 
     beginning: Beginning
-    deal: Deal
+    assignment: Assignment
     unfolded: Incumbent
 
     @classmethod
     def of(cls, problem: Problem, running: int, is_mean: bool, deadline: Deadline, most: int) -> Template:
         """The template with so many pipelines running in each slot, with workers of the mean pace or as the slowest."""
-        deal = by_slots(problem, running)
-        beginning = initial_orders(one_pipeline(problem, deal.slots, running, is_mean), 0.0, deadline, most)
-        return cls(beginning, deal, unfold(problem, deal, beginning.problem, beginning.best.order, deadline, most))
+        assignment = by_slots(problem, running)
+        beginning = initial_orders(one_pipeline(problem, assignment.slots, running, is_mean), 0.0, deadline, most)
+        return cls(
+            beginning, assignment, unfold(problem, assignment, beginning.problem, beginning.best.order, deadline, most)
+        )
 
     def unfold(self, problem: Problem, found: Incumbent, deadline: Deadline) -> Incumbent:
         """An order of the template as one of the problem whose template it is."""
-        return unfold(problem, self.deal, self.beginning.problem, found.order, deadline)
+        return unfold(problem, self.assignment, self.beginning.problem, found.order, deadline)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def initial_orders(
         bound: a proven lower bound; an order that meets it ends the search.
         most: policies to try.
     """
-    dealt = deals(problem)
+    assignments = possible_assignments(problem)
     copied: list[Incumbent] = []
     first: list[Policy] = []
     template = None
@@ -125,19 +127,19 @@ def initial_orders(
         templates.sort(key=lambda one: one.unfolded.period)
         template = templates[0]
         copied = [one.unfolded for one in templates]
-        first = [replace(template.beginning.policy, deal=deal) for deal in dealt]
+        first = [replace(template.beginning.policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
         if is_late or is_met(problem, copied[0].period, bound):
             return Beginning(problem, copied, first[0], template)
     order, policy = best_of_portfolio(
-        problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt=dealt, first=first
+        problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, assignments=assignments, first=first
     )
     found, inserted = [*copied, order], None
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     ways: list[Iterator[tuple[Order, Manner | None]]] = [
-        ((greedy_1f1b(problem, deal), None) for deal in dealt),
-        insertion_orders(problem, dealt) if problem.size <= INSERTION_UP_TO else iter(()),
+        ((greedy_1f1b(problem, assignment), None) for assignment in assignments),
+        insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
         ((one, None) for one in family_orders(problem)),
     ]
     simple = chain.from_iterable(islice(way, most) for way in ways)
@@ -181,23 +183,24 @@ def best_of_portfolio(
     deadline: Deadline,
     most: int = ALL_POLICIES,
     progress: Progress | None = None,
-    dealt: Sequence[Deal] | None = None,
+    assignments: Sequence[Assignment] | None = None,
     first: Sequence[Policy] = (),
 ) -> tuple[Incumbent, Policy]:
     """The best of the policy portfolio; stops at the bound, at the deadline (one policy at least) or after `most`.
 
     Args:
-        dealt: a few policies are tried with each of these deals, all others with the best; `deals` when left out.
+        assignments: a few policies are tried with each of these, all others with the best; `possible_assignments` when
+            left out.
         first: policies to try before.
     """
-    dealt = dealt or deals(problem)
+    assignments = assignments or possible_assignments(problem)
     best: Incumbent | None = None
     chosen: Policy | None = None
-    portfolios = [portfolio(problem, deal) for deal in dealt]
+    portfolios = [portfolio(problem, assignment) for assignment in assignments]
 
     def policies() -> Iterator[Policy]:
         yield from chain(first, *zip(*(islice(one, OF_EACH_DEAL) for one in portfolios), strict=True))
-        yield from portfolios[dealt.index(chosen.deal) if chosen else 0]
+        yield from portfolios[assignments.index(chosen.assignment) if chosen else 0]
 
     load_if_worth_it(problem, 100, deadline, is_search=False)
     pace = Pace(deadline)

@@ -7,13 +7,13 @@ chunks per worker the period follows from how long that is. Serial schedule gene
 (Kolisch, 1996), with micro-batches for activities.
 
 A forward begins when its worker has a gap, and a slot then and at all times after it. A W waits until more than
-`waiting` of them wait on its worker, or until a forward finds no slot before. The deal says how many micro-batches of
-others a worker runs at each stage; which of them is decided here: whoever could end the forward first takes it. A free
-manner takes the deal for how many micro-batches a worker runs at all, and moves those of live workers as well: with
-tight memory the period follows from how long a micro-batch is held, and one that finds its own worker busy on its way
-is held shorter on a peer. Of hosts that end at the same time its home is the first choice. It may have some to spare,
-too: where memory and not work limits the iteration, workers need not have the same number at each stage, and the slots
-of one are filled without gaps by more of the first chunk, those of another by more of the second.
+`waiting` of them wait on its worker, or until a forward finds no slot before. The assignment says how many micro-
+batches of others a worker runs at each stage; which of them is decided here: whoever could end the forward first takes
+it. A free manner takes the assignment for how many micro-batches a worker runs at all, and moves those of live workers
+as well: with tight memory the period follows from how long a micro-batch is held, and one that finds its own worker
+busy on its way is held shorter on a peer. Of hosts that end at the same time its home is the first choice. It may have
+some to spare, too: where memory and not work limits the iteration, workers need not have the same number at each stage,
+and the slots of one are filled without gaps by more of the first chunk, those of another by more of the second.
 
 Limits: that transfers queue is left out here and counted when the order is timed.
 """
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.assignment import Deal, at_home
+from recycle.solve.assignment import Assignment, at_home
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, is_met
 from recycle.solve.problem import Order, Problem
@@ -46,7 +46,7 @@ PREFERENCE = 1e-3
 WAITING = (0, UNLIMITED, 2, 5, 1, 3)
 """W that may wait on a worker, one number for all ranks, in the order in which they are tried."""
 SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)
-"""What a host may have beyond the deal to begin with, where memory is limited, and what a search tries."""
+"""What a host may have beyond the assignment to begin with, where memory is limited, and what a search tries."""
 DELAYS = 8
 """A search stands an operation back by up to half so many typical operations' times."""
 
@@ -56,15 +56,15 @@ class Manner:
     """What may be varied.
 
     Attributes:
-        deal: says how many micro-batches each host has at each stage, and which stay at home.
+        assignment: says how many micro-batches each host has at each stage, and which stay at home.
         waiting: per rank, W that may wait before the oldest takes the first gap.
         delay: per kind (F, backward) and stage, seconds by which an operation stands back from its earliest time.
         sequence: the micro-batches, those first that go first.
-        is_free: any host may take any micro-batch, up to the number that the deal gives it.
+        is_free: any host may take any micro-batch, up to the number that the assignment gives it.
         spare: by how much a host may exceed this number then, as a share of it, and by one more unless it is 0.
     """
 
-    deal: Deal
+    assignment: Assignment
     waiting: tuple[int, ...]
     delay: tuple[float, ...]
     sequence: tuple[int, ...]
@@ -116,21 +116,23 @@ class Insertion(NamedTuple):
     last: Operations
 
 
-def plain(problem: Problem, deal: Deal, waiting: int, is_free: bool = False, spare: float = 0.0) -> Manner:
+def plain(problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0) -> Manner:
     """Nothing stands back, and micro-batches go by their index, then pipeline."""
     m = problem.shape.micro_batches
     g = np.arange(problem.micro_batches)
     sequence = tuple(np.lexsort((g // m, g % m)).tolist())
-    return Manner(deal, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free, spare)
+    return Manner(
+        assignment, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free, spare
+    )
 
 
-def insertion_orders(problem: Problem, dealt: list[Deal]) -> Iterator[tuple[Order, Manner]]:
-    """The orders of plain manners, with each deal; those that do not fit the memory are left out."""
+def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, Manner]]:
+    """The orders of plain manners, with each assignment; those that do not fit the memory are left out."""
     ways = [(False, 0.0)]
     if problem.reroute and problem.shape.pipelines > 1:
         ways += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
-    for waiting, (is_free, spare), deal in product(WAITING if problem.split else WAITING[:1], ways, dealt):
-        manner = plain(problem, deal, waiting, is_free, spare)
+    for waiting, (is_free, spare), assignment in product(WAITING if problem.split else WAITING[:1], ways, assignments):
+        manner = plain(problem, assignment, waiting, is_free, spare)
         order = inserted(problem, manner)
         if order is not None:
             yield order, manner
@@ -200,14 +202,14 @@ def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:
 
 
 def _state(problem: Problem, manner: Manner) -> Insertion:
-    stages, workers, plane = problem.shape.stages, problem.shape.worker_count, len(manner.deal.host)
-    dealt, home = manner.deal.host, at_home(problem).ravel()
-    moved = np.full(plane, True) if manner.is_free else dealt != home
-    quota = np.bincount((problem.stage_of * workers + dealt)[moved], minlength=stages * workers)
+    stages, workers, plane = problem.shape.stages, problem.shape.worker_count, len(manner.assignment.host)
+    assigned, home = manner.assignment.host, at_home(problem).ravel()
+    moved = np.full(plane, True) if manner.is_free else assigned != home
+    quota = np.bincount((problem.stage_of * workers + assigned)[moved], minlength=stages * workers)
     if manner.spare:
         more = np.ceil(quota * manner.spare).astype(np.int64) + 1
         quota = np.where(quota > 0, np.minimum(quota + more, problem.micro_batches), 0)
-    most = np.bincount(dealt[~moved], minlength=workers) + quota.reshape(stages, workers).sum(axis=0)
+    most = np.bincount(assigned[~moved], minlength=workers) + quota.reshape(stages, workers).sum(axis=0)
     units = np.concatenate([[0], np.cumsum(most)])
     room = int(units[-1])
 

@@ -13,7 +13,7 @@ Whenever a worker is idle it takes the first that applies:
 Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F, which keeps the pipeline's pace even; backwards
 first drains what is in flight, which suits ample memory. Ready forwards and backwards are taken by micro-batch index,
 then pipeline; with chunks the deepest forward first, or both by groups of micro-batches. Who runs what is the policy's
-deal. A `Policy` holds what may be varied; `portfolio` lists a few of which one does well nearly always.
+assignment. A `Policy` holds what may be varied; `portfolio` lists a few of which one does well nearly always.
 
 It cannot deadlock: a backward frees memory whenever one is ready, the last stage can always run one after its
 forward, and with several chunks per worker each chunk leaves a free slot for every deeper one.
@@ -31,7 +31,7 @@ from itertools import product
 
 import numpy as np
 
-from recycle.solve.assignment import Deal, deals
+from recycle.solve.assignment import Assignment, possible_assignments
 from recycle.solve.problem import Order, Problem, flat
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.event_loop import UNLIMITED, Rule, scheduled
@@ -43,7 +43,7 @@ class Policy:
     """The preferences of the list scheduler; per-stage lists have one entry per stage.
 
     Attributes:
-        deal: the host of each micro-batch at each stage.
+        assignment: the host of each micro-batch at each stage.
         hold: micro-batches between F and I that a host may have, below its memory cap; at least the number of chunks.
         weights: W that may wait before a forward has to stand back.
         forward_first: a forward that may run goes before a ready I.
@@ -57,7 +57,7 @@ class Policy:
             0: the deepest chunk's forward first, and backwards by micro-batch.
     """
 
-    deal: Deal
+    assignment: Assignment
     hold: tuple[int, ...]
     weights: tuple[int, ...]
     forward_first: tuple[bool, ...]
@@ -68,15 +68,15 @@ class Policy:
     group: int = 0
 
 
-def default_policy(problem: Problem, deal: Deal | None = None) -> Policy:
-    """Backwards, then forwards, and W when nothing else can run; by the generally best deal when it is left out."""
+def default_policy(problem: Problem, assignment: Assignment | None = None) -> Policy:
+    """Backwards, then forwards, and W when nothing else can run; by the generally best assignment if it is left out."""
     anything, no = (UNLIMITED,) * problem.shape.stages, (False,) * problem.shape.stages
-    return Policy(deal or deals(problem)[0], anything, anything, no, no)
+    return Policy(assignment or possible_assignments(problem)[0], anything, anything, no, no)
 
 
-def portfolio(problem: Problem, deal: Deal | None = None) -> Iterator[Policy]:
-    """A few policies, the generally best first; of the generally best deal when it is left out."""
-    plain = default_policy(problem, deal)
+def portfolio(problem: Problem, assignment: Assignment | None = None) -> Iterator[Policy]:
+    """A few policies, the generally best first; of the generally best assignment when it is left out."""
+    plain = default_policy(problem, assignment)
     for group in groups(problem):
         for policy in _portfolio(problem, plain):
             yield replace(policy, group=group)
@@ -126,8 +126,8 @@ def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
 
 
 def hosts_under(problem: Problem, policy: Policy) -> Operations:
-    """Worker of each (stage, micro-batch), flat: as dealt, but for the policy's exchanges."""
-    host = policy.deal.host.copy()
+    """Worker of each (stage, micro-batch), flat: as assigned, but for the policy's exchanges."""
+    host = policy.assignment.host.copy()
     for s, g, h in policy.swaps:
         g, h = s * problem.micro_batches + g, s * problem.micro_batches + h
         host[g], host[h] = host[h], host[g]

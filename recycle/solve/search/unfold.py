@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from recycle.solve.assignment import Deal, by_load, spread_over_lanes
+from recycle.solve.assignment import Assignment, by_load, spread_over_lanes
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent
 from recycle.solve.problem import Order, Problem
@@ -24,32 +24,37 @@ back for what is more urgent, in typical operations' times."""
 
 
 def unfold(
-    problem: Problem, deal: Deal, template: Problem, order: Order, deadline: Deadline, most: int = len(RULES) * 2
+    problem: Problem,
+    assignment: Assignment,
+    template: Problem,
+    order: Order,
+    deadline: Deadline,
+    most: int = len(RULES) * 2,
 ) -> Incumbent:
     """The best of the orders of the whole problem that an order of its template gives.
 
     Args:
-        deal: by slots; the template has a micro-batch for each of them.
+        assignment: by slots; the template has a micro-batch for each of them.
         deadline: after which no more orders are made; one is made at least.
         most: orders to make.
     """
     found: Incumbent | None = None
     pace = Pace(deadline)
-    spread = spread_over_lanes(problem, deal)
-    if deal.is_free_of_clashes:
+    spread = spread_over_lanes(problem, assignment)
+    if assignment.is_free_of_clashes:
         for one in spread:
             copy = copied_to_all(problem, one, template, order)
             period = time_order(problem, copy).period
             if found is None or period < found.period:
-                found, deal = Incumbent(copy, period), one
+                found, assignment = Incumbent(copy, period), one
         most -= 1
         if found is not None and not problem.dead and problem.peers_are_alike:
             return found
     else:
-        deal = spread[0]
+        assignment = spread[0]
     starts = time_order(template, order).latest_starts
-    due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, deal.slot]
-    hosts = (deal.host, by_load(problem).host)
+    due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, assignment.slot]
+    hosts = (assignment.host, by_load(problem).host)
     for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, found is None)]:
         if pace.is_over() and found is not None:
             break

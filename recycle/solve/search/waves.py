@@ -52,7 +52,7 @@ class Wave:
         release: share of its due time before which no micro-batch begins.
         chunk_delay: how much later the forwards of each deeper chunk are due.
         phase: share of an interval over which the waves of all pipelines are spread, one pipeline after another.
-        deal: which of the choices of hosts is taken, counted around.
+        assignment: which of the choices of hosts is taken, counted around.
     """
 
     size: int
@@ -65,7 +65,7 @@ class Wave:
     release: float = 1.0
     chunk_delay: float = 0.0
     phase: float = 0.0
-    deal: int = 0
+    assignment: int = 0
 
 
 def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) -> Iterator[Incumbent]:
@@ -78,7 +78,7 @@ def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) ->
     way = _unhindered(problem)
 
     def made(wave: Wave) -> Incumbent:
-        order = _order(problem, way, hosts[wave.deal % len(hosts)], wave)
+        order = _order(problem, way, hosts[wave.assignment % len(hosts)], wave)
         return Incumbent(order, time_order(problem, order).period)
 
     tried: list[tuple[float, Wave]] = []
@@ -172,8 +172,8 @@ def _changed(problem: Problem, wave: Wave, draw: Random) -> Wave:
         if name == "size":
             size = max(1, min(problem.shape.micro_batches, wave.size + draw.choice((-1, 1))))
             wave = replace(wave, size=size, interval=wave.interval * size / wave.size)
-        elif name == "deal":
-            wave = replace(wave, deal=wave.deal + 1)
+        elif name == "assignment":
+            wave = replace(wave, assignment=wave.assignment + 1)
         else:
             drawn: dict[str, Any] = {name: _DRAWN[name](draw, getattr(wave, name))}
             wave = replace(wave, **drawn)

@@ -104,7 +104,7 @@ def test_micro_batches_whose_home_is_dead_change_hosts_in_any_number():
 
 
 def test_a_slow_worker_hands_over_more_than_it_was_dealt():
-    """Three stages of three pipelines; the deal is even, and worker 1.1 takes three times as long."""
+    """Three stages of three pipelines; the assignment is even, and worker 1.1 takes three times as long."""
     problem = slow(Problem.of(job(3, 3, 6, reroute=False)), 4, 3.0)
     order = schedule_by_policy(problem)
     start = time_order(problem, order)

@@ -21,9 +21,9 @@ def test_with_any_number_of_pipelines_at_work_what_is_unfolded_is_valid(case):
     made, dead = case
     problem = Problem.of(made, dead)
     for running in {len(hosts) for hosts in problem.hosts}:
-        deal = by_slots(problem, running)
-        template = one_pipeline(problem, deal.slots, running)
-        found = unfold(problem, deal, template, schedule_by_policy(template), Deadline(None))
+        assignment = by_slots(problem, running)
+        template = one_pipeline(problem, assignment.slots, running)
+        found = unfold(problem, assignment, template, schedule_by_policy(template), Deadline(None))
         assert check(problem.schedule(found.order), profile=made.profile(), limits=made.activation_limits()) == []
         assert time_order(problem, found.order).period == found.period
 
@@ -44,5 +44,5 @@ def test_where_memory_is_tight_at_stages_without_dead_more_pipelines_run_than_th
     problem = Problem.of(job(4, 4, 8, 4, chunks=2), [Worker(3, 2)])
     begun = initial_orders(problem, 0.0, Deadline(None))
     assert by_slots(problem).slots == 11
-    assert begun.template.deal.slots == 8
+    assert begun.template.assignment.slots == 8
     assert begun.best.period <= 81

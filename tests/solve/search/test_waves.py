@@ -5,7 +5,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
-from recycle.solve.assignment import at_home, deals
+from recycle.solve.assignment import at_home, possible_assignments
 from recycle.solve.deadline import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_waves():
 def test_waves_of_all_pipelines_find_hosts_for_the_micro_batches_of_dead_workers():
     made = job(4, 4, 12, 5, chunks=2)
     problem = Problem.of(made, [Worker(0, 1), Worker(2, 3)])
-    hosts = [deal.host for deal in deals(problem)]
+    hosts = [assignment.host for assignment in possible_assignments(problem)]
     waves, _ = best_wave(problem, hosts, 0.0, orders=200, deadline=Deadline(None))
     schedule = problem.schedule(waves.order)
     assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
