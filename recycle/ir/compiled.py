@@ -9,6 +9,8 @@ one file, and after a change of a named tuple that a kernel takes, the kernel's 
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,9 +69,18 @@ def touch_cache(*kernels: Callable[..., Any]) -> None:
             index.touch()
 
 
+def cache_folder(kernel: Callable[..., Any]) -> Path:
+    """Where numba keeps compiled code of a kernel: beside its source, or in a folder of NUMBA_CACHE_DIR."""
+    beside = Path(kernel.__code__.co_filename).absolute().parent
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if not given:
+        return beside / "__pycache__"
+    return Path(given) / f"{beside.name}_{hashlib.sha1(str(beside).encode()).hexdigest()}"
+
+
 def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
     source = Path(kernel.__code__.co_filename)
-    return source.parent.glob(f"__pycache__/{source.stem}.{kernel.__name__}-*.nbi")
+    return cache_folder(kernel).glob(f"{source.stem}.{kernel.__name__}-*.nbi")
 
 
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
 """One round of simulated annealing on the question "is there an order with this period?".
 
-Moves: one operation to another place of its program (the worker's memory depends on that program alone, so it is tested
-first); two micro-batches of a stage exchange places, on one worker or, if both are mobile, between hosts; a mobile one
+Moves: one operation, or in a single pipeline a run of them, to another place of its program (the worker's memory
+depends on that program alone, so it is tested first); two micro-batches of a stage exchange places, on one worker or,
+if both are mobile, between hosts; a mobile one
 goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
 where its home is dead, or slower than some other host, or has a slower link than one; in a wide round all others of
 such a stage are too. With the
@@ -75,13 +76,25 @@ def anneal(
         steps=steps,
         random=seeded(seed),
         latest=np.zeros(problem.size),
-        places=np.zeros(3, dtype=np.int64),
+        places=np.zeros(2 * problem.micro_batches + 3, dtype=np.int64),
     )
+    start = by_turn(problem, order) if problem.shape.pipelines == 1 else order
     # a round is one of many, so that whether compiling pays is decided by the search that they belong to
-    (met, tried), _, changed, annealing = run(anneal_order, 0, problem.arrays, timed_order(problem, order), annealing)
+    (met, tried), _, changed, annealing = run(anneal_order, 0, problem.arrays, timed_order(problem, start), annealing)
     sequence = np.asarray(changed.sequence).tolist()
     programs = [sequence[first:end] for first, end in pairwise(changed.offsets)]
     return Annealed(programs, [float(time) for time in annealing.due], bool(met), int(tried))
+
+
+def by_turn(problem: Problem, order: Order) -> Order:
+    """The order of a single pipeline with each worker's operations of one kind and stage named by their turns."""
+    programs = []
+    for program in order:
+        operations = np.array(program, dtype=np.int64)
+        named = np.empty_like(operations)
+        named[np.argsort(operations // problem.micro_batches, kind="stable")] = np.sort(operations)
+        programs.append(named.tolist())
+    return programs
 
 
 def _live(problem: Problem) -> Operations:

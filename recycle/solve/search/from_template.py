@@ -33,6 +33,11 @@ BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS = 0.3, 0.5, 300
 INSERTION_SHARE, CLOSE = 0.3, 1.15
 """Of the time, or of the steps, what manners of insertion may take at most; and of the best period, what the one to
 begin with may have for this to pay."""
+ALONE_SHARE = 0.08
+"""What either may take of a smaller single pipeline with one chunk per worker, where annealing gains more."""
+ON_SHARE, ON_UP_TO = 0.85, 30_000
+"""Of the time that is left then for a large problem with one chunk per worker, what the more promising one of template
+and insertion gets; and the operations up to which that pays, as refinement gains more beyond."""
 STEPS_OF_ORDER = 50
 """Steps that making an order counts for."""
 BLOCK_ORDERS = 3
@@ -59,8 +64,11 @@ def search_from(
     spent = 0
     if is_met(problem, orders[0].period, bound):
         return orders[0]
+    is_alone = problem.shape.pipelines == problem.shape.chunks == 1 and problem.size <= LARGE
+    goes_on = steps is None and LARGE < problem.size < ON_UP_TO and problem.shape.chunks == 1
+    of_template = of_insertion = None
     if template is not None and template.unfolded.period <= NEAR * orders[0].period:
-        share = LARGE_TEMPLATE_SHARE if problem.size > LARGE else TEMPLATE_SHARE
+        share = LARGE_TEMPLATE_SHARE if problem.size > LARGE and not goes_on else TEMPLATE_SHARE
         found = search_from(
             template.beginning,
             max(bound, closed_form(template.beginning.problem)),
@@ -71,13 +79,13 @@ def search_from(
         )
         spent = found.steps
         if found.period < template.beginning.best.period:
-            orders = sorted(
-                [template.unfold(problem, found, deadline.part(UNFOLD_SHARE)), *orders], key=lambda order: order.period
-            )
+            unfolded = template.unfold(problem, found, deadline.part(UNFOLD_SHARE))
+            of_template = template, found, _promise(template.unfolded.period, unfolded.period)
+            orders = sorted([unfolded, *orders], key=lambda order: order.period)
             if progress:
                 progress("searching", orders[0].period)
     elif problem.shape.pipelines == 1 and not problem.dead:
-        share = LARGE_BLOCK_SHARE if problem.size > LARGE else BLOCK_SHARE
+        share = ALONE_SHARE if is_alone else LARGE_BLOCK_SHARE if problem.size > LARGE else BLOCK_SHARE
         most = None if steps is None else int(steps * share)
         blocks, spent = _blocks(problem, bound, most, seed, deadline.part(share))
         orders = sorted([*orders, *blocks], key=lambda order: order.period)
@@ -90,11 +98,32 @@ def search_from(
         if progress:
             progress("searching", orders[0].period)
     if beginning.inserted is not None and beginning.inserted[0].period <= CLOSE * orders[0].period:
-        most = SEARCH_STEPS if steps is None else max(1, int(steps * INSERTION_SHARE) // STEPS_OF_ORDER)
-        mine = deadline if steps is not None else deadline.part(INSERTION_SHARE)
-        varied = vary_insertion(problem, *beginning.inserted, bound, steps=most, seed=seed, deadline=mine)
+        share = ALONE_SHARE if is_alone else INSERTION_SHARE
+        most = SEARCH_STEPS if steps is None else max(1, int(steps * share) // STEPS_OF_ORDER)
+        mine = deadline if steps is not None else deadline.part(share)
+        first, manner = beginning.inserted
+        varied, manner = vary_insertion(problem, first, manner, bound, steps=most, seed=seed, deadline=mine)
         spent += varied.steps
+        of_insertion = varied, manner, _promise(first.period, varied.period)
         orders = sorted([varied, *orders], key=lambda order: order.period)
+    if goes_on and not is_met(problem, orders[0].period, bound):
+        mine = deadline.part(ON_SHARE)
+        if of_template is not None and (of_insertion is None or of_template[-1] < of_insertion[-1]):
+            template, found, _ = of_template
+            begun = [replace(found, steps=0), *template.beginning.orders]
+            policy = template.beginning.policy
+            one = template.beginning.problem
+            least = max(bound, closed_form(one))
+            found = search(one, begun, policy, least, steps=None, seed=seed + 1, deadline=mine, processes=processes)
+            more = template.unfold(problem, found, deadline.part(UNFOLD_SHARE))
+            spent += found.steps
+            orders = sorted([more, *orders], key=lambda order: order.period)
+        elif of_insertion is not None:
+            varied, manner, _ = of_insertion
+            first = replace(varied, steps=0)
+            more, _ = vary_insertion(problem, first, manner, bound, steps=SEARCH_STEPS, seed=seed + 1, deadline=mine)
+            spent += more.steps
+            orders = sorted([more, *orders], key=lambda order: order.period)
     found = search(
         problem,
         [replace(order, steps=0) for order in orders],
@@ -118,6 +147,11 @@ def _wave(problem: Problem, bound: float, orders: int | None, seed: int, deadlin
     hosts = [assignment.host for assignment in possible_assignments(problem)]
     best, count = best_wave(problem, hosts, bound, seed=seed, orders=orders, deadline=deadline)
     return best, count * STEPS_OF_ORDER
+
+
+def _promise(before: float, after: float) -> float:
+    """The period that a search that got so far may come to in the same time again."""
+    return after - (before - after) / 2
 
 
 def _blocks(

@@ -158,18 +158,21 @@ def _made(problem: Problem, manner: Manner) -> Order:
 
 def vary_insertion(
     problem: Problem, start: Incumbent, manner: Manner, bound: float, *, steps: int, seed: int, deadline: Deadline
-) -> Incumbent:
+) -> tuple[Incumbent, Manner]:
     """Local search over manners: change a few things at random, keep what is not worse.
 
     Args:
         start: the order of `manner`, or a better one.
         steps: orders to make.
+
+    Returns:
+        The best order, and the manner to go on from.
     """
     random, pace = Random(seed), Pace(deadline)
     best, current, current_period = start, manner, np.inf
     for step in range(steps):
         if pace.is_over() or is_met(problem, best.period, bound):
-            return replace(best, steps=start.steps + step)
+            return replace(best, steps=start.steps + step), current
         candidate = _neighbour(problem, current, random) if step else current
         order = _made(problem, candidate)
         period = time_order(problem, order).period
@@ -177,7 +180,7 @@ def vary_insertion(
             current, current_period = candidate, period
             if period < best.period - SAME:
                 best = Incumbent(order, period)
-    return replace(best, steps=start.steps + steps)
+    return replace(best, steps=start.steps + steps), current
 
 
 def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from recycle.ir.compiled import is_cached, is_loaded, load, touch_cache
+from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load, touch_cache
 from recycle.solve.deadline import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import anneal_block
@@ -43,11 +43,14 @@ def load_if_worth_it(problem: Problem, orders: int, deadline: Deadline, *, is_se
 
 
 def _compile_beside() -> None:
-    """Start the process that compiles, once for all that share this copy of the package; one that cannot be written to
-    gets none."""
-    mark = Path(__file__).parent / "__pycache__" / "compiling"
+    """Start the process that compiles, once for all that share the place of the compiled code; where that cannot be
+    written to there is none.
+
+    It begins in the folder of this copy of the package, so that it imports this one, wherever the caller found it.
+    """
+    mark = cache_folder(insert) / "compiling"
     try:
-        mark.parent.mkdir(exist_ok=True)
+        mark.parent.mkdir(parents=True, exist_ok=True)
         if mark.exists() and time.time() - mark.stat().st_mtime > STALE_SECONDS:
             mark.unlink(missing_ok=True)
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
@@ -55,7 +58,8 @@ def _compile_beside() -> None:
         return
     quiet = subprocess.DEVNULL
     subprocess.Popen(
-        [sys.executable, "-m", "recycle.solve.search.compile_kernels", str(mark)],
+        [sys.executable, "-m", "recycle.solve.search.compile_kernels", str(mark.absolute())],
+        cwd=Path(__file__).absolute().parents[3],
         stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
     )  # fmt: skip
 

@@ -11,6 +11,11 @@ Annealing asks whether an order has a period T. The state is one sequence of ope
 for each rank r. A worker of rank r may begin at D_r - T and should be done, reduce and step included, by D_r; the cost
 is the sum of what the workers are late. The order reaches T with these due times when that is 0 and no lane takes
 longer than T either (`timing`).
+
+In a single pipeline all micro-batches are alike. Exchange their names on each worker so that those of one kind and
+stage run in turn, and nothing gets later: what was there for the k-th of them is there still. So only orders in turn
+are looked at there, and where a moved operation passes others of its kind and stage, these shift by one place each.
+Some moves take a whole run of micro-batches along, as a steady state gains little from one that differs.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ PER_THOUSAND_MOVED, PER_THOUSAND_MOVED_FAR, PER_THOUSAND_NOT_SHIFTED = 860, 100,
 """Of 1,000 steps: those that move an operation, those of them that move it far, and those that shift no due time."""
 PER_THOUSAND_MOVED_OR_REHOSTED = 890
 """Of 1,000 steps: those that move an operation or, where micro-batches are mobile, give one another host."""
+PER_THOUSAND_RUNS = 150
+"""Of 1,000 moves in a single pipeline: those of several micro-batches' operations of one kind and stage alike."""
 NEVER = 1e300
 
 
@@ -93,7 +100,7 @@ class Annealing(NamedTuple):
         steps: moves to try.
         random: [1], state of the random generator.
         latest: [operations], working space for right-shifted starts.
-        places: [3], working space for where a re-hosted micro-batch came from.
+        places: [2 * micro-batches + 3], working space for where operations came from and went.
     """
 
     due: Floats
@@ -359,6 +366,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
     kinds = 3 if problem.split else 2
     lanes_may_overrun = len(order.lane_first) > 0 and problem.staggered
     size = len(sequence)
+    is_alone = len(offsets) - 1 == ranks
     current = NEVER
     heat = annealing.hot
     cooling = (annealing.cold / annealing.hot) ** (1.0 / annealing.steps) if annealing.steps > 0 else 1.0
@@ -369,6 +377,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
         a = 0
         b = 0
         donor = 0
+        moved = 0
         shift = 0.0
         since = -NEVER
         is_within_cap = True
@@ -378,23 +387,48 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
             number = draw(random)
             i = (number >> 8) % size
             x = sequence[i]
+            if is_alone and (roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered):
+                roll %= PER_THOUSAND_MOVED
             if roll < PER_THOUSAND_MOVED:
                 reach = 1 + (draw(random) >> 8) % 6
                 if roll < PER_THOUSAND_MOVED_FAR:
                     reach *= 4
                 j = i + reach if (draw(random) >> 16) % 2 else i - reach
-                j = max(offsets[host[x]], min(offsets[host[x] + 1] - 1, j))
                 kind = x // plane
-                if kind > 0:
-                    j = max(j, place[x - plane] + 1)
-                if kind < kinds - 1:
-                    j = min(j, place[x + plane] - 1)
-                if j == i:
+                many = 1
+                if is_alone and (draw(random) >> 8) % 1000 < PER_THOUSAND_RUNS:
+                    many = 2 + (draw(random) >> 8) % n
+                    j = i + (j - i) // 2 if abs(j - i) > 3 else j  # the farther, the rarer all of them fit
+                shifted = j - i
+                since = NEVER
+                moved = 0
+                while moved < many:
+                    i = place[x]
+                    j = max(offsets[host[x]], min(offsets[host[x] + 1] - 1, i + shifted))
+                    if not is_alone:
+                        if kind > 0:
+                            j = max(j, place[x - plane] + 1)
+                        if kind < kinds - 1:
+                            j = min(j, place[x + plane] - 1)
+                    if j == i:
+                        break
+                    since = min(since, begin[sequence[min(i, j)]])
+                    _move(order, i, j)
+                    if is_alone and not _named_by_turn(order, i, j, n, plane, kinds):
+                        _move(order, j, i)
+                        _named_by_turn(order, j, i, n, plane, kinds)
+                        break
+                    annealing.places[2 * moved] = i
+                    annealing.places[2 * moved + 1] = j
+                    moved += 1
+                    x += 1
+                    if x % n == 0:
+                        break
+                if moved == 0:
                     continue
-                since = begin[sequence[min(i, j)]]
-                _move(order, i, j)
+                x = sequence[j]
                 move = MOVED
-                if (kind == 0 and j < i) or (kind > 0 and j > i):
+                if (kind == 0 and shifted < 0) or (kind > 0 and shifted > 0):
                     is_within_cap = not _is_beyond_cap(problem, order, host[x])
             elif roll < PER_THOUSAND_MOVED_OR_REHOSTED and len(annealing.mobile) > 0:
                 a = annealing.mobile[(number >> 8) % len(annealing.mobile)]
@@ -462,7 +496,13 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
             for kind in range(kinds - 1, -1, -1):
                 _rehost(order, a + kind * plane, donor, annealing.places[kind])
         else:
-            _move(order, j, i)
+            while moved > 0:
+                moved -= 1
+                i = annealing.places[2 * moved]
+                j = annealing.places[2 * moved + 1]
+                _move(order, j, i)
+                if is_alone:
+                    _named_by_turn(order, j, i, n, plane, kinds)
     return False, annealing.steps
 
 
@@ -495,6 +535,36 @@ def _move(order: TimedOrder, i: int, j: int) -> None:
         order.place[y] = k
     order.sequence[j] = x
     order.place[x] = j
+
+
+@called_by_kernels
+def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds: int) -> bool:
+    """Name the operations of one kind and stage by their turns again after a move from place i to j.
+
+    Returns:
+        Whether the F, I and W of each micro-batch are still in this order.
+    """
+    sequence, place = order.sequence, order.place
+    row = sequence[j] // n
+    step = 1 if i > j else -1
+    last = j
+    for k in range(j + step, i + step, step):
+        y = sequence[k]
+        if y // n == row:
+            x = sequence[last]
+            sequence[last] = y
+            place[y] = last
+            sequence[k] = x
+            place[x] = k
+            last = k
+    for k in range(min(i, j), max(i, j) + 1):
+        y = sequence[k]
+        if y // n == row:
+            if y >= plane and place[y - plane] > k:
+                return False
+            if y < (kinds - 1) * plane and place[y + plane] < k:
+                return False
+    return True
 
 
 @called_by_kernels

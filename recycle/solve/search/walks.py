@@ -30,6 +30,11 @@ SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
 SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
 """By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
+ONE_PIPELINE_SHARES = (0.1, 0.1)
+"""The same of a single pipeline of less than the first size with one chunk per worker, where annealing gains most."""
+ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
+"""Operations from which on, with one chunk per worker, a second walk against the clock in the same process gains less
+than a longer first one; and up to which that was seen."""
 WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
@@ -57,8 +62,9 @@ def search(
         processes: walks at once. Above 1 only where the search is long enough to pay for starting them.
         progress: called with what is being done and the best period so far.
     """
-    share = None if steps is None else steps // WALKS
-    seeds = [seed * WALKS + walk for walk in range(WALKS)]
+    walks = 1 if steps is None and processes == 1 and _is_long(problem) else WALKS
+    share = None if steps is None else steps // walks
+    seeds = [seed * WALKS + walk for walk in range(walks)]
     start = initial[0]
     if is_met(problem, start.period, bound) or deadline.is_over:
         return start
@@ -67,12 +73,17 @@ def search(
     else:
         found = []
         for turn, one in enumerate(seeds):
-            mine = deadline if steps is not None else deadline.part(1 / (WALKS - turn))
+            mine = deadline if steps is not None else deadline.part(1 / (walks - turn))
             found.append(walk(problem, initial, policy, bound, steps=share, seed=one, deadline=mine, progress=progress))
             if is_met(problem, found[-1].period, bound):
                 break
     best = min(found, key=lambda one: one.period)  # of equals the first, whichever came in first
     return replace(best, steps=start.steps + sum(one.steps - start.steps for one in found))
+
+
+def _is_long(problem: Problem) -> bool:
+    """Whether one walk takes all the time there is."""
+    return problem.shape.chunks == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
 
 
 def walk(
@@ -100,6 +111,8 @@ def walk(
         return deadline if steps is not None else deadline.part(of_the_time)
 
     policies, refinements = next(shares for size, shares in SHARES if problem.size < size)
+    if problem.shape.pipelines == problem.shape.chunks == 1 and problem.size < SHARES[0][0]:
+        policies, refinements = ONE_PIPELINE_SHARES
     most = min(POLICIES, 3 * problem.size)
     found = vary_policy(
         problem,

@@ -8,9 +8,11 @@ from recycle.ir.check import check
 from recycle.ir.compiled import run
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
+from recycle.solve.incumbent import Incumbent
 from recycle.solve.problem import Problem
 from recycle.solve.search import annealing
-from recycle.solve.search.annealing import anneal
+from recycle.solve.search.annealing import anneal, by_turn
+from recycle.solve.search.improve import improve
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy
 from recycle.solve.search.order_kernels import NEVER, forward_pass, timed_order
 from recycle.solve.search.timing import time_order
@@ -34,6 +36,8 @@ PROBLEMS = [
     Problem.of(job(2, 2, 4, 4, chunks=2, link=1.0), [Worker(1, 1)]),
     Problem.of(job(2, 1, 4, 4, chunks=2, link=1.0)),
     slow(Problem.of(job(3, 2, 4, 3, link=0.5)), 2, 3.0),
+    Problem.of(job(1, 4, 8, 3, link=0.5)),
+    Problem.of(job(1, 2, 6, 4, chunks=2, link=2.5)),
 ]
 
 
@@ -85,6 +89,38 @@ def test_any_moves_keep_a_schedule_valid(number):
     result = anneal(problem, order, timing.due, timing.period - 9, steps=1500, seed=5, hot=HOT, cold=HOT)
     limits = [cap for cap in problem.cap[: problem.shape.ranks] if cap < float("inf")]
     assert check(problem.schedule(result.order), limits=limits or None) == []
+
+
+def test_in_a_single_pipeline_micro_batches_keep_their_turns():
+    """Two micro-batches change places on one stage at the start; at the end each kind and stage has them by index."""
+    problem = Problem.of(job(1, 4, 8, 3))
+    order = schedule_by_policy(problem)
+    other = {x: y for kind in range(3) for x, y in [(kind * 32 + 16, kind * 32 + 17), (kind * 32 + 17, kind * 32 + 16)]}
+    mixed = [[other.get(x, x) for x in program] for program in order]
+    assert by_turn(problem, mixed) == order != mixed
+    timing = time_order(problem, order)
+    for seed in range(4):
+        result = anneal(problem, mixed, timing.due, timing.period - 9, steps=700, seed=seed, hot=HOT, cold=HOT)
+        assert result.order != order
+        assert by_turn(problem, result.order) == result.order
+
+
+@pytest.mark.search
+def test_a_single_pipeline_with_tight_memory_gains_from_moves_that_keep_turns():
+    """Without them, with as many steps, the five searches came to 78.3 in the mean, and none below 77.9."""
+    times = {
+        "forward": [1.0, 1.3, 0.8, 1.1, 0.9, 1.2],
+        "backward_input": [0.9, 1.1, 1.4, 1.0, 0.7, 1.2],
+        "backward_weight": [1.2, 0.6, 0.9, 1.3, 1.0, 0.8],
+    }
+    problem = Problem.of(job(1, 6, 18, 4, **times))
+    order = schedule_by_policy(problem)
+    start = Incumbent(order, time_order(problem, order).period)
+    found = [improve(problem, start, 0.0, steps=40_000, seed=seed) for seed in range(5)]
+    for one in found:
+        assert one.period == pytest.approx(time_order(problem, one.order).period)
+        assert problem.is_within_caps(one.order)
+    assert sum(one.period for one in found) / 5 < 77.8
 
 
 def test_micro_batches_whose_home_is_dead_change_hosts_in_any_number():

@@ -1,3 +1,9 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from recycle.ir import compiled
@@ -11,3 +17,38 @@ def test_the_process_that_compiles_calls_every_kernel_with_the_types_of_a_search
     assert all(compiled._compiled[kernel].signatures for kernel in kernels._KERNELS)
     assert compiled.is_loaded(*kernels._KERNELS)
     assert compiled.is_cached(*kernels._KERNELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_given", [False, True])
+def test_compiled_code_is_looked_for_where_numba_keeps_it(is_given, tmp_path, monkeypatch) -> None:
+    from numba.core import caching
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(caching.config, "CACHE_DIR", str(tmp_path) if is_given else "")
+    if is_given:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    for kernel in kernels._KERNELS:
+        locators = (caching.UserProvidedCacheLocator, caching.InTreeCacheLocator)
+        found = [locator.from_function(kernel, kernel.__code__.co_filename) for locator in locators]
+        places = [Path(one.get_cache_path()) for one in found if one is not None]
+        assert compiled.cache_folder(kernel) == places[0]
+
+
+@pytest.mark.soak
+def test_the_process_that_compiles_imports_the_copy_that_started_it(tmp_path) -> None:
+    """It is started from a folder in which another package has the same name."""
+    (tmp_path / "recycle").mkdir()
+    (tmp_path / "recycle" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
+    here = Path(kernels.__file__).parents[3]
+    starts = (
+        f"import sys; sys.path[0] = {str(here)!r}; from recycle.solve.search import kernels; kernels._compile_beside()"
+    )
+    cache = tmp_path / "cache"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    subprocess.run([sys.executable, "-c", starts], cwd=tmp_path, env=environment, check=True)
+    until = time.monotonic() + 240
+    while [*cache.glob("*/compiling")] and time.monotonic() < until:
+        time.sleep(0.2)
+    compiled_ones = {index.name.split("-")[0] for index in cache.glob("*/*.nbi")}
+    assert {f"{Path(one.__code__.co_filename).stem}.{one.__name__}" for one in kernels._KERNELS} <= compiled_ones
