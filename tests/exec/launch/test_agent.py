@@ -29,6 +29,7 @@ from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.membership.test_etcd_store import keys
 from tests.exec.runs import Run, job, processes_writing_below
+from tests.warm import WarmCommand
 
 pytestmark = pytest.mark.process
 
@@ -409,22 +410,30 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")
     (tmp_path / "other.toml").write_text(small(train={"warmup": 3}).to_toml())
     of = ("--steps", str(STEPS), "--store", etcd.url, "--id", tmp_path.name, "--run", "run")
-    agents = [
-        start_command(tmp_path, *options, *of, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for options in (
-            ("job.toml", "--node", "0"),
-            ("other.toml", "--node", "1"),
-            ("job.toml", "--node", "1", "--fault", "kill:1.1@5"),
-        )
+    refused = (
+        ("job.toml", "--node", "0"),
+        ("other.toml", "--node", "1"),
+        ("job.toml", "--node", "1", "--fault", "kill:1.1@5"),
+    )
+    outputs = [(tmp_path / f"refused{number}.out").open("w+b") for number in range(len(refused))]
+    first = start_command(tmp_path, *refused[0], *of, stdout=subprocess.DEVNULL, stderr=outputs[0])
+    others = [
+        WarmCommand(["agent", *options, *of], tmp_path, output)
+        for options, output in zip(refused[1:], outputs[1:], strict=True)
     ]
-    said = [agent.communicate(timeout=100)[1].strip() for agent in agents]
+    codes = [agent.wait(100) for agent in (first, *others)]
+    said = []
+    for output in outputs:
+        output.seek(0)
+        said.append(output.read().decode().strip())
+        output.close()
     run = f"of run '{tmp_path.name}'; give another --id"
     assert said == [
         f"recycle: node 0 has an agent already in run '{tmp_path.name}'",
         f"recycle: node 1: its job file is not that {run}",
         f"recycle: node 1: its faults are not those {run}",
     ]
-    assert [agent.returncode for agent in agents] == [2, 2, 2]
+    assert codes == [2, 2, 2]
 
 
 @pytest.mark.soak

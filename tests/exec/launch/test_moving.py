@@ -28,7 +28,7 @@ from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 pytestmark = pytest.mark.process
 
-STEPS = 36
+STEPS = 24
 CHUNKS = pytest.mark.parametrize("chunks", [1, 2])
 
 

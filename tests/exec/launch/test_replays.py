@@ -92,8 +92,8 @@ def test_of_two_hosts_a_stuck_unit_is_nobodys_until_new_processes_go_on_from_a_c
 
 def test_a_flip_in_a_worker_of_two_processes_is_found_though_it_spreads_to_the_tensor_ranks_of_all(launch: Run) -> None:
     """What one tensor rank makes wrong, the sums of that rank have on all hosts; the replays say where it came from."""
-    of = replayed(3, "gpt").with_sections(grid=two_processes(3, 1))
-    run, calm = launch(of, STEPS, "flip=activation:1.0@4", "rejoin:1.0@6"), calm_run(of, launch, STEPS)
+    of, steps = replayed(3, "gpt", model={"layers": 2}).with_sections(grid=two_processes(3, 1)), 6
+    run, calm = launch(of, steps, "flip=activation:1.0@2", "rejoin:1.0@4"), calm_run(of, launch, steps)
     assert_calm(run, calm)
     assert only(run, "corrupt")["workers"] == ["1.0"]
     assert {part["worker"] for part in only(run, "corrupt")["bits"]} <= {"1.0", "1.0t1"}

@@ -18,8 +18,8 @@ STEPS = 5
 FAR = {"clip": 1e3}
 
 
-def two_chunks(**train: float) -> Job:
-    return job(2, 2, 4, kind="gpt", shape={"chunks": 2}, memory={"limit": 8}, train=train)
+def two_chunks(ahead: int = 2, **train: float) -> Job:
+    return job(2, 2, 4, kind="gpt", shape={"chunks": 2}, memory={"limit": 8}, train=train, planner={"ahead": ahead})
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,15 @@ def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
     family: str, gpt: Job, whole: RunResult, launch: Run
 ) -> None:
     schedule = FAMILIES[family](gpt.shape)
-    result = launch(gpt, STEPS, "kill:1.1@1", "rejoin:1.1@3", schedule=schedule)
+    of = two_chunks(ahead=1)
+    result = launch(of, STEPS, "kill:1.1@1", "rejoin:1.1@3", schedule=schedule)
     assert_same_bits(result, whole)
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
     assert result.digests == run(schedule, gpt, steps=STEPS).digests
     assert result.directory is not None
     for digest in {line["plan"] for line in result.metrics}:
         ran = Schedule.load(result.directory / "plans" / f"{digest}.json")
-        assert check(ran, limits=gpt.activation_limits()) == []
+        assert check(ran, limits=of.activation_limits()) == []
         assert all(ran.stages_of(worker) == schedule.stages_of(worker) for worker in ran.live)
 
 
@@ -119,7 +120,7 @@ def test_a_stage_that_steps_before_its_neighbour_on_the_worker_reduces_is_undone
     family: object, launch: Run
 ) -> None:
     """The kill strikes before the second reduce of the worker; its peer has stepped the first stage by then."""
-    of = two_chunks(**FAR)
+    of = two_chunks(ahead=0, **FAR)
     schedule = eager(family(of.shape))  # type: ignore[operator]
     assert check(schedule, about_to_run=True) == []
     text = schedule.text()["1.1"].split()

@@ -20,7 +20,7 @@ from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
 
 pytestmark = pytest.mark.process
 
-STEPS = 9
+STEPS = 7
 FAMILIES: dict[str, dict[str, Any]] = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
 STRUCK_IN = ("forward", "backward", "reduce", "commit", "step", "stepped", "evaluation", "acknowledge", "form")
 TOLERANCE = 3e-7
@@ -39,7 +39,7 @@ def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -
         shape={"tensor_parallel": tensor_parallel} | ({f"{shared}_parallel": True} if shared else {}),
         model=keys,
         train={"clip": 1e9},
-        eval={"every": 4, "batches": 1},
+        eval={"every": 3, "batches": 1},
     )
     return msgspec.structs.replace(of, model=msgspec.structs.replace(of.model, config=model["config"]))
 
@@ -55,10 +55,10 @@ def cases(quick: dict[str, str]) -> list[Any]:
 
 
 def struck_by(phase: str, killed: str) -> list[str]:
-    """A death, a return, and a worker that stops in this phase: a generation begins with step 4, and an evaluation
-    follows step 7."""
-    step = {"evaluation": 7, "acknowledge": 4, "form": 4}.get(phase, 6)
-    return [f"kill:{killed}@2", "rejoin:1.1@4", f"stop:0.0@{step}.{phase}"]
+    """A death, a return, and a worker that stops in this phase: a generation begins with step 3, and an evaluation
+    follows step 5."""
+    step = {"evaluation": 5, "acknowledge": 3, "form": 3}.get(phase, 4)
+    return [f"kill:{killed}@1", "rejoin:1.1@3", f"stop:0.0@{step}.{phase}"]
 
 
 def assert_same(struck: RunResult, calm: RunResult) -> None:
@@ -66,7 +66,7 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
     assert kinds(struck).count("rejoined") == 1
     assert struck.losses == calm.losses
     assert struck.evaluations == calm.evaluations
-    assert sorted(calm.evaluations) == [3, 7, 8]
+    assert sorted(calm.evaluations) == [2, 5, 6]
     for worker, digests in struck.digests.items():
         assert digests == calm.digests[worker]
 
