@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -66,7 +68,7 @@ def build_stages(
     require_precision(job.train.precision, device)
     torch.set_num_threads(job.train.threads)
     if job.train.accumulation == "exact":
-        torch.use_deterministic_algorithms(True)
+        _be_deterministic()
         # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     indices, ends = list(indices), {0, job.shape.stages - 1}
@@ -121,3 +123,13 @@ def require_precision(precision: str, device: torch.device) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"[train] precision: {device} cannot compute in {precision} ({reason}); use fp32") from None
+
+
+def _be_deterministic() -> None:
+    """As `torch.use_deterministic_algorithms(True)`, which would import the compiler to tell it: one that is imported
+    later reads of it in the environment."""
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch.set_deterministic_debug_mode("error")

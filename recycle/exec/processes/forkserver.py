@@ -25,7 +25,12 @@ from recycle.child import die_with_parent, serve
 PRELOADED = {
     **dict.fromkeys(
         ("gpt", "llama", "qwen", "mixtral"),
-        ("recycle.exec.model.gpt", "recycle.exec.model.part", "recycle.exec.model.parallel_state"),
+        (
+            "recycle.exec.model.gpt",
+            "recycle.exec.model.part",
+            "recycle.exec.model.parallel_state",
+            "recycle.exec.model.backward",
+        ),
     ),
     "emulated": (),
     "checkpoints": (
