@@ -9,8 +9,10 @@ one file, and after a change of a named tuple that a kernel takes, the kernel's 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +43,23 @@ def load(*kernels: Callable[..., Any]) -> None:
         register_jitable(_helpers.pop())
     for kernel in kernels:
         if kernel not in _compiled:
+            _forget_unreadable(kernel)
             _compiled[kernel] = numba.njit(cache=True)(kernel)
+
+
+def _forget_unreadable(kernel: Callable[..., Any]) -> None:
+    """Remove an index that names what is no longer there, such as a named tuple that has another name now.
+
+    numba reads an index before it compares the times of the source, and ends with AttributeError.
+    """
+    for index in _indices(kernel):
+        try:
+            with index.open("rb") as file:
+                pickle.load(file)
+                pickle.loads(file.read())
+        except Exception:
+            with contextlib.suppress(OSError):
+                index.unlink()
 
 
 def is_loaded(*kernels: Callable[..., Any]) -> bool:

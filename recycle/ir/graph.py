@@ -136,3 +136,14 @@ def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last:
 def load_compiled() -> None:
     """Load the compiled loops, for a caller who is about to time hundreds of small graphs."""
     load(_topological_order, _earliest, _earliest_ranked, _place)
+
+
+def compile_all() -> None:
+    """Compile each of them, by a call with arguments of the types that all calls have."""
+    load_compiled()
+    source, target, seconds = np.array([0]), np.array([1]), np.zeros(2)
+    order = topological_order(source, target, 2)
+    offsets, sources = group_edges(source, target, 2)
+    run(_place, 1, source, target, offsets[:-1].copy(), np.empty(1, dtype=np.int64))
+    earliest(order, offsets, sources, seconds, seconds)
+    earliest_ranked(ranked(order, offsets, sources), seconds, seconds)

@@ -9,7 +9,9 @@ such an action is released unseen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -45,10 +47,26 @@ def _on_gpu(action: Callable[[], object], device: torch.device) -> Allocated:
 
 
 def _on_cpu(action: Callable[[], object]) -> Allocated:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with (
+        _without_garbage(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
+    ):
         action()
     assert profiler.profiler is not None
     reported = [event for event in profiler.profiler.kineto_results.events() if event.name() == _MEMORY]
     sizes = [event.nbytes() for event in sorted(reported, key=lambda event: event.start_ns())]
     held = list(accumulate(sizes, initial=0))
     return Allocated(held[-1], max(held))
+
+
+@contextlib.contextmanager
+def _without_garbage() -> Iterator[None]:
+    """Nothing is collected meanwhile, so that what is freed was the action's."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,4 +1,6 @@
-"""Compiles the kernels of the search into numba's cache: `python -m recycle.solve.search.compile_kernels MARK`.
+"""Compiles the kernels of the search, and those that time schedules, into numba's cache.
+
+    python -m recycle.solve.search.compile_kernels MARK
 
 It takes tens of seconds of one core, at low priority. Each kernel is called once on the smallest of problems, whose
 arguments are of the same types as any problem's.
@@ -10,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+from recycle.ir import graph
 from recycle.job import Job, price
 from recycle.solve.assignment import possible_assignments
 from recycle.solve.problem import Problem
@@ -33,6 +36,7 @@ def compile_all() -> None:
     next(block_orders(problem, steps=1))
     inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
     all_are_called()
+    graph.compile_all()
 
 
 if __name__ == "__main__":
