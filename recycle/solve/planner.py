@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -38,12 +39,13 @@ from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
-from recycle.solve.incumbent import Progress, is_met
+from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.layout.elastic import elastic_plan, listed_plan
 from recycle.solve.layout.reroute import rerouted_within
 from recycle.solve.normalize import normalize
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES
+from recycle.solve.search.joint import JOINT_SHARE, copied_to_groups, joint_group, search_jointly
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.race import begin_all, race
 from recycle.solve.template import copied_to_all, one_pipeline
@@ -167,6 +169,7 @@ def _plan(
     whole = problem = Problem.of(job, dead, profile)
     if not dead and whole.peers_are_alike and not whole.may_spread:
         problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
+    group = None if quick or problem is whole else joint_group(whole)
     section = job.planner
     if seconds is None and steps is None:
         steps = section.steps
@@ -185,11 +188,13 @@ def _plan(
     beginnings = begin_all(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
     start = found = beginnings[0].best
 
-    def schedule_of(order: Order) -> Schedule:
-        for_all = order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
+    def copied(order: Order) -> Order:
+        return order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
+
+    def schedule_of(for_all: Order) -> Schedule:
         return with_updates_of(whole.schedule(for_all), job)
 
-    schedule = schedule_of(start.order)
+    schedule = schedule_of(copied(start.order))
     simulated = time.perf_counter()
     graph = lowered_graph(schedule)
     timeline = time_graph(graph, profile)
@@ -197,17 +202,22 @@ def _plan(
     deadline = limit.earlier(FINISHING * simulated)
     if progress:
         progress("searching", found.period)
-    exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
+    exactly = not quick and steps is None and problem.size <= EXACT_UP_TO and group is None
+    jointly = Incumbent([], inf)
     if not quick:
         found = race(
             beginnings,
             bound,
-            steps=steps,
+            steps=steps if steps is None or group is None else max(1, int(steps * (1 - JOINT_SHARE))),
             seed=section.seed,
-            deadline=deadline.part(SEARCH_SHARE) if exactly else deadline,
+            deadline=deadline.part(SEARCH_SHARE if exactly else 1 - JOINT_SHARE) if exactly or group else deadline,
             processes=processes,
             progress=progress,
         )
+    if group is not None and not is_met(problem, found.period, bound):
+        more = None if steps is None else steps - found.steps
+        jointly = search_jointly(group, problem, found, bound, steps=more, seed=section.seed, deadline=deadline)
+        found = replace(found, steps=found.steps + jointly.steps)
     if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, bound):
         if progress:
             progress("proving", found.period)
@@ -215,8 +225,11 @@ def _plan(
         found = replace(found, order=solved.order, period=solved.period)
         if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
             bound = max(bound, solved.bound)
-    if found.order != start.order:
-        searched = schedule_of(found.order)
+    is_joint = group is not None and jointly.period < found.period - TOLERANCE
+    if is_joint or found.order != start.order:
+        searched = schedule_of(
+            copied_to_groups(whole, group, jointly.order) if group is not None and is_joint else copied(found.order)
+        )
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)
         if problem.is_exact or searched_timeline.period < timeline.period:

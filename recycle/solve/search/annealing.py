@@ -5,7 +5,7 @@ depends on that program alone, so it is tested first); two micro-batches of a st
 if both are mobile, between hosts; a mobile one
 goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
 where its home is dead, or slower than some other host, or has a slower link than one; in a wide round all others of
-such a stage are too. With the
+such a stage are too. Where pipelines are planned together (`joint`) all are. With the
 barrier every due time is the target, and none shifts. What a state costs is said in `order_kernels`.
 """
 
@@ -50,6 +50,7 @@ def anneal(
     steps: int,
     seed: int = 0,
     wide: bool = False,
+    are_free: bool = False,
     hot: float = 1.0,
     cold: float = 0.1,
 ) -> Annealed:
@@ -61,9 +62,11 @@ def anneal(
         target: the period to reach.
         steps: moves to try.
         wide: whether a micro-batch may leave a home that is as fast as any, where others of its stage have to.
+        are_free: whether any micro-batch may leave its home.
         hot, cold: first and last temperature, in the problem's typical operation time.
     """
-    is_mobile = _is_mobile(problem, wide)
+    count = problem.shape.stages * problem.micro_batches
+    is_mobile = np.full(count, problem.reroute) if are_free else _is_mobile(problem, wide)
     annealing = Annealing(
         due=np.array(due if problem.staggered else [target] * len(due), dtype=np.float64),
         target=float(target),

@@ -39,6 +39,7 @@ def improve(
     seed: int = 0,
     deadline: Deadline | None = None,
     patience: int | None = None,
+    are_free: bool = False,
     progress: Progress | None = None,
 ) -> Incumbent:
     """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
@@ -48,6 +49,7 @@ def improve(
         bound: a proven lower bound; a period that meets it ends the search.
         steps: moves in all rounds together.
         patience: rounds of full length without a better period after which to stop; by the size when left out.
+        are_free: any live worker of its rank may take any micro-batch, in every round.
     """
     deadline = deadline or Deadline(None)
     patience = max(PATIENCE, problem.size // 100) if patience is None else patience
@@ -65,7 +67,7 @@ def improve(
         load_if_worth_it(problem, steps, deadline)
         begun = time.monotonic()
         size = min(length, steps - spent)
-        result = _round(problem, order, order_due, target, size, seed, turn, deadline)
+        result = _round(problem, order, order_due, target, size, seed, turn, deadline, are_free)
         order, order_due, spent, turn = result.order, result.due, spent + result.steps, turn + 1
         timing = time_order(problem, order)
         if result.met or timing.period < best.period - 1e-9:
@@ -94,6 +96,7 @@ def _round(
     seed: int,
     turn: int,
     deadline: Deadline,
+    are_free: bool,
 ) -> Annealed:
     """One round, from hot to cold, in parts, between which the deadline can end it; wide every other time."""
     hot, cold = HEATS[turn % len(HEATS)]
@@ -107,7 +110,16 @@ def _round(
         first, last = (hot * (cold / hot) ** (share / parts) for share in (part, part + 1))
         part_seed = (seed * 1_000_003 + turn * 7_919 + part * 104_729 + 17) % 2_147_483_647
         result = anneal(
-            problem, result.order, result.due, target, steps=size, seed=part_seed, wide=wide, hot=first, cold=last
+            problem,
+            result.order,
+            result.due,
+            target,
+            steps=size,
+            seed=part_seed,
+            wide=wide,
+            are_free=are_free,
+            hot=first,
+            cold=last,
         )
         spent += result.steps
         if result.met:
