@@ -10,8 +10,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test processes: twice as many as cores, since those of runs wait for their workers.
-JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
+# Test processes: half again as many as cores, since those of runs wait for their workers; twice as many gain nothing.
+JOBS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 
 # Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
 unexport PYTHONDONTWRITEBYTECODE
