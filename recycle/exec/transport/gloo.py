@@ -8,14 +8,15 @@ Shutting this process's sockets is what wakes whoever is blocked in a gloo trans
 aborting a group does not. Sockets that were open before the generation (the clients of the store) are left alone, and
 so are listening sockets, whose shutdown would end the process. Three kinds of waits do not always end when the sockets
 are shut: forming a group whose member died before it connected, an all-reduce, and a transfer that is posted in that
-very moment, as those inside a worker are all the time. They run in a thread of their own, which is left behind when the
-generation is over; so are their groups, because freeing one would wait for it.
+very moment, as those inside a worker and the parts of a state are all the time. They run in a thread of their own,
+which is left behind when the generation is over; so are their groups, because freeing one would wait for it.
 
 That a tensor has arrived is said in a wait only, so a thread of each lane waits for what was sent over it, in order.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -134,9 +135,13 @@ class GlooTransport(GroupTransport):
     def _order(self, work: Any) -> None:
         """Wait, with a limit of its own: gloo's receives keep the one that their group was formed with."""
         if isinstance(work, Sending):
-            work.wait()
+            self._until_over(work.waiting, math.inf)
         else:
             work.wait(timedelta(seconds=self._settings.limits.transport_timeout))
+
+    def _wait_state(self, pending: Any) -> None:
+        """Wait in a thread: a state is many transfers, and one is easily posted in the moment when sockets are shut."""
+        self._wait_in_thread(partial(self._order, pending), self._outgoing)
 
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         if peer not in self._lanes:

@@ -252,12 +252,12 @@ class GroupTransport(ABC):
     def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Send `tensors` to a worker that joins."""
         for place, tensor in enumerate(tensors):
-            self._wait(self._start_send(peer, tensor.detach(), STATE_TAG + place))
+            self._wait_state(self._start_send(peer, tensor.detach(), STATE_TAG + place))
 
     def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Fill `tensors` with what `peer` sends by `send_state`."""
         for place, tensor in enumerate(tensors):
-            self._wait(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
+            self._wait_state(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
 
     @property
     def tells_times(self) -> bool:
@@ -268,12 +268,12 @@ class GroupTransport(ABC):
     def begin_send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
         """Begin to send `tensors`, which must not be written until the transfer is waited for."""
         sends = [self._start_send(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
-        return StateTransfer(sends, self._wait, self._ended)
+        return StateTransfer(sends, self._wait_state, self._ended)
 
     def begin_receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
         """Begin to fill `tensors` with what `peer` sends by `begin_send_state`."""
         receives = [self._start_receive(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
-        return StateTransfer(receives, self._wait, self._ended)
+        return StateTransfer(receives, self._wait_state, self._ended)
 
     def _ended(self, pending: Any) -> float:
         """When a transfer that was waited for has ended, monotonic seconds, as far as that is known."""
@@ -288,6 +288,10 @@ class GroupTransport(ABC):
         self._sent, self._begun = {}, {}
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
+
+    def _wait_state(self, pending: Any) -> None:
+        """Wait for a part of a state that was sent or is received."""
+        self._wait(pending)
 
     def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
         """The result of `action`, a wait on `group` that may not end when the group is woken.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
@@ -61,6 +65,28 @@ def test_a_sent_tensor_is_let_go_of_once_it_has_arrived(transports: dict[Worker,
     arrived = [float(transports[LAST].receive(receive)()[0]) for receive in receives]
     assert arrived == [float(place) for place in range(len(sends))]
     _until_gone(kept, transports[FIRST])
+
+
+@pytest.mark.parametrize("end", ["source", "receiver"])
+def test_a_wait_for_a_state_ends_with_its_generation_though_no_socket_says_so(
+    end: str, transports: dict[Worker, GlooTransport]
+) -> None:
+    """As where a transfer is posted in the moment in which sockets are shut."""
+    role, peer = (FIRST, LAST) if end == "source" else (LAST, FIRST)
+    transport, over = transports[role], transports[role]._over
+    act = transport.send_state if end == "source" else transport.receive_state
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(act, peer, [torch.zeros(4)])
+        try:
+            with pytest.raises(TimeoutError):
+                waiting.result(0.2)
+            over.set()
+            with pytest.raises(TransportError, match="the generation is over"):
+                waiting.result(LATE)
+        finally:  # or its thread would never end
+            for connection in transport._connections:
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as one:
+                    one.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_worker_posts_as_many_receives_ahead_however_many_peers_it_has() -> None:
