@@ -40,7 +40,7 @@ def compile_all() -> None:
 
 
 if __name__ == "__main__":
-    os.nice(10)
+    os.nice(max(0, 10 - os.nice(0)))
     try:
         compile_all()
     finally:
