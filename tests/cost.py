@@ -40,6 +40,14 @@ def name_of(nodeid: str) -> str:
     return re.sub(r"@[^\]/]*$", "", nodeid)
 
 
+def _shares_runs(item: pytest.Item) -> bool:
+    """Whether a costly test uses what is made once per file: then the file's tests stay in one process."""
+    if not isinstance(item, pytest.Function) or not markers_of(item) or item.get_closest_marker("xdist_group"):
+        return False
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return any(found[-1].scope == "module" for found in fixtures)
+
+
 class _Starts:
     """Counts the processes that this process starts."""
 
@@ -83,7 +91,7 @@ class Costs:
             for fixture, marker in FIXTURES.items():
                 if fixture in getattr(item, "fixturenames", ()):
                     item.add_marker(marker)
-            if item.get_closest_marker("browser"):  # a file's pages and servers are opened once
+            if item.get_closest_marker("browser") or _shares_runs(item):  # which its file opens and trains once
                 item.add_marker(pytest.mark.xdist_group(item.path.name))
         if hasattr(config, "workerinput"):  # what takes long first, so that all processes end at the same time
             items.sort(key=lambda item: not markers_of(item))

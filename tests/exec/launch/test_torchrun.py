@@ -19,6 +19,7 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.job import Job
 
 pytestmark = pytest.mark.process
+REPLAYED = "pipelines = 2\nranks = 1"
 
 JOB = '[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nkind = "emulated"\n'
 GPT = JOB.replace('kind = "emulated"', "layers = 2\nhidden = 32\nheads = 2\nsequence = 16\n[eval]\nevery = 2")
@@ -49,9 +50,9 @@ def test_the_losses_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None
 
 
 def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
-    metrics, text = tmp_path / "metrics.jsonl", JOB.replace("pipelines = 1", "pipelines = 2")
+    metrics, text = tmp_path / "metrics.jsonl", JOB.replace("pipelines = 1\nranks = 2", REPLAYED)
     shared = text + "[train]\nsharded_optimizer = true\nreduce_buckets = 2\n"
-    ended = torchrun(4, "--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=shared, folder=tmp_path)
+    ended = torchrun(2, "--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=shared, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     job = Job.from_toml(text)
     expected = run(zb_h1(job.shape), job, steps=3)
@@ -59,9 +60,6 @@ def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
     assert [(line["loss"], line["grad_norm"]) for line in lines] == [
         (line["loss"], line["grad_norm"]) for line in expected.metrics
     ]
-
-
-REPLAYED = "pipelines = 2\nranks = 1"
 
 
 def test_hosts_that_replay_each_others_work_find_nothing_where_all_compute_right(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def job_of(precision: str, accumulation: str, steps: str, recompute: str) -> Job
     return job(
         1,
         2,
-        4,
+        3,
         kind="gpt",
         model={
             "layers": 4,

@@ -1,3 +1,5 @@
+from shutil import copytree
+
 import pytest
 
 from recycle.errors import PlanError
@@ -14,12 +16,18 @@ def under(tmp_path, name, limit=4, **times):
     return job(3, 4, 6, limit, profile=str(path), steps=600)
 
 
-@pytest.fixture
-def shelf(tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A library of single failures under unit times."""
-    made = under(tmp_path, "unit")
-    plan_library(made, 1, tmp_path / "plans")
-    return tmp_path / "plans"
+    folder = tmp_path_factory.mktemp("made")
+    plan_library(under(folder, "unit"), 1, folder / "plans")
+    return folder / "plans"
+
+
+@pytest.fixture
+def shelf(tmp_path, made):
+    """A copy of it, which the test may change."""
+    return copytree(made, tmp_path / "plans")
 
 
 @pytest.mark.slow
