@@ -247,8 +247,17 @@ def test_the_tooltip_follows_what_moves_below_a_resting_pointer(page: Page) -> N
     page.page.wait_for_function("() => document.querySelector('.lanes-tip').textContent.includes('worker 1.0')")
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (2560, 1440)])
-@pytest.mark.parametrize("shape", [Shape(3, 4, 6), Shape(32, 8, 8), Shape(96, 16, 2)])
+@pytest.mark.parametrize(
+    ("shape", "width", "height"),
+    [
+        (Shape(3, 4, 6), 1280, 800),
+        (Shape(32, 8, 8), 2560, 1440),
+        (Shape(96, 16, 2), 1280, 800),
+        pytest.param(Shape(3, 4, 6), 2560, 1440, marks=pytest.mark.soak),
+        pytest.param(Shape(32, 8, 8), 1280, 800, marks=pytest.mark.soak),
+        pytest.param(Shape(96, 16, 2), 2560, 1440, marks=pytest.mark.soak),
+    ],
+)
 def test_lanes_and_what_a_press_tells_are_in_sight_together(
     opened: Callable[..., Page], shape: Shape, width: int, height: int
 ) -> None:
