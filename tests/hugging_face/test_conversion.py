@@ -225,6 +225,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         [sys.executable, "-c", IMPORT, str(folder), "-o", str(tmp_path / "checkpoint")],
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # which Python 3.11 would leave cut off
         preexec_fn=lambda: (
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),

@@ -360,6 +360,7 @@ def test_on_a_full_disk_training_goes_on_with_warnings(launch: Any, tmp_path: Pa
         text=True,
         timeout=120,
         check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # which Python 3.11 would leave cut off
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
     )
     assert run.returncode == 0, run.stderr
