@@ -6,7 +6,9 @@ if both are mobile, between hosts; a mobile one
 goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
 where its home is dead, or slower than some other host, or has a slower link than one; in a wide round all others of
 such a stage are too. Where pipelines are planned together (`joint`) all are. With the
-barrier every due time is the target, and none shifts. What a state costs is said in `order_kernels`.
+barrier every due time is the target, and none shifts. Many of the operations and micro-batches that are tried lie on
+the critical path of a worker that is late, since no other change makes it end earlier. What a state costs is said in
+`order_kernels`.
 """
 
 from __future__ import annotations

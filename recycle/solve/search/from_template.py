@@ -15,7 +15,7 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
-from recycle.solve.search.initial_orders import Beginning
+from recycle.solve.search.initial_orders import MOST_ORDERS, Beginning
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.timing import time_order
 from recycle.solve.search.walks import SEARCH_STEPS, search
@@ -33,6 +33,8 @@ BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS = 0.3, 0.5, 300
 INSERTION_SHARE, CLOSE = 0.3, 1.15
 """Of the time, or of the steps, what manners of insertion may take at most; and of the best period, what the one to
 begin with may have for this to pay."""
+LEADING = 1.03
+"""Of the best period, what that of the template or of insertion may be for a second search from there to pay."""
 ALONE_SHARE = 0.08
 """What either may take of a smaller single pipeline with one chunk per worker, where annealing gains more."""
 ON_SHARE, ON_UP_TO = 0.85, 30_000
@@ -60,16 +62,38 @@ def search_from(
     progress: Progress | None = None,
 ) -> Incumbent:
     """The best order found; never worse than the best of the beginning. Arguments as in `walks.search`."""
+    return searched_from(
+        beginning, bound, steps=steps, seed=seed, deadline=deadline, processes=processes, progress=progress
+    )[0]
+
+
+def searched_from(
+    beginning: Beginning,
+    bound: float,
+    *,
+    steps: int | None,
+    seed: int,
+    deadline: Deadline,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> tuple[Incumbent, Beginning]:
+    """(the best order found, where a further search goes on). Arguments as in `walks.search`.
+
+    Of a beginning that has been searched before, blocks and waves are not made again, and insertion goes on only where
+    it leads.
+    """
     problem, orders, template = beginning.problem, beginning.orders, beginning.template
     spent = 0
     if is_met(problem, orders[0].period, bound):
-        return orders[0]
+        return orders[0], beginning
     is_alone = problem.shape.pipelines == problem.shape.chunks == 1 and problem.size <= LARGE
     goes_on = steps is None and LARGE < problem.size < ON_UP_TO and problem.shape.chunks == 1
     of_template = of_insertion = None
-    if template is not None and template.unfolded.period <= NEAR * orders[0].period:
+    near, close = (LEADING, LEADING) if beginning.is_searched else (NEAR, CLOSE)
+    inserted = beginning.inserted
+    if template is not None and template.unfolded.period <= near * orders[0].period:
         share = LARGE_TEMPLATE_SHARE if problem.size > LARGE and not goes_on else TEMPLATE_SHARE
-        found = search_from(
+        found, its_searched = searched_from(
             template.beginning,
             max(bound, closed_form(template.beginning.problem)),
             steps=None if steps is None else int(steps * share),
@@ -81,15 +105,17 @@ def search_from(
         if found.period < template.beginning.best.period:
             unfolded = template.unfold(problem, found, deadline.part(UNFOLD_SHARE))
             of_template = template, found, _promise(template.unfolded.period, unfolded.period)
+            better = min(template.unfolded, unfolded, key=lambda order: order.period)
+            template = replace(template, beginning=its_searched, unfolded=better)
             orders = sorted([unfolded, *orders], key=lambda order: order.period)
             if progress:
                 progress("searching", orders[0].period)
-    elif problem.shape.pipelines == 1 and not problem.dead:
+    elif problem.shape.pipelines == 1 and not (problem.dead or beginning.is_searched):
         share = ALONE_SHARE if is_alone else LARGE_BLOCK_SHARE if problem.size > LARGE else BLOCK_SHARE
         most = None if steps is None else int(steps * share)
         blocks, spent = _blocks(problem, bound, most, seed, deadline.part(share))
         orders = sorted([*orders, *blocks], key=lambda order: order.period)
-    is_many = problem.shape.pipelines > 1 and problem.shape.chunks > 1
+    is_many = problem.shape.pipelines > 1 and problem.shape.chunks > 1 and not beginning.is_searched
     if is_many and deadline.left > WAVE_SECONDS * problem.size and not is_met(problem, orders[0].period, bound):
         most = None if steps is None else max(1, int(steps * WHOLE_WAVE_SHARE) // STEPS_OF_ORDER)
         wave, took = _wave(problem, bound, most, seed, deadline.part(WHOLE_WAVE_SHARE))
@@ -97,20 +123,21 @@ def search_from(
         orders = sorted([wave, *orders], key=lambda order: order.period)
         if progress:
             progress("searching", orders[0].period)
-    if beginning.inserted is not None and beginning.inserted[0].period <= CLOSE * orders[0].period:
+    if inserted is not None and inserted[0].period <= close * orders[0].period:
         share = ALONE_SHARE if is_alone else INSERTION_SHARE
         most = SEARCH_STEPS if steps is None else max(1, int(steps * share) // STEPS_OF_ORDER)
         mine = deadline if steps is not None else deadline.part(share)
-        first, manner = beginning.inserted
+        first, manner = inserted
         varied, manner = vary_insertion(problem, first, manner, bound, steps=most, seed=seed, deadline=mine)
         spent += varied.steps
         of_insertion = varied, manner, _promise(first.period, varied.period)
+        inserted = replace(varied, steps=0), manner
         orders = sorted([varied, *orders], key=lambda order: order.period)
     if goes_on and not is_met(problem, orders[0].period, bound):
         mine = deadline.part(ON_SHARE)
         if of_template is not None and (of_insertion is None or of_template[-1] < of_insertion[-1]):
             template, found, _ = of_template
-            begun = [replace(found, steps=0), *template.beginning.orders]
+            begun = template.beginning.orders
             policy = template.beginning.policy
             one = template.beginning.problem
             least = max(bound, closed_form(one))
@@ -135,7 +162,9 @@ def search_from(
         processes=processes,
         progress=progress,
     )
-    return replace(found, steps=spent + found.steps)
+    kept = sorted([replace(found, steps=0), *orders], key=lambda order: order.period)[:MOST_ORDERS]
+    searched = replace(beginning, orders=kept, template=template, inserted=inserted, is_searched=True)
+    return replace(found, steps=spent + found.steps), searched
 
 
 def _wave(problem: Problem, bound: float, orders: int | None, seed: int, deadline: Deadline) -> tuple[Incumbent, int]:

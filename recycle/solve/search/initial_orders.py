@@ -89,6 +89,7 @@ class Beginning:
         policy: the one that did best on this problem.
         template: the best of this problem, where some workers are dead or slow.
         inserted: the best order by insertion and its manner; None where none was made.
+        is_searched: whether this is where a search ended.
     """
 
     problem: Problem
@@ -96,6 +97,7 @@ class Beginning:
     policy: Policy
     template: Template | None = None
     inserted: tuple[Incumbent, Manner] | None = None
+    is_searched: bool = False
 
     @property
     def best(self) -> Incumbent:

@@ -38,6 +38,8 @@ PER_THOUSAND_MOVED_OR_REHOSTED = 890
 """Of 1,000 steps: those that move an operation or, where micro-batches are mobile, give one another host."""
 PER_THOUSAND_RUNS = 150
 """Of 1,000 moves in a single pipeline: those of several micro-batches' operations of one kind and stage alike."""
+PER_THOUSAND_CRITICAL = 400
+"""Of 1,000 steps: those that look for an operation on the critical path of a worker that is late, not anywhere."""
 NEVER = 1e300
 
 
@@ -386,6 +388,8 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
             roll = (draw(random) >> 8) % 1000
             number = draw(random)
             i = (number >> 8) % size
+            if (draw(random) >> 8) % 1000 < PER_THOUSAND_CRITICAL:
+                i = _critical_place(problem, order, annealing, i)
             x = sequence[i]
             if is_alone and (roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered):
                 roll %= PER_THOUSAND_MOVED
@@ -431,7 +435,9 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 if (kind == 0 and shifted < 0) or (kind > 0 and shifted > 0):
                     is_within_cap = not _is_beyond_cap(problem, order, host[x])
             elif roll < PER_THOUSAND_MOVED_OR_REHOSTED and len(annealing.mobile) > 0:
-                a = annealing.mobile[(number >> 8) % len(annealing.mobile)]
+                a = x % plane
+                if annealing.is_mobile[a] == 0:
+                    a = annealing.mobile[(number >> 8) % len(annealing.mobile)]
                 donor = host[a]
                 b = donor % ranks + (draw(random) >> 8) % (len(annealing.live) // ranks) * ranks
                 if b == donor or annealing.live[b] == 0:
@@ -504,6 +510,48 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 if is_alone:
                     _named_by_turn(order, j, i, n, plane, kinds)
     return False, annealing.steps
+
+
+@called_by_kernels
+def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, otherwise: int) -> int:
+    """A place on the critical path of a late worker, both at random; `otherwise` if no worker is late.
+
+    The path leads from the worker's last operation back to what each one waited for: the operation before it on the
+    worker, or what it needs.
+    """
+    sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
+    begin, end, release, needs = order.begin, order.end, order.release, problem.needs
+    due, update_seconds, ranks, random = annealing.due, problem.update_seconds, problem.ranks, annealing.random
+    workers = len(offsets) - 1
+    w = (draw(random) >> 8) % workers
+    last = -1
+    for _ in range(workers):
+        w = w + 1 if w + 1 < workers else 0
+        if offsets[w + 1] > offsets[w]:
+            x = sequence[offsets[w + 1] - 1]
+            if end[x] + update_seconds[w % ranks] - due[w % ranks] > 1e-9:
+                last = x
+                break
+    if last < 0:
+        return otherwise
+    length = 0
+    left = -1
+    while True:  # once along the path to its end, to count, and then to the chosen operation
+        x = last
+        while x >= 0 and left != 0:
+            k = place[x]
+            length += 1
+            left -= 1
+            if k > offsets[host[x]] and end[sequence[k - 1]] >= begin[x] - 1e-9:
+                x = sequence[k - 1]
+            elif begin[x] > release[host[x]] + 1e-9:
+                x = needs[x]
+            else:
+                x = -1
+        if left >= 0:
+            break
+        left = (draw(random) >> 8) % length
+    return int(place[x])
 
 
 @called_by_kernels

@@ -13,15 +13,16 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.leaving_out import without_slow
 from recycle.solve.problem import Problem
-from recycle.solve.search.from_template import search_from
+from recycle.solve.search.from_template import search_from, searched_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, Beginning, initial_orders
 
-CLOSE = 1.15
-"""How far the period of the second may be from that of the first for a search of both."""
+CLOSE, STILL_CLOSE = 1.15, 1.07
+"""How far the period of the second may be from that of the first for a search of both: from its best order, and from
+what its search has found, where that is against the clock."""
 HEAT = 0.25
 """Of the time, or of the steps, what each of the two gets before the better one gets the rest."""
-BEGINNING_SHARE = 0.3
-"""Of the time that is left, what beginning each of them may take."""
+BEGINNING_SHARE, LESS_SHARE = 0.3, 0.12
+"""Of the time that is left, what beginning with the whole problem, and with each less slow workers, may take."""
 
 
 def begin_all(
@@ -39,7 +40,7 @@ def begin_all(
     for one in smaller:
         if pace.is_over() or is_met(problem, found[0].best.period, bound):
             break
-        found.append(initial_orders(one, bound, deadline.part(BEGINNING_SHARE), most, progress))
+        found.append(initial_orders(one, bound, deadline.part(LESS_SHARE), most, progress))
         found.sort(key=lambda beginning: beginning.best.period)
     return found
 
@@ -59,16 +60,18 @@ def race(
     first = beginnings[0]
     if len(beginnings) > 1 and beginnings[1].best.period <= CLOSE * first.best.period:
         share = None if steps is None else int(steps * HEAT)
-        searched = []
+        searched: list[Beginning] = []
         for turn, one in enumerate(beginnings[:2]):
+            if searched and steps is None and one.best.period > STILL_CLOSE * searched[0].best.period:
+                break
             mine = deadline.part(HEAT / (1 - turn * HEAT))
-            found = search_from(
+            found, where = searched_from(
                 one, bound, steps=share, seed=seed, deadline=mine, processes=processes, progress=progress
             )
             spent += found.steps
             if is_met(one.problem, found.period, bound):
                 return replace(found, steps=spent)
-            searched.append(replace(one, orders=[replace(found, steps=0), *one.orders], template=None))
+            searched.append(where)
         first = min(searched, key=lambda one: one.best.period)
     found = search_from(
         first,

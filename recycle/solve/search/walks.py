@@ -30,10 +30,10 @@ SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
 SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
 """By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
-ONE_PIPELINE_SHARES = (0.1, 0.1)
-"""The same of a single pipeline of less than the first size with one chunk per worker, where annealing gains most."""
+ANNEALED_SHARES = (0.1, 0.1)
+"""The same of less than the first size where annealing gains most: of a single pipeline, and with several chunks."""
 ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
-"""Operations from which on, with one chunk per worker, a second walk against the clock in the same process gains less
+"""Operations from which on a second walk against the clock in the same process gains less
 than a longer first one; and up to which that was seen."""
 WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
@@ -83,7 +83,7 @@ def search(
 
 def _is_long(problem: Problem) -> bool:
     """Whether one walk takes all the time there is."""
-    return problem.shape.chunks == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
+    return ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
 
 
 def walk(
@@ -111,8 +111,8 @@ def walk(
         return deadline if steps is not None else deadline.part(of_the_time)
 
     policies, refinements = next(shares for size, shares in SHARES if problem.size < size)
-    if problem.shape.pipelines == problem.shape.chunks == 1 and problem.size < SHARES[0][0]:
-        policies, refinements = ONE_PIPELINE_SHARES
+    if problem.size < SHARES[0][0] and (problem.shape.chunks > 1 or problem.shape.pipelines == 1):
+        policies, refinements = ANNEALED_SHARES
     most = min(POLICIES, 3 * problem.size)
     found = vary_policy(
         problem,

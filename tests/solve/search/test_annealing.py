@@ -1,5 +1,6 @@
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from recycle.solve.search import annealing
 from recycle.solve.search.annealing import anneal, by_turn
 from recycle.solve.search.improve import improve
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy
-from recycle.solve.search.order_kernels import NEVER, forward_pass, timed_order
+from recycle.solve.search.order_kernels import NEVER, _critical_place, forward_pass, timed_order
+from recycle.solve.search.random_numbers import seeded
 from recycle.solve.search.timing import time_order
 from tests.solve.jobs import job
 
@@ -63,6 +65,45 @@ def test_times_that_stand_are_those_of_the_order(number, monkeypatch):
         assert list(state.new_end) == list(stands.end)
         sent = [x for x in range(problem.size) if (y := problem.feeds[x]) >= 0 and state.host[y] != state.host[x]]
         assert (problem.link == 0) or [state.new_arrival[x] for x in sent] == [stands.arrival[x] for x in sent]
+
+
+def longest_tails(problem, state, last):
+    """Per operation, the longest way from its begin to the end of `last`; below 0 where none leads there. No links."""
+    tails = np.full(problem.size, -NEVER)
+    for x in sorted(range(problem.size), key=lambda x: -state.new_begin[x]):
+        k = state.place[x] + 1
+        after = [problem.feeds[x], state.sequence[k] if k < state.offsets[state.host[x] + 1] else -1]
+        ways = [0.0] if x == last else [tails[y] for y in after if y >= 0]
+        tails[x] = state.new_end[x] - state.new_begin[x] + max(ways, default=-NEVER)
+    return tails
+
+
+def test_half_of_the_moves_begin_on_the_critical_path_of_a_late_worker():
+    """What is chosen leads without a gap to the last end of a late worker; where none is late, nothing is chosen."""
+    problem = Problem.of(job(3, 3, 6, 3), [Worker(1, 1)])
+    order = schedule_by_policy(problem)
+    _, _, state, *_ = run(forward_pass, 0, problem.arrays, timed_order(problem, order), -NEVER, 0)
+    state = state._replace(begin=state.new_begin, end=state.new_end)
+    ranks, workers = problem.shape.ranks, problem.shape.worker_count
+    lasts = {w: order[w][-1] for w in range(workers) if order[w]}
+    rank = max(lasts, key=lambda w: state.end[lasts[w]]) % ranks
+    due = np.full(ranks, NEVER)
+
+    def chosen(seed):
+        round_of = SimpleNamespace(due=due, random=seeded(seed))
+        return _critical_place(problem.arrays, state, round_of, -1)
+
+    assert {chosen(seed) for seed in range(20)} == {-1}
+    end = max(state.end[x] for x in lasts.values())
+    due[rank] = end + problem.update_seconds[rank] - 0.5
+    late = [x for w, x in lasts.items() if w % ranks == rank and state.end[x] == end]
+    tails = [longest_tails(problem, state, last) for last in late]
+    found = {int(state.sequence[chosen(seed)]) for seed in range(300)}
+    assert all(
+        any(state.begin[x] + tail[x] == state.end[last] for last, tail in zip(late, tails, strict=True)) for x in found
+    )
+    assert {0.0, state.begin[late[0]]} <= {state.begin[x] for x in found}
+    assert len(found) > problem.shape.stages
 
 
 def test_a_wide_round_takes_micro_batches_from_live_homes_too():
