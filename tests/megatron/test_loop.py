@@ -63,7 +63,7 @@ def test_two_chunks_per_rank_give_the_gradients_of_megatrons_interleaved_1f1b(
 
 @pytest.mark.parametrize(
     ("model", "count"),
-    [({"kind": "llama"}, 51), ({"kind": "mixtral"}, 171)],
+    [({"kind": "llama"}, 51), pytest.param({"kind": "mixtral"}, 171, marks=pytest.mark.soak)],
     ids=["llama", "mixtral"],
 )
 def test_other_families_too(jobs: Jobs, model: dict[str, Any], count: int) -> None:

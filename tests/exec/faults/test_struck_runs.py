@@ -168,7 +168,8 @@ def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_h
     assert run.metrics[-1]["live_workers"] == 11
 
 
-@pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
 def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tmp_path: Path) -> None:
     """An emulated stage takes exactly its profile's 20 ms; of a real one only that its operations last longer."""
     of = job(2, 2, 2, kind=kind, model={"seconds_per_unit": 0.02})

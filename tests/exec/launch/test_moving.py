@@ -234,7 +234,8 @@ def test_a_worker_changes_its_stage_where_the_given_stages_stay(launch: Run, cal
     assert_same(struck, calm(of))
 
 
-@pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
 def test_hosts_that_differ_go_back_to_a_state_from_before_layers_moved(launch: Run, calm: Calm, kind: str) -> None:
     """Not all was replayed when what is flipped at 13 shows, in the first iteration of a generation. So all are back
     where the run began, and host the given layers there; what the layout at hand has them host is copied anew. Nobody

@@ -89,7 +89,8 @@ def test_who_dies_while_shards_are_copied_takes_nothing_along(victim: str, phase
     assert {event["worker"] for event in found.events if event["kind"] == "detected"} >= {"1.1"}
 
 
-@pytest.mark.parametrize("victim", ["0.1", pytest.param("1.0", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["0.1", "1.0"])
 def test_who_dies_while_layers_move_away_makes_the_layout_useless(victim: str, launch: Run, tmp_path: Path) -> None:
     of, directory = elastic(3, 2), tmp_path / "run"
     observer: Any = KillsWhenLayersMove(directory, victim)

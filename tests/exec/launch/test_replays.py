@@ -99,6 +99,7 @@ def test_of_two_hosts_a_stuck_unit_is_nobodys_until_new_processes_go_on_from_a_c
     assert "detected" not in kinds(run)
 
 
+@pytest.mark.soak
 def test_a_flip_in_a_worker_of_two_processes_is_found_though_it_spreads_to_the_tensor_ranks_of_all(launch: Run) -> None:
     """What one tensor rank makes wrong, the sums of that rank have on all hosts; the replays say where it came from."""
     of, steps = replayed(3, "gpt", model={"layers": 2}).with_sections(grid=two_processes(3, 1)), 6

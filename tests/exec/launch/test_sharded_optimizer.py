@@ -329,6 +329,7 @@ def test_tensor_ranks_go_on_from_shards_of_runs_without_them(launch: Run, tmp_pa
 @pytest.mark.process
 @BETWEEN_PROCESSES
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_model_with_a_shared_weight_survives_deaths_too_and_is_resumed_by_hosts_that_have_all(launch: Run) -> None:
     train = {"clip": 1e9, "checkpoint_every": 4, "reduce_buckets": 2}
     gpt = job(3, 2, 2, kind="gpt", train=train, model={"tied": True}, membership=MEMBERSHIP)

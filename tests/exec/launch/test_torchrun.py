@@ -62,6 +62,7 @@ def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.soak
 def test_hosts_that_replay_each_others_work_find_nothing_where_all_compute_right(tmp_path: Path) -> None:
     metrics, text = tmp_path / "metrics.jsonl", JOB.replace("pipelines = 1\nranks = 2", REPLAYED)
     every = text + "[train]\ncheckpoint_every = 0\n[integrity]\nevery = 3\n"
