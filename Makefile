@@ -82,7 +82,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/viewer.py
 
 # The stamp is newer than what it was made from, and holds the interpreter it was made with. pip would compile 17,700 files
-# on one core, of which the tests import 3,000; Python compiles those when they are first imported.
+# on one core, of which the tests import 3,600; Python compiles those when they are first imported.
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test]'
 	touch $@

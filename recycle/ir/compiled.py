@@ -57,7 +57,7 @@ def _forget_unreadable(kernel: Callable[..., Any]) -> None:
             with index.open("rb") as file:
                 pickle.load(file)
                 pickle.loads(file.read())
-        except Exception:
+        except Exception:  # a pickle that cannot be read may raise anything
             with contextlib.suppress(OSError):
                 index.unlink()
 

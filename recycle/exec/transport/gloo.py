@@ -133,7 +133,7 @@ class GlooTransport(GroupTransport):
         self._sums = formed
 
     def _order(self, work: Any) -> None:
-        """Wait, with a limit of its own: gloo's receives keep the one that their group was formed with."""
+        """Wait; receives with a limit of their own, as gloo's keep the one that their group was formed with."""
         if isinstance(work, Sending):
             self._until_over(work.waiting, math.inf)
         else:

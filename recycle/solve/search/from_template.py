@@ -60,27 +60,11 @@ def search_from(
     deadline: Deadline,
     processes: int = 1,
     progress: Progress | None = None,
-) -> Incumbent:
-    """The best order found; never worse than the best of the beginning. Arguments as in `walks.search`."""
-    return searched_from(
-        beginning, bound, steps=steps, seed=seed, deadline=deadline, processes=processes, progress=progress
-    )[0]
-
-
-def searched_from(
-    beginning: Beginning,
-    bound: float,
-    *,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-    processes: int = 1,
-    progress: Progress | None = None,
 ) -> tuple[Incumbent, Beginning]:
-    """(the best order found, where a further search goes on). Arguments as in `walks.search`.
+    """The best order found, never worse than the best of the beginning, and where a further search goes on.
 
-    Of a beginning that has been searched before, blocks and waves are not made again, and insertion goes on only where
-    it leads.
+    Arguments as in `walks.search`. Of a beginning that has been searched before, blocks and waves are not made again,
+    and insertion goes on only where it leads.
     """
     problem, orders, template = beginning.problem, beginning.orders, beginning.template
     spent = 0
@@ -93,7 +77,7 @@ def searched_from(
     inserted = beginning.inserted
     if template is not None and template.unfolded.period <= near * orders[0].period:
         share = LARGE_TEMPLATE_SHARE if problem.size > LARGE and not goes_on else TEMPLATE_SHARE
-        found, its_searched = searched_from(
+        found, its_searched = search_from(
             template.beginning,
             max(bound, closed_form(template.beginning.problem)),
             steps=None if steps is None else int(steps * share),

@@ -13,7 +13,7 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.leaving_out import without_slow
 from recycle.solve.problem import Problem
-from recycle.solve.search.from_template import search_from, searched_from
+from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, Beginning, initial_orders
 
 CLOSE, STILL_CLOSE = 1.15, 1.07
@@ -65,7 +65,7 @@ def race(
             if searched and steps is None and one.best.period > STILL_CLOSE * searched[0].best.period:
                 break
             mine = deadline.part(HEAT / (1 - turn * HEAT))
-            found, where = searched_from(
+            found, where = search_from(
                 one, bound, steps=share, seed=seed, deadline=mine, processes=processes, progress=progress
             )
             spent += found.steps
@@ -73,7 +73,7 @@ def race(
                 return replace(found, steps=spent)
             searched.append(where)
         first = min(searched, key=lambda one: one.best.period)
-    found = search_from(
+    found, _ = search_from(
         first,
         bound,
         steps=None if steps is None else max(1, steps - spent),

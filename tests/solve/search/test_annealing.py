@@ -78,7 +78,7 @@ def longest_tails(problem, state, last):
     return tails
 
 
-def test_half_of_the_moves_begin_on_the_critical_path_of_a_late_worker():
+def test_places_are_chosen_on_the_critical_path_of_a_late_worker():
     """What is chosen leads without a gap to the last end of a late worker; where none is late, nothing is chosen."""
     problem = Problem.of(job(3, 3, 6, 3), [Worker(1, 1)])
     order = schedule_by_policy(problem)
