@@ -259,6 +259,7 @@ def _saved_with_optimizer(there: Path, back: Path, case: Case) -> None:
     filesystem_async._results_queue = None
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
     jobs: Jobs, trained: Path, command: Command, servers: Servers, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     assert keys(etcd) <= before
 
 
+@pytest.mark.soak
 def test_a_node_that_is_told_leaves_with_the_role_handed_over_and_nothing_done_again(
     start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
 ) -> None:

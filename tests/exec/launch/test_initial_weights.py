@@ -62,7 +62,7 @@ class Forgetful(Observer):
         shutil.rmtree(self._weights, ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", ["qwen 3", "mixtral"])
+@pytest.mark.parametrize("name", [pytest.param("qwen 3", marks=pytest.mark.soak), "mixtral"])
 def test_ten_steps_through_a_kill_are_exported_with_the_logits_that_our_stages_have(
     launch: Run, name: str, tmp_path: Path
 ) -> None:
