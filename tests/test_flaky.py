@@ -64,6 +64,7 @@ def test_a_failure_that_passes_alone_is_forgiven_once_in_three_runs(tmp_path: Pa
     assert "1 failed, 1 passed" in lines[-1]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text("def test_fails():\n    assert 1 == 2\n")

@@ -69,7 +69,7 @@ def measured_profiles(draw):
 
 
 @pytest.mark.search
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(measured_profiles(), st.booleans(), st.booleans(), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_every_plan_of_a_measured_profile_is_valid_and_not_below_its_bound(
     tmp_path_factory, case, decoupled, staggered, spare, chance

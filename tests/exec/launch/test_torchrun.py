@@ -73,6 +73,7 @@ def test_hosts_that_replay_each_others_work_find_nothing_where_all_compute_right
     assert [line["loss"] for line in lines] == run(one_f_one_b(calm.shape), calm, steps=4).losses
 
 
+@pytest.mark.soak
 def test_hosts_that_replay_each_others_work_end_the_run_when_one_computes_wrong(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     loss = f"{stuck_in_one_process.__module__}:{stuck_in_one_process.__name__}"

@@ -135,7 +135,7 @@ def test_first_and_last_stage_on_one_worker(whole: RunResult) -> None:
     assert_same_bits(run(Schedule.from_text(both.shape, {"0.0": text}), both, steps=STEPS), whole)
 
 
-@pytest.mark.parametrize("victim", ["1.0", "1.1"])
+@pytest.mark.parametrize("victim", ["1.0", pytest.param("1.1", marks=pytest.mark.soak)])
 def test_a_worker_of_the_first_or_the_last_stage_may_die_and_come_back(
     victim: str, whole: RunResult, launch: Run
 ) -> None:

@@ -211,6 +211,7 @@ def test_a_profile_with_slow_workers_is_planned_for_processes_whoever_dies(launc
     assert run.metrics[-1]["period"] == simulate(after, of.profile()).period
 
 
+@pytest.mark.soak
 def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_dropped(
     launch: Run, tmp_path: Path
 ) -> None:

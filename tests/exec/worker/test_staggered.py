@@ -123,6 +123,7 @@ def test_a_worker_holds_no_more_than_in_one_iteration(launch: Run) -> None:
         assert [int(trace.step[r]) for r in ordered] == sorted(int(trace.step[r]) for r in rows)
 
 
+@pytest.mark.soak
 def test_two_chunks_step_each_on_its_own_time_or_together(launch: Run) -> None:
     """Stage 3 and 2 step before their workers' other stage has done its last backward."""
     of = job(2, 2, 2, shape={"chunks": 2}, train=FAR, memory={"limit": 8})

@@ -31,7 +31,7 @@ def searched(made, dead, steps, seed=0):
 @given(small_jobs())
 def test_search_keeps_schedules_valid_and_never_makes_them_worse(case):
     made, dead = case
-    problem, start, found, timeline = searched(made, dead, steps=300)
+    problem, start, found, timeline = searched(made, dead, steps=150)
     findings = check(problem.schedule(found.order), profile=made.profile(), limits=made.activation_limits())
     assert findings == []
     assert found.period <= start.period + 1e-9
