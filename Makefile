@@ -45,7 +45,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -
 tests: $(VENV)/.installed
 	$(PYTEST)
 
-# What needs neither processes nor a browser nor long searches nor a real model: about two minutes on 2 cores.
+# What needs neither processes nor a browser nor long searches nor a real model: a minute and a half on 2 cores.
 quick: $(VENV)/.installed
 	$(PYTEST) -m "not (process or browser or search or etcd or slow or soak)"
 

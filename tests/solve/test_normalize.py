@@ -23,6 +23,7 @@ def bound_of(made, vector):
     return closed_form(Problem.of(made, dead_roles(made.shape, vector)))
 
 
+@pytest.mark.search
 def test_where_the_ceilings_agree_fewer_stages_take_the_dead():
     made = moving(16, 4, 4, 7)
     spread = [Worker(0, 1), Worker(1, 2), Worker(2, 3)]
@@ -44,6 +45,7 @@ def test_where_the_ceilings_differ_the_dead_are_spread(limit, stays, moves):
     assert after.period == moves
 
 
+@pytest.mark.search
 def test_tight_memory_moves_the_dead_away_from_the_first_stage():
     made = moving(8, 8, 16, 8)
     assert [bound_of(made, tuple(int(r == s) for r in range(8))) for s in (0, 3, 4)] == [64, 58, 58]

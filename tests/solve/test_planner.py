@@ -197,6 +197,7 @@ def test_work_without_a_duration_is_refused_by_stage(key):
         plan(job(2, 2, 2, **{key: [1.0, 0.0]}))
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("link", [0.5, 2.0])
 @pytest.mark.parametrize("dead", [(), (Worker(3, 2),)])
 def test_a_plan_goes_around_a_link_that_is_four_times_slower_and_takes_hardly_longer(link, dead):

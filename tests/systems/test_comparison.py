@@ -64,6 +64,7 @@ def test_references_are_fault_free_and_scaled_by_who_is_alive() -> None:
     assert compared.live == 0.75
 
 
+@pytest.mark.slow
 def test_recycle_keeps_more_than_its_rivals_where_pipelines_have_bubbles() -> None:
     setting = Setting.of(JOB)
     (compared,) = compare(setting, [GENERATOR.trace(setting.nodes)], list(SYSTEMS))

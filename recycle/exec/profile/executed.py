@@ -149,7 +149,8 @@ def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
         }
         halves = [profile.per_stage(name, stages)[stage] for name in ("backward_input", "backward_weight")]
         if "backward_input" not in usual and "backward" in usual:
-            usual["backward_input"] = usual["backward"] * halves[0] / sum(halves)
+            share = halves[0] / sum(halves) if sum(halves) else 0.5  # without a known unit, parts are taken to be alike
+            usual["backward_input"] = usual["backward"] * share
             usual["backward_weight"] = usual["backward"] - usual["backward_input"]
         if any(name not in usual for name in found):
             return None

@@ -17,6 +17,7 @@ from recycle.exec.profile.capacity import capacity, machine_memory
 from recycle.exec.profile.executed import executed
 from recycle.exec.profile.measure import StageFigures
 from recycle.exec.profile.profiler import assemble, fit_link, measure
+from recycle.ir.families import one_f_one_b
 from recycle.solve.planner import plan
 from tests.exec.runs import Run, job
 
@@ -118,6 +119,14 @@ def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
     assert ran.period is not None
     assert ran.planned_period == pytest.approx(run.metrics[-1]["period"], rel=0.5)
     print(f"executed period {ran.period:.4g} s, simulated {planned.period:.4g} s")
+
+
+def test_a_run_of_whole_backward_passes_in_no_known_unit_halves_them(gpt: Job, launch: Run, tmp_path: Path) -> None:
+    launch(gpt, 4, directory=tmp_path / "run", schedule=one_f_one_b(gpt.shape))
+    ran = executed(tmp_path / "run")
+    inputs, weights = (ran.profile.per_stage(f"backward_{part}", 2) for part in ("input", "weight"))
+    assert inputs == pytest.approx(weights)
+    assert min(inputs) > 0
 
 
 def test_an_emulated_job_measures_as_its_own_profile() -> None:

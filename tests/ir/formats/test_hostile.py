@@ -98,6 +98,7 @@ def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataOb
     survives(name, data.draw(retold(SEEDS[name])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTS)
 @quick
 @given(st.data())

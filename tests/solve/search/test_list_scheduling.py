@@ -61,6 +61,7 @@ def test_without_the_split_every_backward_is_whole():
     assert not any(kind in program for program in text.values() for kind in "IW")
 
 
+@pytest.mark.search
 def test_the_compiled_loops_make_and_time_the_same_order(in_both_ways):
     problem = Problem.of(job(4, 8, 8, 8), [Worker(1, 3)])
     policy = list(portfolio(problem))[7]

@@ -13,6 +13,7 @@ def slowed(made, speed):
     return msgspec.structs.replace(made, prices=replace(made.prices, speed=speed))
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "limit", "dead", "slow", "factor"),
     [
