@@ -22,6 +22,7 @@ GENERATOR = Generator(days=20, rate=400, repair_median=2, repair_p90=8, seed=3)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.slow
 def test_every_second_is_booked_and_every_node_accounted_for(name: str) -> None:
     setting = Setting.of(JOB)
     trace = GENERATOR.trace(setting.nodes)
