@@ -45,6 +45,8 @@ class Columns:
         stage2, pipeline2, index2: the backward of an overlapped pair (the forward is in the first three), else -1.
         bucket: of the stage's gradients that it concerns, else -1.
         offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
+
+    A column that is -1 in every row takes no memory: it is one number, read-only, seen as an array.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -73,10 +75,10 @@ class Columns:
     def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
         """Columns from arrays; those left out are filled with -1."""
         rows = int(offsets[-1])
-        full: dict[str, Any] = {}
-        for name in cls.FIELDS:
-            number = np.uint8 if name == "kind" else np.int32
-            full[name] = np.asarray(columns[name], number) if name in columns else np.full(rows, -1, number)
+        full: dict[str, Any] = {"kind": np.asarray(columns["kind"], np.uint8)}
+        for name in cls.FIELDS[1:]:
+            column = np.asarray(columns[name], np.int32) if name in columns else _nothing(rows)
+            full[name] = _nothing(rows) if is_nothing(column) else column
         return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
 
     def __eq__(self, other: object) -> bool:
@@ -88,7 +90,18 @@ class Columns:
 
     def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
         """The given rows in the given order, grouped by `offsets`."""
-        return Columns(offsets=offsets, **{name: getattr(self, name)[rows] for name in self.FIELDS})
+        taken = {name: getattr(self, name) for name in self.FIELDS}
+        return Columns.from_arrays(offsets, **{name: c[rows] for name, c in taken.items() if not is_nothing(c)})
+
+
+def is_nothing(column: Ints) -> bool:
+    """Whether a column is -1 in every row; at once where it takes no memory, or begins with something else."""
+    return len(column) > 0 and bool(column[0] == -1) and (column.strides == (0,) or bool((column == -1).all()))
+
+
+def _nothing(rows: int) -> Ints:
+    """A column of -1 that takes no memory."""
+    return np.broadcast_to(np.int32(-1), rows)
 
 
 def require_few(instructions: int, where: str = "") -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.ir.chains import compute_order
-from recycle.ir.columns import Columns, Flags, Rows, offsets_of
+from recycle.ir.columns import Columns, Flags, Rows, is_nothing, offsets_of
 from recycle.ir.dependencies import crossings, dependencies
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import (
@@ -167,7 +167,8 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
     given = 2 * (np.arange(len(c)) + c.worker) + 1  # the end of one program is no place in the next
     order = np.argsort(np.concatenate([given, 2 * (place + worker)]), kind="stable")
     none = np.full(len(place), -1, dtype=np.int32)
-    columns = {name: np.append(getattr(c, name), added.get(name, none))[order] for name in Columns.FIELDS}
+    named = [name for name in Columns.FIELDS if name in added or not is_nothing(getattr(c, name))]
+    columns = {name: np.append(getattr(c, name), added.get(name, none))[order] for name in named}
     offsets = c.offsets + offsets_of(worker, schedule.shape.worker_count)
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), np.where(order < len(c), order, -1)
 

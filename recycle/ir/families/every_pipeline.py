@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recycle.ir.columns import Columns, Ints, Rows
+from recycle.ir.columns import Columns, Ints, Rows, is_nothing
 from recycle.ir.instruction import Compute, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape, Worker
@@ -74,8 +74,9 @@ def tiled(one: Schedule, shape: Shape) -> Schedule:
         everywhere = np.tile(pipeline, copies)
         return np.where(everywhere < 0, everywhere, home)
 
-    full = {name: np.tile(getattr(one.columns, name), copies) for name in Columns.FIELDS}
-    full |= {name: at_home(getattr(one.columns, name)) for name in ("pipeline", "pipeline2")}
+    said = [name for name in Columns.FIELDS if not is_nothing(getattr(one.columns, name))]
+    full = {name: np.tile(getattr(one.columns, name), copies) for name in said}
+    full |= {name: at_home(getattr(one.columns, name)) for name in ("pipeline", "pipeline2") if name in said}
     ends = one.columns.offsets[1:] + rows * np.arange(copies)[:, None]
     columns = Columns.from_arrays(np.concatenate([[0], ends.ravel()]), **full)
     return replace(one, shape=shape, columns=columns, placement=one.placement * copies)
