@@ -44,7 +44,7 @@ def load(*kernels: Callable[..., Any]) -> None:
     for kernel in kernels:
         if kernel not in _compiled:
             _forget_unreadable(kernel)
-            _compiled[kernel] = numba.njit(cache=True)(kernel)
+            _compiled[kernel] = numba.njit(cache=True, nogil=True)(kernel)
 
 
 def _forget_unreadable(kernel: Callable[..., Any]) -> None:

@@ -2,8 +2,8 @@
 
 A set of dead workers is brought to its failure vector, whose plan serves every set with that vector. The plan comes
 from a template or the list scheduler (at once), from searches over policies, priorities and single operations (as long
-as the bound is not met and the budget lasts) and, on small instances, from the exact model. Every plan is checked
-before anybody sees it, and its figures are the simulator's.
+as the bound is not met and the budget lasts) and, on small instances, from the exact model. The bound is worked out in
+a thread beside the searches. Every plan is checked before anybody sees it, and its figures are the simulator's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import by_slots
-from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds.rising import RisingBound
 from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
@@ -57,7 +57,7 @@ EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 ORDERS = 10_000
 """Orders that a search against the clock is expected to make, for the decision to load compiled kernels."""
 BOUND_SHARE = 0.4
-"""Of the time, what the bound may take at most."""
+"""Of the time, what the bound may take at most where it is not worked out beside the search."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """What follows the search (the schedule, its simulation, that of a fused one, its check): seconds per operation, before
 a simulation has been timed, and then in simulations; and what the check takes of it."""
@@ -178,15 +178,9 @@ def _plan(
             _require_time(whole, seconds)
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
-    for_bound = Deadline(QUICK_SECONDS, stop) if quick else deadline
-    bound = lower_bound(whole, for_bound.part(BOUND_SHARE))  # pipelines may exchange micro-batches over more lanes
-    if steps is None and not quick:
-        load_if_worth_it(problem, ORDERS, deadline, is_search=False)
-    if progress:
-        progress("constructing", float("inf"))
-    in_time = Deadline(QUICK_SECONDS, stop) if quick else deadline
-    beginnings = begin_all(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
-    start = found = beginnings[0].best
+    is_timed = steps is None and not quick
+    exactly = is_timed and problem.size <= EXACT_UP_TO and group is None
+    jointly = Incumbent([], inf)
 
     def copied(order: Order) -> Order:
         return order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
@@ -194,37 +188,53 @@ def _plan(
     def schedule_of(for_all: Order) -> Schedule:
         return with_updates_of(whole.schedule(for_all), job)
 
-    schedule = schedule_of(copied(start.order))
-    simulated = time.perf_counter()
-    graph = lowered_graph(schedule)
-    timeline = time_graph(graph, profile)
-    simulated = time.perf_counter() - simulated
-    deadline = limit.earlier(FINISHING * simulated)
-    if progress:
-        progress("searching", found.period)
-    exactly = not quick and steps is None and problem.size <= EXACT_UP_TO and group is None
-    jointly = Incumbent([], inf)
-    if not quick:
-        found = race(
-            beginnings,
-            bound,
-            steps=steps if steps is None or group is None else max(1, int(steps * (1 - JOINT_SHARE))),
-            seed=section.seed,
-            deadline=deadline.part(SEARCH_SHARE if exactly else 1 - JOINT_SHARE) if exactly or group else deadline,
-            processes=processes,
-            progress=progress,
-        )
-    if group is not None and not is_met(problem, found.period, bound):
-        more = None if steps is None else steps - found.steps
-        jointly = search_jointly(group, problem, found, bound, steps=more, seed=section.seed, deadline=deadline)
-        found = replace(found, steps=found.steps + jointly.steps)
-    if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, bound):
+    # that of the whole, as pipelines may exchange micro-batches over more lanes
+    for_bound = deadline if is_timed else (Deadline(QUICK_SECONDS, stop) if quick else deadline).part(BOUND_SHARE)
+    with RisingBound(whole, for_bound, is_first=not is_timed) as bound:
+
+        def report(stage: str, period: float) -> None:
+            bound.found(period)
+            if progress:
+                progress(stage, period)
+
+        if is_timed:
+            load_if_worth_it(problem, ORDERS, deadline, is_search=False)
+        report("constructing", inf)
+        in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
+        beginnings = begin_all(problem, bound.value, in_time, 4 if quick else ALL_POLICIES, report)
+        start = found = beginnings[0].best
+        schedule = schedule_of(copied(start.order))
+        simulated = time.perf_counter()
+        graph = lowered_graph(schedule)
+        timeline = time_graph(graph, profile)
+        simulated = time.perf_counter() - simulated
+        deadline = limit.earlier(FINISHING * simulated)
+        report("searching", found.period)
+        searching = bound.until(deadline)
+        if not quick:
+            found = race(
+                beginnings,
+                bound.value,
+                steps=steps if steps is None or group is None else max(1, int(steps * (1 - JOINT_SHARE))),
+                seed=section.seed,
+                deadline=searching.part(SEARCH_SHARE if exactly else 1 - JOINT_SHARE if group else 1.0),
+                processes=processes,
+                progress=report,
+            )
+        if group is not None and not is_met(problem, found.period, bound.value):
+            more = None if steps is None else steps - found.steps
+            jointly = search_jointly(
+                group, problem, found, bound.value, steps=more, seed=section.seed, deadline=searching
+            )
+            found = replace(found, steps=found.steps + jointly.steps)
+    proven = bound.value
+    if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, proven):
         if progress:
             progress("proving", found.period)
-        solved = time_indexed.solve(problem, found.order, bound, deadline.left)
+        solved = time_indexed.solve(problem, found.order, proven, deadline.left)
         found = replace(found, order=solved.order, period=solved.period)
         if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
-            bound = max(bound, solved.bound)
+            proven = max(proven, solved.bound)
     is_joint = group is not None and jointly.period < found.period - TOLERANCE
     if is_joint or found.order != start.order:
         searched = schedule_of(
@@ -247,7 +257,7 @@ def _plan(
         schedule=schedule,
         makespan=timeline.makespan,
         period=timeline.period,
-        lower_bound=bound,
+        lower_bound=proven,
         seconds=round(time.perf_counter() - begun, 3),
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),

@@ -6,12 +6,15 @@ one_chunk   closed forms where a worker hosts one chunk
 chunked     closed forms where it hosts several
 fluid       a linear program over a few stages, which raises the former
 grids       the times at which that program looks
+rising      the bound beside a search, which it ends once it is met
 
 Whole times make whole bounds: each bound is about E_s - S_s of one stage, or about the makespan; starts counted from
 S_s and rounded down make a schedule still, so the smallest is whole, and what is proven may be rounded up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from recycle.solve.bounds import chunked, fluid, one_chunk
 from recycle.solve.deadline import Deadline
@@ -27,10 +30,16 @@ def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
     Args:
         deadline: linear programs that could not be solved by then are left out.
     """
+    return max(rising_bounds(problem, deadline))
+
+
+def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterator[float]:
+    """Proven lower bounds as they are found, the closed form first, none below the one before it."""
     deadline = deadline or Deadline(None)
     if problem.grain not in (0, 1):
-        return problem.grain * lower_bound(problem.in_grains(), deadline)
-    return fluid.raise_bound(problem, closed_form(problem), _chains(problem), deadline)
+        yield from (problem.grain * bound for bound in rising_bounds(problem.in_grains(), deadline))
+    else:
+        yield from fluid.rising_bounds(problem, closed_form(problem), _chains(problem), deadline)
 
 
 def closed_form(problem: Problem) -> float:

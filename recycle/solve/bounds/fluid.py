@@ -31,7 +31,8 @@ Limits: windows of the other ranks are left out with the staggered optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -45,27 +46,31 @@ from recycle.solve.problem_arrays import Floats
 
 FINE_COLUMNS, LEAST_POINTS = 3_000, 80
 """Columns of a program on an aligned grid, which say how many points it has; with too few points there is none."""
-LARGER_TAKES = 10.0
-"""By how much longer the first of larger programs may take than the latest of smaller ones."""
+LARGER_TAKES = 2.0
+"""By how much longer the first of larger programs takes than the latest of smaller ones; the solver has the time that
+is left as its limit, too."""
 NEAR_ENOUGH = 1.5e-3
 """Share of the bound up to which the longest window that is too short is looked for."""
-MOST_RAISES = 8
+MOST_RAISES = 12
 """Linear programs per chain of stages."""
+MOST_CREWS = 3
+"""Crews by speed of a rank at most; the slowest hosts are one."""
 MOST_ITERATIONS = 100
 """Of the interior point method, per program."""
 Integers = npt.NDArray[np.int64]
 
 
-def raise_bound(
+def rising_bounds(
     problem: Problem, bound: float, chains: Iterable[tuple[int, ...]], deadline: Deadline | None = None
-) -> float:
-    """`bound`, or the larger one that the fluid through one of the chains of stages proves.
+) -> Iterator[float]:
+    """`bound`, then as it is raised by what the fluid through each chain of stages proves, on one grid, then the other.
 
     Args:
         bound: a proven lower bound on the period.
         chains: as of `through`; with the barrier only those from stage 0 on count.
         deadline: no linear program is begun that would end after it.
     """
+    yield bound
     pace = Pace(deadline or Deadline(None))
     chains = [stages for stages in chains if problem.staggered or stages[0] == 0]
     columns = {stages: problem.kinds * len(_grouped(problem, stages)[1]) for stages in chains}  # per point
@@ -73,17 +78,19 @@ def raise_bound(
     for stages in chains:
         bound = _climb(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
         latest = columns[stages]
+        yield bound
     for stages in chains if not grids.is_exact(problem, bound) else ():
         points = FINE_COLUMNS // columns[stages]
         if points >= LEAST_POINTS:
             bound = _climb(problem, bound, stages, points, pace, LARGER_TAKES)
-    return bound
+            yield bound
 
 
 def _climb(
     problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
 ) -> float:
-    """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, then bisection.
+    """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, or twice as far as
+    the last time, then bisection.
 
     Among whole times the smallest E - S of one stage is whole, since starts rounded down are a schedule still: above
     a whole window that is too short it is at least one more.
@@ -93,14 +100,16 @@ def _climb(
     short = lowest = -1 if whole else 0
     enough: int | None = None
     k = short + 1
+    up = 0
     for turn in range(MOST_RAISES):
         if pace.is_over(1.0 if turn else longer):
             break
         window = bound + k * step
-        left = n - through(problem, window, stages, points)
+        left = n - through(problem, window, stages, points, pace.deadline)
         if left > 1e-6:
             short = k
-            k += max(1, int(left / n * window / step))
+            up = max(1, 2 * up, int(left / n * window / step))
+            k += up
         else:
             enough = k
         if enough is not None:
@@ -110,27 +119,40 @@ def _climb(
     return bound if short == lowest else bound + short * step + whole
 
 
-def through(problem: Problem, window: float, stages: Sequence[int], points: int | None = None) -> float:
+def through(
+    problem: Problem,
+    window: float,
+    stages: Sequence[int],
+    points: int | None = None,
+    deadline: Deadline | None = None,
+) -> float:
     """No more micro-batches than this can be through with the rank of the first of `stages` in a window.
 
     Args:
         window: time from the first start at the first of the stages until the rank has stepped.
         stages: in ascending order; the first is the first chunk of its rank, with the barrier stage 0.
         points: at most, of an aligned grid; when left out, the grid is fine at both ends.
+        deadline: wall limit of the solver, whose multipliers prove less then.
     """
     fluid = _FluidRelaxation(problem, window, stages, points)
     fluid.add_crews()
     fluid.add_ways()
     fluid.add_lanes()
     fluid.add_goal()
-    return fluid.most()
+    return fluid.most(deadline or Deadline(None))
 
 
 class _Crew(NamedTuple):
-    """Hosts of one rank, and the units (micro-batches in chunks) that they may have at most."""
+    """Hosts of one rank, alike or nearly so.
+
+    Attributes:
+        units: micro-batches in chunks that they may have at most.
+        speed: factor on the compute times of the fastest of them.
+    """
 
     hosts: list[int]
     units: int
+    speed: float = 1.0
 
 
 class _FluidRelaxation:
@@ -145,9 +167,9 @@ class _FluidRelaxation:
         counted = [s for s in stages if s % ranks == stages[0] % ranks] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
         end = max(max(self.ends.values()), problem.unit)
+        self.crews, self.groups = _grouped(problem, stages)
         self.times = grids.aligned(problem, end, points, self._lags()) if points else grids.fine_at_ends(problem, end)
         self.points = len(self.times)
-        self.crews, self.groups = _grouped(problem, stages)
         self.lanes: dict[tuple[int, int], list[int]] = {}  # by the ranks that a transfer leads from and to
         self.goal = 0
         self.rows: list[Integers] = []
@@ -170,7 +192,7 @@ class _FluidRelaxation:
                     time = float(problem.times[kind * problem.shape.stages + s])
                     rate += [(before, later, time), (before, earlier, -time)]
                 if problem.split:
-                    self._follow([(g, 2)], [(g, 1, 1.0, self._least(s, 1, s, 2))], 0.0)
+                    self._follow([(g, 2)], [(g, 1, 1.0, self._gap(g, 2))], 0.0)
             self._add(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
             if crew.units < n * len(groups):
                 self._add([(one, self._at(g, 0, one + self.points - 1), 1.0) for g, _ in groups], float(crew.units))
@@ -182,38 +204,38 @@ class _FluidRelaxation:
         caps = [min(problem.cap[w], float(crew.units)) for w in crew.hosts]
         slots = sum(floor(cap + TOLERANCE) for cap in caps) if stash in (0.0, 1.0) else sum(caps)
         if slots < crew.units:
-            shortest = min(self._time(s, 0) for _, s in groups)
+            shortest = min(self._its(g, 0) for g, _ in groups)
             freed = [
-                (g, kind, share, min(shortest, self._time(s, kind)))
-                for g, s in groups
+                (g, kind, share, min(shortest, self._its(g, kind)))
+                for g, _ in groups
                 for kind, share in ((1, 1 - stash), (2, stash))
                 if share
             ]
             # the same by way of the inputs, and of the forwards: the grid rounds every lag, but the sum of some once
             forwards = [(g, 0) for g, _ in groups]
             by_inputs = [(g, 1, share, lag + self._gap(g, kind)) for g, kind, share, lag in freed]
-            by_forwards = [(g, 0, share, lag + self._turn(self.groups[g][0])) for g, _, share, lag in by_inputs]
+            by_forwards = [(g, 0, share, lag + self._turn(g)) for g, _, share, lag in by_inputs]
             for earlier in (freed, by_inputs, by_forwards):
                 self._follow(forwards, earlier, slots)
 
     def _gap(self, group: int, kind: int) -> float:
-        """Time by which an operation of a kind, I or W, follows the input gradients of its stage."""
-        return self._least(self.groups[group][0], 1, self.groups[group][0], 2) if kind == 2 else 0.0
+        """Time by which an operation of a kind, I or W, follows the input gradients of its group."""
+        return min(self._its(group, 1), self._its(group, 2)) if kind == 2 else 0.0
 
-    def _turn(self, stage: int) -> float:
-        """Time by which the input gradients of a stage follow its forwards."""
-        return self.problem.way_back[stage] + self._least(stage, 0, stage, 1)
+    def _turn(self, group: int) -> float:
+        """Time by which the input gradients of a group follow its forwards."""
+        return self.problem.way_back[self.groups[group][0]] + min(self._its(group, 0), self._its(group, 1))
 
     def add_ways(self) -> None:
         """Forwards from each chosen stage to the next, inputs back, and from each through the rest of the model."""
         for near, far in zip(self.stages, self.stages[1:], strict=False):
             here, there = self._of(near), self._of(far)
-            out, back = self._apart(near, far, 0), self._apart(near, far, 1)
-            self._follow([(g, 0) for g in there], [(g, 0, 1.0, out) for g in here], 0.0)
-            self._follow([(g, 1) for g in here], [(g, 1, 1.0, back) for g in there], 0.0)
-        for s in self.stages:
-            for g in self._of(s):
-                self._follow([(g, 1)], [(g, 0, 1.0, self._turn(s))], 0.0)
+            for kind, source, target in ((0, here, there), (1, there, here)):
+                way, least = self._between(near, far, kind), min(self._its(g, kind) for g in target)
+                before = [(g, kind, 1.0, way + min(self._its(g, kind), least)) for g in source]
+                self._follow([(g, kind) for g in target], before, 0.0)
+        for g, _ in enumerate(self.groups):
+            self._follow([(g, 1)], [(g, 0, 1.0, self._turn(g))], 0.0)
 
     def add_lanes(self) -> None:
         """Transfers between the chosen stages, and beyond the last, where few pairs of hosts carry them."""
@@ -270,7 +292,8 @@ class _FluidRelaxation:
     def _lags(self) -> list[float]:
         """What a grid should be aligned to: how long a unit is held at each stage, and the ways between stages."""
         held = [
-            self._turn(s) + self._time(s, 1) + (self._time(s, 2) if self.problem.split else 0.0) for s in self.stages
+            self._turn(g) + self._its(g, 1) + (self._its(g, 2) if self.problem.split else 0.0)
+            for g, _ in enumerate(self.groups)
         ]
         pairs = list(zip(self.stages, self.stages[1:], strict=False))
         return held + [self._apart(near, far, kind) for near, far in pairs for kind in (0, 1)]
@@ -305,19 +328,34 @@ class _FluidRelaxation:
         last = one + self.points - 1
         for s in self.stages:
             self._add([(one, self._at(g, 0, last), 1.0) for g in self._of(s)], float(n))
-        for (kind, s), end in self._tails().items():
-            at = np.minimum(np.searchsorted(self.times, [end - TOLERANCE]), last)
-            self._add([(one, one + self.goal, 1.0), *((one, self._at(g, kind, at), -1.0) for g in self._of(s))], 0.0)
+        tails = self._tails()
+        for kind, s in tails:
+            done = []
+            for g in self._of(s):
+                at = np.minimum(np.searchsorted(self.times, [self._tail(tails, g, kind) - TOLERANCE]), last)
+                done.append((one, self._at(g, kind, at), -1.0))
+            self._add([(one, one + self.goal, 1.0), *done], 0.0)
 
     def _heads(self) -> dict[tuple[int, int], float]:
-        """Before this no operation of a (kind, chosen stage) starts: the way of one micro-batch from the first."""
+        """Before this no operation of a (kind, group) starts: the way of one micro-batch from the first stage."""
         problem, way = self.problem, 0.0
         heads: dict[tuple[int, int], float] = {}
         for s in range(self.stages[0], problem.shape.stages):
-            back = way + self._time(s, 0) + problem.way_back[s]
-            heads |= {(0, s): way, (1, s): back, (2, s): back + self._time(s, 1)}
+            for g in self._of(s):
+                back = way + self._its(g, 0) + problem.way_back[s]
+                heads |= {(0, g): way, (1, g): back, (2, g): back + self._its(g, 1)}
             way += self._time(s, 0) + problem.hop
-        return {(kind, s): heads[kind, s] for s in self.stages for kind in range(problem.kinds)}
+        return heads
+
+    def _tail(self, tails: dict[tuple[int, int], float], group: int, kind: int) -> float:
+        """At this every operation of a kind of a group has ended; `tails` as of `_tails`."""
+        s = self.groups[group][0]
+        end = tails[kind, s]
+        if kind == 1 and s in self.ends and self.problem.split:
+            return min(end, self.ends[s] - self._its(group, 2))
+        if kind == 0:
+            return min(end, self._tail(tails, group, 1) - self._its(group, 1) - self.problem.way_back[s])
+        return end
 
     def _tails(self) -> dict[tuple[int, int], float]:
         """At this every operation of a (kind, chosen stage) has ended, as what follows it ends in the window too."""
@@ -336,8 +374,8 @@ class _FluidRelaxation:
         found = {(kind, s): tails[kind, s] for s in self.stages for kind in range(problem.kinds)}
         return {place: end for place, end in found.items() if end < inf}
 
-    def most(self) -> float:
-        """An upper bound on the goal by weak duality, from whatever multipliers the solver ends with."""
+    def most(self, deadline: Deadline) -> float:
+        """An upper bound on the goal by weak duality, from whatever multipliers the solver ends with by then."""
         import highspy
 
         rows, columns = np.concatenate(self.rows), np.concatenate(self.columns)
@@ -345,9 +383,9 @@ class _FluidRelaxation:
         count = 1 + len(self.groups) * self.problem.kinds * self.points
         highest = np.full(count, float(self.problem.micro_batches))
         heads = self._heads()
-        for g, (s, crew) in enumerate(self.groups):
+        for g, (_, crew) in enumerate(self.groups):
             for kind in range(self.problem.kinds):
-                idle = np.searchsorted(self.times, heads.get((kind, s), 0.0) + TOLERANCE)
+                idle = np.searchsorted(self.times, heads.get((kind, g), 0.0) + TOLERANCE)
                 highest[self._at(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
                 highest[self._at(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
@@ -370,6 +408,8 @@ class _FluidRelaxation:
         solver.setOptionValue("solver", "ipx")
         solver.setOptionValue("run_crossover", "off")
         solver.setOptionValue("ipm_iteration_limit", MOST_ITERATIONS)
+        if deadline.left < inf:
+            solver.setOptionValue("time_limit", max(0.0, deadline.left))
         for presolve in ("on", "off"):  # what is presolved sometimes comes back with useless multipliers
             solver.setOptionValue("presolve", presolve)
             solver.passModel(program)
@@ -387,6 +427,11 @@ class _FluidRelaxation:
 
     def _at(self, group: int, kind: int, point: Integers) -> Integers:
         return 1 + (group * self.problem.kinds + kind) * self.points + point
+
+    def _its(self, group: int, kind: int) -> float:
+        """Time of an operation of a group on the fastest host of its crew."""
+        stage, crew = self.groups[group]
+        return float(self.problem.times[kind * self.problem.shape.stages + stage]) * crew.speed
 
     def _time(self, stage: int, kind: int) -> float:
         return float(self.problem.times[kind * self.problem.shape.stages + stage]) * self.problem.fastest[stage]
@@ -426,8 +471,14 @@ def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list
 
 
 def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
-    """The hosts of a rank: one that gets an even share at least, and the others; in one crew where they differ."""
+    """The hosts of a rank: one that gets an even share at least, and the others; by speed where they differ."""
     hosts, units = problem.hosts[rank], problem.micro_batches * chunks
+    speeds = sorted({problem.speed[w] for w in hosts})
+    if len(speeds) > 1:
+        kept = speeds[: MOST_CREWS - 1] + speeds[MOST_CREWS - 1 :][:1]
+        of_each = [[w for w in hosts if bisect(kept, problem.speed[w]) == place + 1] for place in range(len(kept))]
+        return [_Crew(crew, units, speed) for crew, speed in zip(of_each, kept, strict=True)]
     if len(hosts) == 1 or len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
-        return [_Crew(hosts, units)]
-    return [_Crew(hosts[:1], units), _Crew(hosts[1:], units - ceil(units / len(hosts)))]
+        return [_Crew(hosts, units, speeds[0])]
+    share = ceil(units / len(hosts))
+    return [_Crew(hosts[:1], units, speeds[0]), _Crew(hosts[1:], units - share, speeds[0])]

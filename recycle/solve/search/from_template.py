@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from recycle.solve.assignment import possible_assignments
 from recycle.solve.bounds import closed_form
@@ -15,7 +16,7 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
-from recycle.solve.search.initial_orders import MOST_ORDERS, Beginning
+from recycle.solve.search.initial_orders import MOST_ORDERS, Beginning, Template
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.timing import time_order
 from recycle.solve.search.walks import SEARCH_STEPS, search
@@ -26,6 +27,10 @@ LARGE = 10_000
 TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR = 0.4, 0.65, 1.2
 """Of the time, or of the steps, what the search of the template may take at most; and of the best period, what the
 template's may be for a search to pay."""
+MOST_TEMPLATES, TEMPLATE_HEAT = 2, 0.25
+"""Templates that are searched, and of their time, or steps, what each of several gets before the best gets the rest."""
+HOPE = 0.25
+"""Of the gap to a template's own bound, what further search of it is expected to close."""
 UNFOLD_SHARE = 0.1
 """Of the time that is left then, what unfolding its order may take."""
 BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS = 0.3, 0.5, 300
@@ -66,34 +71,29 @@ def search_from(
     Arguments as in `walks.search`. Of a beginning that has been searched before, blocks and waves are not made again,
     and insertion goes on only where it leads.
     """
-    problem, orders, template = beginning.problem, beginning.orders, beginning.template
+    problem, orders, templates = beginning.problem, beginning.orders, list(beginning.templates)
     spent = 0
     if is_met(problem, orders[0].period, bound):
         return orders[0], beginning
     is_alone = problem.shape.pipelines == problem.shape.chunks == 1 and problem.size <= LARGE
     goes_on = steps is None and LARGE < problem.size < ON_UP_TO and problem.shape.chunks == 1
-    of_template = of_insertion = None
+    of_template: _Tried | None = None
+    of_insertion = None
     near, close = (LEADING, LEADING) if beginning.is_searched else (NEAR, CLOSE)
     inserted = beginning.inserted
-    if template is not None and template.unfolded.period <= near * orders[0].period:
+    closest = [one for one in beginning.templates if one.unfolded.period <= near * orders[0].period][:MOST_TEMPLATES]
+    if closest:
         share = LARGE_TEMPLATE_SHARE if problem.size > LARGE and not goes_on else TEMPLATE_SHARE
-        found, its_searched = search_from(
-            template.beginning,
-            max(bound, closed_form(template.beginning.problem)),
-            steps=None if steps is None else int(steps * share),
-            seed=seed,
-            deadline=deadline.part(share),
-            processes=processes,
-        )
-        spent = found.steps
-        if found.period < template.beginning.best.period:
-            unfolded = template.unfold(problem, found, deadline.part(UNFOLD_SHARE))
-            of_template = template, found, _promise(template.unfolded.period, unfolded.period)
-            better = min(template.unfolded, unfolded, key=lambda order: order.period)
-            template = replace(template, beginning=its_searched, unfolded=better)
-            orders = sorted([unfolded, *orders], key=lambda order: order.period)
-            if progress:
-                progress("searching", orders[0].period)
+        most = None if steps is None else int(steps * share)
+        tried = _search_templates(problem, closest, bound, most, seed, deadline.part(share), processes)
+        spent = sum(one.found.steps for one in tried)
+        of_template = tried[-1]
+        latest = {one.before.assignment: one.template for one in tried}
+        templates = [latest.get(one.assignment, one) for one in templates]
+        templates.sort(key=lambda one: one.unfolded.period)
+        orders = sorted([*(one.template.unfolded for one in tried), *orders], key=lambda order: order.period)
+        if progress:
+            progress("searching", orders[0].period)
     elif problem.shape.pipelines == 1 and not (problem.dead or beginning.is_searched):
         share = ALONE_SHARE if is_alone else LARGE_BLOCK_SHARE if problem.size > LARGE else BLOCK_SHARE
         most = None if steps is None else int(steps * share)
@@ -119,8 +119,8 @@ def search_from(
         orders = sorted([varied, *orders], key=lambda order: order.period)
     if goes_on and not is_met(problem, orders[0].period, bound):
         mine = deadline.part(ON_SHARE)
-        if of_template is not None and (of_insertion is None or of_template[-1] < of_insertion[-1]):
-            template, found, _ = of_template
+        if of_template is not None and (of_insertion is None or of_template.promise < of_insertion[-1]):
+            template = of_template.template
             begun = template.beginning.orders
             policy = template.beginning.policy
             one = template.beginning.problem
@@ -147,8 +147,67 @@ def search_from(
         progress=progress,
     )
     kept = sorted([replace(found, steps=0), *orders], key=lambda order: order.period)[:MOST_ORDERS]
-    searched = replace(beginning, orders=kept, template=template, inserted=inserted, is_searched=True)
+    searched = replace(beginning, orders=kept, templates=tuple(templates), inserted=inserted, is_searched=True)
     return replace(found, steps=spent + found.steps), searched
+
+
+class _Tried(NamedTuple):
+    """One search of a template: the template before and after it, and what it found."""
+
+    before: Template
+    template: Template
+    found: Incumbent
+
+    @property
+    def promise(self) -> float:
+        return _promise(self.before.unfolded.period, self.template.unfolded.period)
+
+
+def _search_templates(
+    problem: Problem,
+    templates: list[Template],
+    bound: float,
+    steps: int | None,
+    seed: int,
+    deadline: Deadline,
+    processes: int,
+) -> list[_Tried]:
+    """Searches of templates: of each for a short time where there are several, and then of the best.
+
+    Args:
+        steps: moves of all searches together, in place of the deadline.
+    """
+    tried: list[_Tried] = []
+    heats = len(templates) if len(templates) > 1 else 0
+    for turn in range(heats + 1):
+        if turn and is_met(problem, min(one.unfolded.period for one in templates), bound):
+            break
+        is_heat = turn < heats
+        one = templates[turn] if is_heat else min(templates, key=_hope)
+        share = TEMPLATE_HEAT if is_heat else 1 - heats * TEMPLATE_HEAT
+        its = one.beginning
+        found, its_searched = search_from(
+            its,
+            max(bound, closed_form(its.problem)),
+            steps=None if steps is None else int(steps * share),
+            seed=seed + (turn > 0 and not is_heat),
+            deadline=deadline.part(share / (1 - turn * TEMPLATE_HEAT)) if is_heat else deadline,
+            processes=processes,
+        )
+        after = one
+        if found.period < its.best.period:
+            unfolded = one.unfold(problem, found, deadline.part(UNFOLD_SHARE))
+            better = min(one.unfolded, unfolded, key=lambda order: order.period)
+            after = replace(one, beginning=its_searched, unfolded=better)
+        templates = [after if other is one else other for other in templates]
+        tried.append(_Tried(one, after, found))
+    return tried
+
+
+def _hope(template: Template) -> float:
+    """The period that further search of a template may come to, as far as its own bound lets it."""
+    least = closed_form(template.beginning.problem)
+    return template.unfolded.period - HOPE * (template.unfolded.period - least)
 
 
 def _wave(problem: Problem, bound: float, orders: int | None, seed: int, deadline: Deadline) -> tuple[Incumbent, int]:

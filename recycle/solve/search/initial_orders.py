@@ -87,7 +87,7 @@ class Beginning:
         problem: the one to be searched.
         orders: one at least, the best first.
         policy: the one that did best on this problem.
-        template: the best of this problem, where some workers are dead or slow.
+        templates: those of this problem, the best first, where some workers are dead or slow.
         inserted: the best order by insertion and its manner; None where none was made.
         is_searched: whether this is where a search ended.
     """
@@ -95,13 +95,18 @@ class Beginning:
     problem: Problem
     orders: list[Incumbent]
     policy: Policy
-    template: Template | None = None
+    templates: tuple[Template, ...] = ()
     inserted: tuple[Incumbent, Manner] | None = None
     is_searched: bool = False
 
     @property
     def best(self) -> Incumbent:
         return self.orders[0]
+
+    @property
+    def template(self) -> Template | None:
+        """The best template; None where there is none."""
+        return self.templates[0] if self.templates else None
 
 
 def initial_orders(
@@ -116,9 +121,8 @@ def initial_orders(
     assignments = possible_assignments(problem)
     copied: list[Incumbent] = []
     first: list[Policy] = []
-    template = None
+    templates: list[Template] = []
     if problem.dead or not problem.peers_are_alike or problem.may_spread:
-        templates: list[Template] = []
         paces = (False,) if problem.peers_are_alike else (True, False)
         for running, is_mean in islice(product(_running(problem), paces), most):
             templates.append(Template.of(problem, running, is_mean, deadline.part(TEMPLATE_SHARE), most))
@@ -127,13 +131,12 @@ def initial_orders(
             if is_met(problem, templates[-1].unfolded.period, bound):
                 break
         templates.sort(key=lambda one: one.unfolded.period)
-        template = templates[0]
         copied = [one.unfolded for one in templates]
-        first = [replace(template.beginning.policy, assignment=assignment) for assignment in assignments]
+        first = [replace(templates[0].beginning.policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
         if is_late or is_met(problem, copied[0].period, bound):
-            return Beginning(problem, copied, first[0], template)
+            return Beginning(problem, copied, first[0], tuple(templates))
     order, policy = best_of_portfolio(
         problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, assignments=assignments, first=first
     )
@@ -155,7 +158,7 @@ def initial_orders(
     if most == ALL_POLICIES and problem.shape.pipelines == 1 and not problem.dead:
         found += _blocks(problem, min(one.period for one in found), bound, deadline.part(BLOCK_SHARE))
     ordered = sorted(found, key=lambda one: one.period)[:MOST_ORDERS]
-    return Beginning(problem, ordered, policy, template, inserted)
+    return Beginning(problem, ordered, policy, tuple(templates), inserted)
 
 
 def _blocks(problem: Problem, best: float, bound: float, deadline: Deadline) -> Iterator[Incumbent]:

@@ -32,6 +32,9 @@ SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0
 """By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
 ANNEALED_SHARES = (0.1, 0.1)
 """The same of less than the first size where annealing gains most: of a single pipeline, and with several chunks."""
+MOST_REFINEMENTS, WORTH_MORE = 8, 0.003
+"""Refinements against the clock, each for the share of what is left then, and the share of the period that one of them
+must gain for another: where it still gains, it gains more than moves."""
 ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
 """Operations from which on a second walk against the clock in the same process gains less
 than a longer first one; and up to which that was seen."""
@@ -125,16 +128,22 @@ def walk(
         progress=report,
     )
     spent = found.steps
-    found = refine(
-        problem,
-        [found, *initial[1:]] if found.period < initial[0].period else initial,
-        bound,
-        steps=SEARCH_STEPS if orders is None else orders,
-        seed=seed,
-        deadline=share(refinements),
-        progress=report,
-    )
-    found = replace(found, steps=initial[0].steps + spent + found.steps)
+    found = found if found.period < initial[0].period else initial[0]
+    for turn in range(MOST_REFINEMENTS if orders is None else 1):
+        before = found
+        found = refine(
+            problem,
+            [found, *initial[1:]],
+            bound,
+            steps=SEARCH_STEPS if orders is None else orders,
+            seed=seed + turn,
+            deadline=share(refinements),
+            progress=report,
+        )
+        spent += found.steps
+        if found.period > before.period * (1 - WORTH_MORE) or is_met(problem, found.period, bound):
+            break
+    found = replace(found, steps=initial[0].steps + spent)
     if problem.size < SINGLE_UP_TO:
         limit = SEARCH_STEPS if steps is None else steps
         found = improve(problem, found, bound, steps=limit, seed=seed, deadline=deadline, progress=report)
