@@ -64,6 +64,7 @@ def test_with_memory_for_a_whole_warm_up_plans_meet_the_bound(shape, limit, dead
     assert (planned.period, planned.lower_bound) == (period, period)
 
 
+@pytest.mark.search
 def test_under_the_barrier_the_way_to_a_rank_and_back_counts():
     made = job(1, 4, 8, 8, chunks=2, staggered=False)
     problem = Problem.of(made)
@@ -112,6 +113,7 @@ def test_re_routed_units_are_dealt_out_evenly_over_all_chunks_of_a_worker():
     assert (sum(units), max(units)) == (128, 43)
 
 
+@pytest.mark.search
 def test_groups_of_micro_batches_keep_the_pace_where_times_differ():
     made = job(1, 4, 8, 8, chunks=2, forward=100, backward_input=115, backward_weight=85, link=4, step=40)
     problem = Problem.of(made)

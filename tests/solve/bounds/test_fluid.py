@@ -93,6 +93,7 @@ def test_a_program_that_presolve_spoils_is_solved_without():
     assert raised(problem, 222.0, [(0,)]) == 228
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(("dead", "bound"), [(4, 216), (8, 213)])
 def test_large_instances_are_bounded_by_the_way_through_the_dead_stage(dead, bound):
     problem = Problem.of(job(16, 16, 64, 16), [Worker(1, dead)])

@@ -67,6 +67,7 @@ def test_a_slow_host_gets_fewer_micro_batches():
     assert one_chunk.load(problem, 0) == min(max(3 * a * 2, 3 * (6 - a)) for a in range(7)) == 12
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("seed", range(8))
 def test_where_links_differ_the_fastest_bounds_and_the_slowest_is_searched_with(seed):
     draw = random.Random(seed).uniform
