@@ -179,7 +179,8 @@ def _plan(
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick
-    exactly = is_timed and problem.size <= EXACT_UP_TO and group is None
+    is_long = deadline.left * (1 - SEARCH_SHARE) > EXACT_FROM
+    exactly = is_timed and is_long and problem.size <= EXACT_UP_TO and group is None
     jointly = Incumbent([], inf)
 
     def copied(order: Order) -> Order:

@@ -29,6 +29,8 @@ TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR = 0.4, 0.65, 1.2
 template's may be for a search to pay."""
 MOST_TEMPLATES, TEMPLATE_HEAT = 2, 0.25
 """Templates that are searched, and of their time, or steps, what each of several gets before the best gets the rest."""
+LEAST_HEAT, HEAT_SECONDS = 0.1, 1e-4
+"""Seconds, and per operation more, that such a short search must have; else the best is searched at once."""
 HOPE = 0.25
 """Of the gap to a template's own bound, what further search of it is expected to close."""
 UNFOLD_SHARE = 0.1
@@ -178,12 +180,14 @@ def _search_templates(
         steps: moves of all searches together, in place of the deadline.
     """
     tried: list[_Tried] = []
-    heats = len(templates) if len(templates) > 1 else 0
+    least = LEAST_HEAT + HEAT_SECONDS * templates[0].beginning.problem.size
+    is_short = steps is None and TEMPLATE_HEAT * deadline.left < least
+    heats = 0 if is_short or len(templates) == 1 else len(templates)
     for turn in range(heats + 1):
         if turn and is_met(problem, min(one.unfolded.period for one in templates), bound):
             break
         is_heat = turn < heats
-        one = templates[turn] if is_heat else min(templates, key=_hope)
+        one = templates[turn] if is_heat or is_short else min(templates, key=_hope)
         share = TEMPLATE_HEAT if is_heat else 1 - heats * TEMPLATE_HEAT
         its = one.beginning
         found, its_searched = search_from(

@@ -1,8 +1,8 @@
 """A race between the whole problem and what is left of it without slow workers.
 
 Nobody knows beforehand whether a slow worker helps more than it holds up, so the problem and those that leave slow
-workers out (`leaving_out`) are all begun; the two with the best orders are searched, where they are close, and the
-better one of them gets the rest. Their orders are all orders of the whole problem, with the same periods.
+workers out (`leaving_out`) are all begun; the two with the best orders are searched, where they are close and there is
+time for both, and the better one of them gets the rest. Their orders are all orders of the whole problem, with the same periods.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ CLOSE, STILL_CLOSE = 1.15, 1.07
 what its search has found, where that is against the clock."""
 HEAT = 0.25
 """Of the time, or of the steps, what each of the two gets before the better one gets the rest."""
-BEGINNING_SHARE, LESS_SHARE = 0.3, 0.12
-"""Of the time that is left, what beginning with the whole problem, and with each less slow workers, may take."""
+LEAST_HEAT, HEAT_SECONDS, ALIKE = 0.2, 2e-4, 0.98
+"""Seconds, and per operation more, that a heat must have to tell anything. Where time is shorter, the one with the best
+order is searched alone; the period of one whose peers are alike counts as so much less, as its template is worth more.
+"""
+BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
+"""Of the time that is left, what beginning with the whole problem, without all slow workers, and without each may take.
+"""
 
 
 def begin_all(
@@ -37,12 +42,17 @@ def begin_all(
     smaller = without_slow(problem)
     found = [initial_orders(problem, bound, deadline.part(BEGINNING_SHARE) if smaller else deadline, most, progress)]
     pace = Pace(deadline)
-    for one in smaller:
-        if pace.is_over() or is_met(problem, found[0].best.period, bound):
+    for turn, one in enumerate(smaller):
+        if pace.is_over() or is_met(problem, min(begun.best.period for begun in found), bound):
             break
-        found.append(initial_orders(one, bound, deadline.part(LESS_SHARE), most, progress))
-        found.sort(key=lambda beginning: beginning.best.period)
-    return found
+        share = LESS_SHARE if turn else NO_SLOW_SHARE
+        found.append(initial_orders(one, bound, deadline.part(share), most, progress))
+    return sorted(found, key=lambda beginning: beginning.best.period)
+
+
+def _expected(beginning: Beginning) -> float:
+    """The period of the best order, for a comparison of what searches will come to."""
+    return beginning.best.period * (ALIKE if beginning.problem.peers_are_alike else 1)
 
 
 def race(
@@ -58,7 +68,10 @@ def race(
     """The best order found; never worse than the best of the beginnings. Arguments as in `walks.search`."""
     spent = 0
     first = beginnings[0]
-    if len(beginnings) > 1 and beginnings[1].best.period <= CLOSE * first.best.period:
+    is_short = steps is None and HEAT * deadline.left < LEAST_HEAT + HEAT_SECONDS * first.problem.size
+    if is_short:
+        first = min(beginnings, key=_expected)
+    elif len(beginnings) > 1 and beginnings[1].best.period <= CLOSE * first.best.period:
         share = None if steps is None else int(steps * HEAT)
         searched: list[Beginning] = []
         for turn, one in enumerate(beginnings[:2]):
@@ -82,4 +95,5 @@ def race(
         processes=processes,
         progress=progress,
     )
-    return replace(found, steps=spent + found.steps)
+    best = min(found, beginnings[0].best, key=lambda order: order.period)
+    return replace(best, steps=spent + found.steps)

@@ -4,7 +4,10 @@ import msgspec
 import pytest
 
 from recycle.shape import Worker
+from recycle.solve.deadline import Deadline
 from recycle.solve.planner import plan
+from recycle.solve.problem import Problem
+from recycle.solve.search.race import begin_all, race
 from tests.solve.jobs import job
 
 
@@ -33,3 +36,15 @@ def test_a_worker_that_is_a_little_slow_is_not_left_out():
     planned = plan(made)
     assert planned.period < plan(made, [Worker(1, 1)]).period
     assert len(planned.schedule.text()["1.1"]) > 0
+
+
+@pytest.mark.search
+def test_where_time_is_short_one_beginning_is_searched_and_nothing_better_is_lost():
+    made = slowed(job(3, 5, 7, 1), {"1.4": 1.2})
+    problem = Problem.of(made, [], made.prices)
+    beginnings = begin_all(problem, 0.0, Deadline(None))
+    assert len(beginnings) == 2
+    best = beginnings[0].best.period
+    assert best == min(beginning.best.period for beginning in beginnings)
+    for seconds in (0.001, 0.3):
+        assert race(beginnings, 0.0, steps=None, seed=0, deadline=Deadline(seconds)).period <= best
