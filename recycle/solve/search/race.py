@@ -2,7 +2,8 @@
 
 Nobody knows beforehand whether a slow worker helps more than it holds up, so the problem and those that leave slow
 workers out (`leaving_out`) are all begun; the two with the best orders are searched, where they are close and there is
-time for both, and the better one of them gets the rest. Their orders are all orders of the whole problem, with the same periods.
+time for both, and the better one of them gets the rest. Their orders are all orders of the whole problem, with the same
+periods.
 """
 
 from __future__ import annotations
