@@ -3,11 +3,12 @@
     python benchmarks/cp_sat.py [--seconds N] [--random N]
 
 CP-SAT gets the whole problem: which live host runs each micro-batch on each stage, every order, memory as a cumulative
-resource, transfers that queue, and the period as the longest window of a rank or lane. The rows of the worked example
-are printed with the planner's bound and plan beside its own; `--random` then draws small jobs of every kind (dead and
-slow workers, links, chunks, ties) and counts bounds above the period of a valid schedule, which must be none. Needs
-ortools (in the extras `test` and `bench`), which works in a process of its own, as its copy of HiGHS and the planner's
-do not go together. Limits: reduce and step stand at the end of each program; times that some factor makes whole.
+resource, transfers that queue, and the period as the longest window of a rank or lane. The rows of the worked example,
+and of small jobs with two chunks per worker and little memory, are printed with the planner's bound and plan beside its
+own; `--random` then draws small jobs of every kind (dead and slow workers, links, chunks, ties) and counts bounds above
+the period of a valid schedule, which must be none. Needs ortools (in the extras `test` and `bench`), which works in a
+process of its own, as its copy of HiGHS and the planner's do not go together. Limits: reduce and step stand at the end
+of each program; times that some factor makes whole.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ FACTORS = (1, 2, 4, 5, 10, 20, 100)
 SLOT = 1000
 """Parts of an activation in which memory is counted."""
 CAPS: tuple[int | list[int], ...] = ([4, 3, 2, 1], 4, 5, 6)
+TWO_CHUNKS = (
+    (1, 2, 4, 2), (1, 2, 6, 2), (1, 3, 4, 2), (1, 3, 4, 3), (1, 3, 6, 3), (1, 4, 4, 3), (1, 5, 5, 4),
+    (2, 2, 3, 2), (2, 2, 3, 3), (2, 2, 4, 3), (2, 3, 3, 3),
+)  # fmt: skip
+"""Pipelines, ranks, micro-batches and cap of jobs with two chunks per worker and little memory; of two pipelines worker
+0.0 is dead."""
 
 
 @dataclass(frozen=True)
@@ -243,17 +250,24 @@ def main() -> None:
     print("D=3 P=4 m=6, worker 1.2 dead     cap          bound   plan   CP-SAT  its bound  seconds")
     for staggered in (False, True):
         for cap in CAPS:
-            job = _job((3, 4, 6), memory={"limit": cap}, planner={"staggered": staggered, "seconds": arguments.seconds})
-            dead = [Worker(1, 2)]
-            problem = Problem.of(job, dead)
-            answer = in_child(problem, arguments.seconds)
-            name = "staggered" if staggered else "barrier"
-            row = (
-                f"{lower_bound(problem):>6g} {plan(job, dead).period:>6g} {answer.period or '-':>8} {answer.bound:>10g}"
-            )
-            print(f"  {name:<30} {cap!s:<12} {row} {answer.seconds:>8.1f}", flush=True)
+            planner = {"staggered": staggered, "seconds": arguments.seconds}
+            job = _job((3, 4, 6), memory={"limit": cap}, planner=planner)
+            _print_row("staggered" if staggered else "barrier", str(cap), job, [Worker(1, 2)], arguments.seconds)
+    print("two chunks per worker")
+    for pipelines, ranks, m, cap in TWO_CHUNKS:
+        job = _job((pipelines, ranks, m), 2, memory={"limit": cap}, planner={"seconds": arguments.seconds})
+        dead = [Worker(0, 0)] if pipelines > 1 else []
+        name = f"D={pipelines} P={ranks} m={m}" + (", worker 0.0 dead" if dead else "")
+        _print_row(name, str(cap), job, dead, arguments.seconds)
     if arguments.random:
         _check_bounds(arguments.random, arguments.seconds)
+
+
+def _print_row(name: str, cap: str, job: PricedJob, dead: list[Worker], seconds: float) -> None:
+    problem = Problem.of(job, dead)
+    answer, made = in_child(problem, seconds), plan(job, dead)
+    row = f"{made.lower_bound:>6.4g} {made.period:>6g} {answer.period or '-':>8} {answer.bound:>10g}"
+    print(f"  {name:<30} {cap:<12} {row} {answer.seconds:>8.1f}", flush=True)
 
 
 def _check_bounds(count: int, seconds: float) -> None:
