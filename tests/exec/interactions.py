@@ -1,0 +1,315 @@
+"""Random interactions: jobs with several optional features on, struck by faults in random phases.
+
+    python -m tests.exec.interactions [--runs N] [--seed FIRST] [--features NAME,...] [--show]
+
+Each seed draws a small emulated job (shape, chunks, tensor parallelism, evaluation, integrity, sharded optimizer,
+layouts, checkpoints, learning rate, reduce buckets) and one to four faults. The job is trained three times: without
+optional features and without faults, with the features, and with features and faults. All three must commit the same
+losses and gradient norms, bit for bit; the last two also the same evaluations and final states. Each seed runs in
+a process group of its own, and one that does not end within `DEADLINE` seconds counts as a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recycle.cli.planner import plan_for_training
+from recycle.errors import JobError, RecycleError
+from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
+from recycle.exec.faults.kinds import KINDS
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.processes.processes import ForkServer
+from recycle.job import PricedJob
+from tests.exec.runs import job
+from tests.exec.sharded import stored
+
+DEADLINE = 180.0
+"""Seconds for the three runs of a seed; they take 5 to 15 on an idle machine."""
+FEATURES = ("chunks", "tensor", "eval", "integrity", "sharded", "layout", "checkpoints", "rate", "buckets", "planner")
+ENDING = tuple(name for name, kind in KINDS.items() if kind.ends and not kind.pair)
+STEPS = 12
+
+Sections = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """What a seed stands for.
+
+    Attributes:
+        plain: the sections without optional features; `sections` has them on.
+        faults: as text.
+    """
+
+    seed: int
+    plain: Sections
+    sections: Sections
+    faults: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {json.dumps(self.sections)} {' '.join(self.faults)}"
+
+
+def draw_interaction(seed: int, features: Sequence[str] = FEATURES) -> Interaction:
+    """The job and the faults of a seed; a combination that recycle refuses is drawn again."""
+    draw = random.Random(seed)
+    for _ in range(1000):
+        plain, sections = _draw_sections(draw, features)
+        with contextlib.suppress(JobError):
+            drawn = _job(sections)
+            faults = _draw_faults(draw, drawn)
+            if faults:
+                return Interaction(seed, plain, sections, faults)
+    raise AssertionError(f"seed {seed}: no combination was accepted")
+
+
+def _job(sections: Sections) -> PricedJob:
+    keys = {name: dict(values) for name, values in sections.items()}
+    shape = keys["shape"]
+    return job(shape["pipelines"], shape["ranks"], shape["micro_batches"], **keys)
+
+
+def _draw_sections(draw: random.Random, features: Sequence[str]) -> tuple[Sections, Sections]:
+    def chance(feature: str, share: float) -> bool:
+        return draw.random() < share and feature in features
+
+    pipelines, ranks = draw.randint(2, 4), draw.randint(1, 3)
+    chunks = 2 if chance("chunks", 0.25) and ranks > 1 else 1
+    shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": draw.randint(1, 3), "chunks": chunks}
+    plain: Sections = {
+        "shape": shape,
+        "model": {"layers": 2 * ranks * chunks},
+        "memory": {"limit": (ranks + 2) * chunks},
+        "planner": {"seconds": 0.3},
+        "train": {"clip": draw.choice([1e9, 1e-3]), "warmup": draw.choice([0, 2]), "checkpoint_every": 0},
+        "membership": {"heartbeat": 0.1, "dead_after": 3.0, "hung_after": 3.0, "warm_up": 20.0},
+    }
+    if chance("tensor", 0.2) and pipelines * ranks <= 6:
+        shape["tensor_parallel"] = 2
+    if chance("rate", 0.3):
+        plain["train"] |= {"schedule": draw.choice(["linear", "cosine"]), "steps": STEPS}
+    sections = {name: dict(values) for name, values in plain.items()}
+    changed = sections["train"]
+    if chance("checkpoints", 0.5):
+        changed |= {"checkpoint_every": draw.choice([2, 4, 6])}
+    if chance("buckets", 0.25):
+        changed |= {"reduce_buckets": draw.choice([2, 3])}
+    if chance("sharded", 0.35):
+        changed |= {"sharded_optimizer": True, "optimizer_copies": draw.randint(2, min(3, pipelines))}
+    if chance("eval", 0.5):
+        sections["eval"] = {"every": draw.choice([1, 2, 3, 4, 5]), "batches": draw.choice([1, 2])}
+    if chance("integrity", 0.6):
+        every = draw.choice([0, 0, 1, 2, 3, "gaps"])
+        digests = draw.choice([0, 1, 2, 3]) if every else draw.choice([1, 2, 3])
+        sections["integrity"] = {"digests": digests, "every": every}
+    if chance("planner", 0.3):
+        sections["planner"] |= draw.choice([{"decoupled": False}, {"staggered": False}, {"ahead": 0}, {"move": True}])
+    if chance("layout", 0.25):
+        sections["planner"] |= {"layout": "elastic", "move_when": "always"}
+        sections["memory"] |= {"state_limit": 2.5}
+    return plain, sections
+
+
+def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
+    """Faults that leave each stage a host that has its state, in an order that can happen."""
+    shape, sharded = drawn.shape, drawn.train.sharded_optimizer
+    most_dead = drawn.train.optimizer_copies - 1 if sharded else shape.pipelines - 1
+    dead: dict[tuple[int, int], int] = {}
+    faults: list[Fault] = []
+    step = draw.randint(1, 3)
+    for _ in range(draw.randint(1, 4)):
+        if step >= STEPS - 1:
+            break
+        worker = draw.choice(sorted(shape.workers()))
+        place = (worker.pipeline, worker.rank)
+        if dead and draw.random() < 0.5:
+            pipeline, rank = draw.choice(sorted(dead))
+            faults.append(parse_fault(f"rejoin:{pipeline}.{rank}@{step}"))
+            del dead[pipeline, rank]
+        elif place not in dead:
+            name, text = _draw_fault(draw, drawn, str(worker), step)
+            if KINDS[name].ends and sum(rank == worker.rank for _, rank in dead) >= most_dead:
+                continue
+            fault = parse_fault(text)
+            try:
+                check_faults_of_job([*faults, fault], drawn, STEPS)
+            except JobError:
+                continue
+            faults.append(fault)
+            if KINDS[name].ends:
+                dead[place] = step
+        step += draw.choice([1, 2, 3, 4] if not sharded else [3, 4])
+    return tuple(map(str, faults))
+
+
+def _draw_fault(draw: random.Random, drawn: PricedJob, worker: str, step: int) -> tuple[str, str]:
+    integrity = drawn.integrity
+    last = STEPS - 2 * max(integrity.digests, _interval(integrity.every)) - 1
+    if integrity.compares_states and step < last and draw.random() < 0.4:
+        targets = ["gradient", *(["weight", "moment"] if _finds_states(drawn) else [])]
+        if isinstance(integrity.every, int) and integrity.every:
+            targets += ["activation", "input"]
+        return "flip", f"flip={draw.choice(targets)}:{worker}@{step}"
+    kind = draw.choice([*ENDING, "kill", "kill", "drain", "nan", "slow"])
+    if kind == "slow":
+        return kind, f"slow=3:{worker}@{step}-{min(step + 2, STEPS - 1)}"
+    phases = [None, *KINDS[kind].phases]
+    phase = draw.choice(phases)
+    return kind, f"{kind}:{worker}@{step}" + (f".{phase}" if phase else "")
+
+
+def _interval(every: int | str) -> int:
+    return every if isinstance(every, int) else 0
+
+
+def _finds_states(drawn: PricedJob) -> bool:
+    """Whether states are compared at a known interval."""
+    return bool(drawn.integrity.digests or _interval(drawn.integrity.every))
+
+
+def run_interaction(interaction: Interaction, folder: Path, server: ForkServer) -> None:
+    """Train the three jobs of a seed. Raises AssertionError where they differ."""
+
+    def launch(sections: Sections, faults: Sequence[str], name: str) -> RunResult:
+        struck = [parse_fault(fault) for fault in faults]
+        trained = _job(sections)
+        return train(trained, folder / name, steps=STEPS, faults=struck, planner=plan_for_training, server=server)
+
+    plain = launch(interaction.plain, (), "plain")
+    calm = launch(interaction.sections, (), "calm")
+    struck = launch(interaction.sections, interaction.faults, "struck")
+    for name, run in (("plain", plain), ("calm", calm)):
+        lost = [f"{e['worker']} ({e['cause']})" for e in run.events if e["kind"] == "detected"]
+        assert not lost, f"the {name} run lost {', '.join(lost)}"
+    for name, run in (("features", calm), ("faults", struck)):
+        assert _training(run) == _training(plain), f"{name} changed losses or norms"
+    assert struck.evaluations == calm.evaluations, "faults changed evaluations"
+    kinds = [event["kind"] for event in struck.events]
+    assert struck.digests, "the run ended without final states"
+    trained = _job(interaction.sections).train
+    if trained.checkpoint_every:
+        _require_same_state(_last_checkpoint(struck), _last_checkpoint(calm))
+    if "moved" not in kinds and not trained.sharded_optimizer:  # else workers end with other layers or shards
+        assert struck.digests.items() <= calm.digests.items(), "faults changed final states"
+
+
+def _last_checkpoint(run: RunResult) -> dict[str, torch.Tensor]:
+    assert run.directory is not None
+    return stored(max((run.directory / "checkpoints").glob("step-*")))
+
+
+def _require_same_state(struck: dict[str, torch.Tensor], calm: dict[str, torch.Tensor]) -> None:
+    assert struck.keys() == calm.keys(), "the checkpoints hold other tensors"
+    changed = [name for name in calm if not torch.equal(struck[name], calm[name])]
+    assert not changed, f"faults changed the checkpoint's {', '.join(changed)}"
+
+
+def _training(run: RunResult) -> list[tuple[int, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in run.metrics]
+
+
+def outcome_of(interaction: Interaction, deadline: float = DEADLINE) -> str:
+    """ "" where all is well, else what went wrong, from a process group of its own that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
+    report = folder / "outcome"
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        _run_in_child(interaction, folder, report)
+    end = time.monotonic() + deadline
+    hung = False
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end:
+            hung = True
+            break
+        time.sleep(0.05)
+    if hung:
+        for pid in _session(child):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return f"hangs; its run directories stay in {folder}"
+    outcome = report.read_text() if report.exists() else "the process died"
+    if outcome:
+        return f"{outcome}; its run directories stay in {folder}"
+    shutil.rmtree(folder)
+    return ""
+
+
+def _run_in_child(interaction: Interaction, folder: Path, report: Path) -> None:
+    with (folder / "output").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ["RECYCLE_CACHE"] = str(folder / "cache")
+    code = 0
+    try:
+        server = ForkServer("emulated")
+        try:
+            run_interaction(interaction, folder, server)
+            report.write_text("")
+        finally:
+            server.close()
+    except (AssertionError, RecycleError) as error:
+        report.write_text(f"{type(error).__name__}: {error}")
+    except BaseException:
+        report.write_text(traceback.format_exc())
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def _session(leader: int) -> Iterator[int]:
+    """Processes of the session and all that descend from them."""
+    parents: dict[int, int] = {}
+    sessions: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            parents[int(name)], sessions[int(name)] = int(fields[1]), int(fields[3])
+    members = {pid for pid, session in sessions.items() if session == leader} | {leader}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in members} - members
+        if not more:
+            return iter(sorted(members))
+        members |= more
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--features", default=",".join(FEATURES), help="only these; default: all")
+    parser.add_argument("--show", action="store_true", help="print the interactions and run nothing")
+    arguments = parser.parse_args()
+    failures = 0
+    for seed in range(arguments.seed, arguments.seed + arguments.runs):
+        interaction = draw_interaction(seed, arguments.features.split(","))
+        print(interaction, flush=True)
+        if arguments.show:
+            continue
+        began = time.monotonic()
+        outcome = outcome_of(interaction)
+        print(f"  {'FAILED: ' + outcome if outcome else 'equal'} ({time.monotonic() - began:.1f} s)", flush=True)
+        failures += bool(outcome)
+    print(f"{arguments.runs} interactions, {failures} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
