@@ -16,7 +16,7 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of, writer_of
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.worker.saver import Saver
@@ -53,12 +53,12 @@ class Run:
             saver.use_hosts_of(one_f_one_b(of.shape), RECORD)
         self.hosts = Hosts.at_start(of, None)
 
-    def commit(self, step: int, last: bool = False) -> Commit:
+    def commit(self, step: int, last: bool = False, record: GenerationRecord = RECORD) -> Commit:
         """Every stage steps, and the launcher's side hears of the commit."""
         commit = Commit(step, 0.5, 0.25, 1.0, finished=last, checkpoint=self.checkpoints.due(step, last))
         for updates in self.updates.values():
             updates.step(*next(iter((index, commit) for index in updates._stages)))
-        self.checkpoints.committed(commit, RECORD, self.hosts)
+        self.checkpoints.committed(commit, record, self.hosts)
         return commit
 
     def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
@@ -214,3 +214,13 @@ def test_going_back_voids_what_was_announced(run: Run) -> None:
     run.checkpoints.start_over()
     assert not run.store.has_all([SavedKey(1, 0)])
     assert run.checkpoints.newest(print) is None
+
+
+def test_the_newest_checkpoint_that_training_may_go_back_to_is_kept(run: Run) -> None:
+    verified = msgspec.structs.replace(RECORD, verified=Verified(1, None))
+    for step in range(10):
+        commit = run.commit(step, record=verified)
+        if commit.checkpoint:
+            run.write(commit)
+            run.complete(step)
+    assert run.steps() == [9, 7, 1]

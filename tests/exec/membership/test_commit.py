@@ -103,3 +103,13 @@ def test_the_norm_does_not_depend_on_how_parameters_are_split_into_stages() -> N
         assert decide(job(1, stages, 1), 0, reports).grad_norm == math.sqrt(whole)
     assert len({sum(math.fsum(squares[s::n]) for s in range(n)) for n in range(1, 50)}) > 1  # rounded per stage
     assert math.isnan(exact_parts([1.0, math.inf])[0])
+
+
+def test_norm_does_not_depend_on_which_stage_has_which_part() -> None:
+    small = [2.0**-53] * 4
+    norms = []
+    for parts in ([1.0, *small], [*small, 1.0], [*small[:2], 1.0, *small[2:]]):
+        reports = {f"0.{rank}": Report({rank: [part]}, 2.0 if rank == 4 else None) for rank, part in enumerate(parts)}
+        norms.append(decide(job(1, 5, 2), 0, reports).grad_norm)
+    assert norms == [math.sqrt(1.0 + 2.0**-51)] * 3
+    assert norms[0] > 1.0

@@ -13,6 +13,7 @@ from recycle.exec.membership.coordinator import ATTEMPTS, Coordinator, Generatio
 from recycle.exec.membership.forming import GRACE_SECONDS
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat
+from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.schema import AcknowledgedKey, FormedKey, HeartbeatKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
@@ -170,3 +171,25 @@ def test_a_set_that_cannot_spare_anybody_is_given_up_after_some_attempts(simulat
     with pytest.raises(RunError, match=rf"gave up after {ATTEMPTS} attempts .* not form within 8 s by workers 0\.0 1"):
         attempt()
     assert simulated.events == []
+
+
+def test_a_worker_that_does_not_come_back_is_waited_for_until_a_deadline(simulated: Simulated) -> None:
+    events: list[str] = []
+    rejoins = Rejoins(
+        simulated.processes,  # type: ignore[arg-type]
+        lambda worker: False,
+        lambda kind, **details: events.append(f"{kind} {details['worker']} {details['step']}"),
+        lambda: simulated.now,
+        5.0,
+    )
+    rejoins.expect(Worker(1, 1), 3, started=True)
+    live = {worker for worker in job(3, 2, 2).shape.workers() if worker != Worker(1, 1)}
+    admitted: list[Worker] = []
+    assert rejoins.settled(live, 2, admitted.append)
+    assert not rejoins.settled(live, 3, admitted.append)
+    simulated.now += 4.9
+    assert not rejoins.settled(live, 3, admitted.append)
+    simulated.now += 0.2
+    assert rejoins.settled(live, 3, admitted.append)
+    assert (events, admitted, simulated.processes.killed) == (["fault 1.1 3"], [], [Worker(1, 1)])
+    assert rejoins.settled(live, 4, admitted.append)

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recycle import JobError
+from recycle import JobError, RunError
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import GO, VOID, Commit, Copy, Evaluated, GenerationRecord, RunInfo, Verified
+from recycle.exec.membership.register import Register
 from recycle.exec.membership.schema import (
     CommitKey,
     EvaluatedKey,
@@ -207,6 +208,19 @@ def test_an_evaluation_that_is_not_done_is_void_and_due_in_the_next_generation(
     assert (after.generation, after.committed, after.evaluated) == (4, 8, earlier)
     assert after.is_evaluation_due
     assert after.commit.last is None
+
+
+def test_a_coordinator_whose_register_another_one_has_changed_commits_nothing(store: Store) -> None:
+    store.compare_set(RegisterKey(), None, record())
+    earlier, later = Register(store), Register(store)
+    for register in (earlier, later):
+        register.take_over(record())
+    decided = record(Commit(5, 2.5, 0.25, 1.0))
+    later.commit(decided)
+    with pytest.raises(RunError):
+        earlier.commit(record(Commit(5, 99.0, 0.25, 1.0)))
+    assert store.read(RegisterKey()) == decided
+    assert store.read(CommitKey(3, 5)) == decided.commit
 
 
 def test_a_step_has_one_line_of_metrics_whoever_writes_it(tmp_path: Path) -> None:

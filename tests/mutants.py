@@ -1,0 +1,120 @@
+"""Plants one defect at a time in a copy of the tree and runs the tests that should find it.
+
+    python -m tests.mutants [--only NAME,...] [--jobs N] [--list]
+
+`tests/mutants.toml` holds the defects: the text of a file before and after, the promise that the change breaks, and the
+tests that are run, in order, until one fails. Exit code 1 when a defect survives. After code has moved, a mutant keeps
+its name and its promise and gets another place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "tests" / "mutants.toml"
+TIMEOUT = 900.0
+"""Seconds for the tests of a mutant; a hang counts as found."""
+
+
+class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A defect.
+
+    Attributes:
+        name: unique.
+        breaks: the promise that no longer holds.
+        file: relative to the root of the tree.
+        before, after: text that occurs once in the file, and what replaces it.
+        tests: files or folders that are run until one fails.
+    """
+
+    name: str
+    breaks: str
+    file: str
+    before: str
+    after: str
+    tests: list[str]
+
+
+class MutantTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    mutant: list[Mutant]
+
+
+def load_mutants(path: Path = TABLE) -> list[Mutant]:
+    return msgspec.toml.decode(path.read_bytes(), type=MutantTable).mutant
+
+
+def mutated(mutant: Mutant, root: Path = ROOT) -> str:
+    """The text of the mutant's file with the defect. Raises ValueError where the text does not occur exactly once."""
+    text = (root / mutant.file).read_text()
+    if text.count(mutant.before) != 1:
+        raise ValueError(f"{mutant.name}: the text before occurs {text.count(mutant.before)} times in {mutant.file}")
+    return text.replace(mutant.before, mutant.after)
+
+
+def killer_of(mutant: Mutant) -> str | None:
+    """The first test that finds the defect; None where it survives."""
+    with tempfile.TemporaryDirectory(prefix="recycle-mutant-") as name:
+        copy = Path(name)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        for path in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / path).is_file():
+                (copy / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, copy / path)
+        (copy / mutant.file).write_text(mutated(mutant))
+        environment = {**os.environ, "PYTHONPATH": name, "OMP_NUM_THREADS": "1", "RECYCLE_CACHE": f"{name}/.cache"}
+        for tests in mutant.tests:
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", tests]
+            try:
+                done = subprocess.run(
+                    command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return f"{tests} (hangs)"
+            if done.returncode == 1:
+                return next((line for line in done.stdout.splitlines() if line.startswith("FAILED")), tests)
+            if done.returncode not in (0, 5):
+                raise RuntimeError(f"{mutant.name}: pytest {tests} ended with {done.returncode}\n{done.stdout[-2000:]}")
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time")
+    parser.add_argument("--list", action="store_true", help="print names and promises, and run nothing")
+    arguments = parser.parse_args()
+    mutants = load_mutants()
+    if arguments.only:
+        mutants = [mutant for mutant in mutants if mutant.name in arguments.only.split(",")]
+    if arguments.list:
+        for mutant in mutants:
+            print(f"{mutant.name:<55} {mutant.breaks}")
+        return 0
+    survivors = 0
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for mutant, killer in zip(mutants, pool.map(killer_of, mutants), strict=True):
+            survivors += killer is None
+            print(f"{mutant.name:<55} {killer or 'SURVIVES'}", flush=True)
+    print(f"{len(mutants)} mutants, {survivors} survive")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
