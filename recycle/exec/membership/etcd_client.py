@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ _KEEPALIVE = [
 ]
 """A host that vanished without a word ends a watch after eleven seconds; packets go out at once."""
 _STALE = ("invalid auth token", "revision of auth store is old")
+NOT_ETCD = "its answer is not one of etcd"
 _PASSING = (*_STALE, "leader", "timed out", "closing", "too many requests")
 
 EtcdRequest = dict[str, Any]
@@ -134,14 +136,16 @@ class EtcdClient:
             try:
                 answer: dict[str, Any] = self._post(path, body, seconds).json()
                 return answer
-            except (Disconnected, ValueError) as error:
-                why = _last_line(error)
+            except Disconnected as error:
+                why = str(error)
+            except ValueError:
+                why = NOT_ETCD
             self.rotate()
             attempts += 1
             if attempts % len(self._urls) == 0:
                 seconds = min(2 * seconds, self._most)
             if time.monotonic() > deadline:
-                raise RunError(f"{self.endpoints} does not answer any more: {why}")
+                raise RunError(f"{self.endpoints} does not answer ({why}); start etcd there, or correct the address")
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -185,7 +189,7 @@ class EtcdClient:
                 return response
             detail = str(response.text)
         except (requests.exceptions.RequestException, OSError) as error:
-            raise Disconnected(_last_line(error)) from None
+            raise Disconnected(failure_reason(error)) from None
         with contextlib.suppress(ValueError, AttributeError):
             detail = str(json.loads(detail).get("error", detail))
         if any(words in detail for words in _STALE):
@@ -226,7 +230,7 @@ class Watch:
         # ValueError: half a line. AttributeError: the response was closed under this thread.
         except (requests.exceptions.RequestException, OSError, ValueError, AttributeError) as error:
             is_silent = time.monotonic() - heard >= WATCH_SECONDS
-            raise (Silent if is_silent else Disconnected)(_last_line(error)) from None
+            raise (Silent if is_silent else Disconnected)(failure_reason(error)) from None
         raise Disconnected("the stream ended")
 
     def close(self) -> None:
@@ -362,5 +366,21 @@ def decoded(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-def _last_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][-200:]
+def failure_reason(error: BaseException) -> str:
+    """Why a request failed, in the words of the operating system or of the TLS library.
+
+    Each library on the way wraps the exception in its own; the innermost one says why.
+    """
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    for link in reversed(chain):
+        if isinstance(link, ssl.SSLCertVerificationError):
+            return f"its certificate is not accepted: {link.verify_message}"
+        if isinstance(link, OSError) and link.strerror:
+            return link.strerror
+        if isinstance(link, ConnectionError):
+            return "the connection was closed"
+    if any("timeout" in type(link).__name__.lower() for link in chain):
+        return "no answer in time"
+    return NOT_ETCD

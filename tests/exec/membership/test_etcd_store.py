@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import socket
 import sys
 import threading
@@ -80,7 +82,7 @@ def test_a_store_that_is_away_for_a_moment_costs_no_worker(own_etcd: EtcdServer,
 def test_a_store_that_stays_away_ends_the_run_with_one_line(own_etcd: EtcdServer, launch: Run, tmp_path: Path) -> None:
     of = job(2, 2, 2, membership={"store": own_etcd.url, "store_timeout": 1.0})
     directory = tmp_path / "run"
-    with pytest.raises(RunError, match=rf"etcd://127\.0\.0\.1:{own_etcd.port} does not answer any more"):
+    with pytest.raises(RunError, match=rf"etcd://127\.0\.0\.1:{own_etcd.port} does not answer"):
         launch(of, STEPS, observer=_Restart(own_etcd, 2, back=False), directory=directory)
     assert not processes_writing_below(str(directory))
 
@@ -237,9 +239,34 @@ def test_a_store_on_another_machine_needs_a_secret() -> None:
         EtcdStore.connect("etcd://10.0.0.1:2379", "a", MembershipSection())
 
 
-def test_a_store_that_never_answered_is_a_clear_error() -> None:
-    with pytest.raises(RunError, match=r"etcd://127\.0\.0\.1:1 does not answer"):
-        EtcdStore.connect("etcd://127.0.0.1:1", "a", MembershipSection(store_timeout=0.2))
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, os.strerror(errno.ECONNREFUSED)),
+        (b"", "connection was closed"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not one of etcd"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not one of etcd"),
+    ],
+)
+def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: bytes | None, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"etcd://127.0.0.1:{listener.getsockname()[1]}"
+        if answer is None:
+            listener.close()
+        else:
+            threading.Thread(target=_answer_all, args=(listener, answer), daemon=True).start()
+        with pytest.raises(RunError, match=f"^{url} does not answer \\(.*{reason}") as refusal:
+            EtcdStore.connect(url, "a", MembershipSection(store_timeout=0.2))
+    assert len(str(refusal.value)) < 120
+
+
+def _answer_all(listener: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
