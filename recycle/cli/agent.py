@@ -69,6 +69,14 @@ def agent(
     steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.", min=1)] = None,
     fault: FaultOption = None,
     punish: PunishOption = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest complete checkpoint of the run directory where the store does not have the run;"
+            " the same on all nodes.",
+        ),
+    ] = False,
 ) -> None:
     """Be the agent of one node of a cluster; start one on every node, in any order.
 
@@ -76,7 +84,8 @@ def agent(
     dies another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when
     it dies, and so are the workers of a node whose agent is started again. SIGTERM has the node leave: its workers do
     at the end of an iteration, with nothing done again, and the agent ends with exit code 143; a second one ends it at
-    once. SIGTERM to all agents ends the run with a checkpoint.
+    once. SIGTERM to all agents ends the run with a checkpoint; started again they go on, with `--resume` also where the
+    store has lost its data.
 
     Examples:
 
@@ -124,7 +133,7 @@ def agent(
     directory = run or Path("runs") / name
     with end_at_termination() as stop:
         try:
-            served = serve(request, node=node, run=name, directory=directory, address=address, stop=stop)
+            served = serve(request, node=node, run=name, directory=directory, address=address, resume=resume, stop=stop)
         except KeyboardInterrupt:
             print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None

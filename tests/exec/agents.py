@@ -58,17 +58,18 @@ class Cluster:
         (directory / SLOWLY).touch()
         self.agents: dict[int, subprocess.Popen[bytes] | WarmCommand] = {}
 
-    def start(self, node: int, as_user: bool = False) -> subprocess.Popen[bytes] | WarmCommand:
+    def start(self, node: int, *more: str, as_user: bool = False) -> subprocess.Popen[bytes] | WarmCommand:
         """Start the agent of a node.
 
         Args:
+            more: options for this start only.
             as_user: as users start it; else it is forked from a process that has imported torch, and what it starts as
                 well, where the node has no namespace of its own.
         """
         place = self._nodes[node]
         options = (
             *("job.toml", "--store", self._server.url, "--node", str(node), "--address", place.address),
-            *("--id", self._name, "--run", "run", *self._options),
+            *("--id", self._name, "--run", "run", *self._options, *more),
         )
         with self.output(node).open("ab") as output:
             if as_user or place.namespace is not None:

@@ -105,6 +105,19 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
     )
 
 
+def find_earlier_part(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier | None:
+    """As `find_earlier`; None for a directory that holds neither a trained step nor a checkpoint."""
+    if not holds_steps(path) and not checkpoint.folders(path / "checkpoints"):
+        return None
+    return find_earlier(path, job, steps, text_digest)
+
+
+def holds_steps(path: Path) -> bool:
+    """Whether a step was trained in a run directory."""
+    metrics = path / "metrics.jsonl"
+    return metrics.is_file() and metrics.stat().st_size > 0
+
+
 def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
     """The checkpoint of a step whose evaluation was not done; None when there is none that is whole."""
     with contextlib.suppress(Damaged):

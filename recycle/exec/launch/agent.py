@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
+from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.contact import leave_contact, remove_contact
 from recycle.exec.launch.node_departure import NodeDeparture
 from recycle.exec.launch.request import RunRequest
@@ -33,7 +33,7 @@ from recycle.exec.membership.endings import with_last_lines
 from recycle.exec.membership.etcd_client import Lease, LeaseEnded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import ENDED_EARLY, RunInfo, StartRequest
+from recycle.exec.membership.messages import ENDED_EARLY, StartRequest
 from recycle.exec.membership.relay import Relay
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.open_files import require_open_files
@@ -62,6 +62,7 @@ def serve(
     run: str,
     directory: str | Path,
     address: str | None = None,
+    resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Served:
     """Be the agent of `node` until the run has ended, or the node has left it.
@@ -72,6 +73,8 @@ def serve(
         run: name of the run in the store, the same on all nodes.
         directory: the run directory, which all nodes share.
         address: of this node, for the workers of others; found by the way to the store when left out.
+        resume: go on from the newest complete checkpoint of the run directory, if there is a run in it; the same on all
+            nodes. A run that the store still has goes on in any case.
         stop: set from a signal handler or another thread, has the node leave the run.
 
     Raises:
@@ -93,8 +96,7 @@ def serve(
         store = EtcdStore.connect(job.membership.store, run, job.membership)
         waker = Waker()
         closing.callback(waker.close)
-        info = _agree(request, store, node, run)
-        shared = RunDirectory(directory, job, shared=info)
+        shared = open_agreed_directory(request, store, node=node, run=run, path=Path(directory), resume=resume)
         closing.callback(shared.close)
         leave_contact(shared.path, job.membership.store, run)
         relay = Relay(store.clone(), node, job.membership.heartbeat)
@@ -109,27 +111,6 @@ def serve(
         gc.collect()
         gc.freeze()  # else each full collection looks through all that was imported, while everybody waits for a commit
         return agent.serve()
-
-
-def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInfo:
-    """The run's description, which the first agent writes. Raises JobError when ours is another run."""
-    ours = RunInfo(
-        identity=uuid.uuid4().hex,
-        job=hashlib.sha256(request.job.to_toml().encode()).hexdigest(),
-        steps=request.steps,
-        faults=[str(fault) for fault in request.faults],
-        started=time.time(),
-    )
-    store.compare_set(schema.RunKey(), None, ours)
-    info = store.read(schema.RunKey()) or ours
-    for what, mine, theirs in (
-        ("job file is not that", ours.job, info.job),
-        ("number of steps is not that", ours.steps, info.steps),
-        ("faults are not those", ours.faults, info.faults),
-    ):
-        if mine != theirs:
-            raise JobError(f"node {node}: its {what} of run {run!r}; give another --id")
-    return info
 
 
 def own_address(endpoints: Endpoints) -> str:

@@ -43,6 +43,11 @@ def remove_contact(directory: Path) -> None:
         (directory / CONTACT).unlink()
 
 
+def resume_command(directory: Path) -> str:
+    """The command that goes on with the run: that of the agents where agents trained it."""
+    return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
+
+
 def reach(directory: Path) -> tuple[Job, Store]:
     """The job and the store of the run in a directory.
 
@@ -53,7 +58,7 @@ def reach(directory: Path) -> tuple[Job, Store]:
     if not (directory / "job.toml").is_file():
         raise JobError(f"{directory}: there is no run here; give the directory that was given to --run")
     if not (directory / CONTACT).is_file() or not is_going_on(directory):
-        raise JobError(f"{directory}: this run has ended; recycle train JOB --resume --run {directory} goes on with it")
+        raise JobError(f"{directory}: this run has ended; {resume_command(directory)} goes on with it")
     try:
         contact = msgspec.json.decode(read_whole(directory / CONTACT, JobError), type=Contact)
     except msgspec.MsgspecError as error:

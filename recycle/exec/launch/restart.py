@@ -16,6 +16,7 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import Checkpoint
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.reassignment import reassign
+from recycle.exec.launch.contact import resume_command
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, StageLost
@@ -85,7 +86,7 @@ class Restart:
         if positions is None:
             raise RunError(
                 f"{self._lost}, and {len(startable)} live workers are too few for {self._job.shape.ranks} ranks; go on"
-                f" from {checkpoint.folder.name} with: recycle train JOB --resume --run {self._directory.path}"
+                f" from {checkpoint.folder.name} with: {resume_command(self._directory.path)}"
             )
         self._processes.move(positions, startable)
         self._checkpoints.start_over()

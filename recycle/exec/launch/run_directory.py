@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.errors import JobError
-from recycle.exec.checkpoint.resume import Earlier
+from recycle.exec.checkpoint.resume import Earlier, holds_steps
 from recycle.exec.launch.contact import LOCK
 from recycle.exec.launch.line_log import LineLog
 from recycle.exec.membership.messages import RunInfo
@@ -41,6 +41,7 @@ class RunDirectory:
         job: written to `job.toml`.
         earlier: what it holds of this run; everything behind the checkpoint is removed from `metrics.jsonl`.
         shared: what the agents of the run have agreed on; None for a run without agents.
+        lock: descriptor that holds the directory's lock, to be closed with the directory; taken here when left out.
 
     Raises:
         JobError: the directory holds another run already, is in use, or cannot be written.
@@ -49,26 +50,30 @@ class RunDirectory:
         started: monotonic seconds from which all times of the run count.
         warn: is called once, with what cannot be written while the run goes on.
         events: all lines so far, those that wait for room on the disk included; not kept by agents.
+        resumes: the agents of the run go on from what the directory holds.
     """
 
     def __init__(
-        self, path: str | Path, job: Job, earlier: Earlier | None = None, shared: RunInfo | None = None
+        self,
+        path: str | Path,
+        job: Job,
+        earlier: Earlier | None = None,
+        shared: RunInfo | None = None,
+        lock: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.warn: Callable[[str], None] = lambda message: None
         self._warned, self._is_shared = False, shared is not None
+        self.resumes = shared is not None and shared.resume
         require_text(self.path, JobError)
         ran = earlier.seconds if earlier is not None else time.time() - shared.started if shared is not None else 0.0
         self.started = time.monotonic() - ran
         self.events = list(earlier.events) if earlier is not None else []
         try:
-            if earlier is None and (self.path / "metrics.jsonl").exists():
-                if shared is None:
-                    raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
-                if self._identity() != shared.identity:
-                    raise JobError(f"{self.path}: holds another run; choose another --run directory or remove it")
+            if earlier is None:
+                self._require_unused(shared)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take() if shared is None else None
+            self._lock = self._take(shared) if lock is None else lock
             if earlier is not None:
                 self._put_aside(earlier, job)
             for folder in (self.plans, self.logs):
@@ -78,6 +83,8 @@ class RunDirectory:
                 self._keep_beside_weights(Path(job.model.weights))
             if shared is not None:
                 write_whole(self.path / "run", f"{shared.identity}\n")
+            else:
+                (self.path / "run").unlink(missing_ok=True)  # of agents, whose run goes on without them
             self._point_latest_here()
             self._metrics = LineLog(self.path / "metrics.jsonl", self._is_shared)
             self._events = LineLog(self.path / "events.jsonl", self._is_shared)
@@ -86,13 +93,20 @@ class RunDirectory:
         except OSError as error:
             raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
 
-    def _take(self) -> int:
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise JobError(f"{self.path}: another `recycle train` is running in it") from None
+    def _require_unused(self, shared: RunInfo | None) -> None:
+        if shared is None:
+            if (self.path / "metrics.jsonl").exists():
+                raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
+        elif holds_steps(self.path) and self._identity() != shared.identity:
+            raise JobError(
+                f"{self.path}: holds another run than the store; to go on with it, start all agents with --resume and"
+                " an --id that the store does not have, else choose another --run directory or remove it"
+            )
+
+    def _take(self, shared: RunInfo | None) -> int:
+        descriptor = lock_directory(self.path, fcntl.LOCK_EX if shared is None else fcntl.LOCK_SH)
+        if descriptor is None:
+            raise JobError(f"{self.path}: is in use by another `recycle train` or by agents; choose another --run")
         return descriptor
 
     def _point_latest_here(self) -> None:
@@ -199,6 +213,20 @@ class RunDirectory:
         self._events.close()
         if self._lock is not None:
             os.close(self._lock)
+
+
+def lock_directory(path: Path, kind: int) -> int | None:
+    """Lock a run directory by `fcntl.LOCK_EX` or `LOCK_SH`; the descriptor that holds the lock, None if others do.
+
+    Raises OSError.
+    """
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def has_ended(path: str | Path, job: Job, steps: int) -> bool:

@@ -17,8 +17,9 @@ import msgspec
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
-from recycle.exec.checkpoint.resume import Earlier
+from recycle.exec.checkpoint.resume import Earlier, find_earlier_part
 from recycle.exec.faults.kinds import KINDS
+from recycle.exec.launch.contact import resume_command
 from recycle.exec.launch.dials import Dials
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import RunRequest
@@ -152,7 +153,8 @@ class CoordinatorRuntime:
         """
         record = self._store.read(RegisterKey())
         if record is None:
-            self.begin()
+            asked = self._directory.path, self._job, self._request.steps, self._request.text_digest
+            self.begin(find_earlier_part(*asked) if self._directory.resumes else None)
             return
         self._struck = {n for n in range(len(self._request.faults)) if self._store.has_all([StrikeKey(n)])}
         self._event("coordinator", node=node, generation=record.generation, step=record.committed + 1)
@@ -324,7 +326,7 @@ class CoordinatorRuntime:
             self._went_back(verified.step)
             raise RunError(
                 f"{what}; what came after step {verified.step}, where they agreed, is taken back; go on from a"
-                f" checkpoint with: recycle train JOB --resume --run {self._directory.path}"
+                f" checkpoint with: {resume_command(self._directory.path)}"
             )
 
     def _merge_traces(self) -> None:

@@ -92,6 +92,12 @@ class EtcdStore(RunStore):
     def _put(self, key: Key[Any], text: str) -> None:
         self.write([], [put(self._prefix + key.name, text)])
 
+    def read_now(self, key: Key[Content]) -> Content | None:
+        """The value of `key` in the cluster, which the copy may not show yet; None when it was never written."""
+        name = self._prefix + key.name
+        found, _ = self._client.range(name)
+        return key.decode(found[name].value.decode()) if name in found else None
+
     def texts(self, names: list[str]) -> list[str | None]:
         """The text of each key, by their names."""
         return self._texts(names)

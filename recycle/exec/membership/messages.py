@@ -318,6 +318,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
         steps: iterations to train.
         faults: to strike on purpose, as text.
         started: seconds since the epoch.
+        resume: it goes on from what its directory holds.
     """
 
     identity: str
@@ -325,6 +326,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     steps: int
     faults: list[str]
     started: float
+    resume: bool = False
 
 
 class StartRequest(Struct, frozen=True):

@@ -274,7 +274,7 @@ def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Any, tmp
     opened.metric({"step": 0})
     shutil.copytree(begun / "checkpoints", tmp_path / "other" / "checkpoints")
     shutil.copy(begun / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
-    with pytest.raises(JobError, match="another `recycle train` is running in it"):
+    with pytest.raises(JobError, match="is in use by another"):
         launch(small(), 12, tmp_path / "other", resume=True)
     opened.close()
 

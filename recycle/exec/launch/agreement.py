@@ -1,0 +1,107 @@
+"""How the agents of a run agree on what they train and where it goes on, before any worker starts.
+
+The first agent describes the run in the store; every other agent compares its own description. The first agent holds
+the run directory alone until the store has the description: it refuses a directory that holds another run, or, with
+`--resume`, takes back what follows the newest checkpoint. Afterwards all agents of the run share the directory's lock,
+so that no other run resumes from the same directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from recycle.errors import JobError
+from recycle.exec.checkpoint.resume import find_earlier_part, holds_steps
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory, lock_directory
+from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.membership.messages import RunInfo
+from recycle.exec.membership.schema import RegisterKey, RunKey
+
+
+def open_agreed_directory(
+    request: RunRequest, store: EtcdStore, *, node: int, run: str, path: Path, resume: bool
+) -> RunDirectory:
+    """The run directory of the run that all agents agree on; the first agent describes the run in the store.
+
+    Args:
+        node, run: number of this agent's node, and the name of the run in the store.
+        path: of the run directory.
+        resume: go on from the newest complete checkpoint of the directory where the store does not have the run.
+
+    Raises:
+        JobError: this agent's run is not that of the other agents, or the directory cannot be used for it.
+    """
+    ours = RunInfo(
+        identity=uuid.uuid4().hex,
+        job=hashlib.sha256(request.job.to_toml().encode()).hexdigest(),
+        steps=request.steps,
+        faults=[str(fault) for fault in request.faults],
+        started=time.time(),
+        resume=resume,
+    )
+    if (info := store.read(RunKey())) is not None:
+        _require_same(ours, info, store, node, run)
+    lock, is_alone = _lock(path, request.job.membership.start_deadline)
+    try:
+        info = store.read_now(RunKey())
+        if info is not None:
+            _require_same(ours, info, store, node, run)
+            directory = RunDirectory(path, request.job, shared=info, lock=lock)
+        elif not is_alone:
+            raise JobError(f"{path}: another run uses this directory; choose another --run directory")
+        else:
+            if not resume and holds_steps(path):
+                raise JobError(
+                    f"{path}: holds another run, which the store does not have; start all agents with --resume to go on"
+                    " with it, or choose another --run directory"
+                )
+            earlier = find_earlier_part(path, request.job, request.steps, request.text_digest) if resume else None
+            if earlier is not None:
+                ours = msgspec.structs.replace(ours, started=ours.started - earlier.seconds)
+            directory = RunDirectory(path, request.job, earlier, ours, lock)
+            store.compare_set(RunKey(), None, ours)
+    except BaseException:
+        os.close(lock)
+        raise
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return directory
+
+
+def _require_same(ours: RunInfo, info: RunInfo, store: EtcdStore, node: int, run: str) -> None:
+    for what, own, agreed in (
+        ("job file is not that", ours.job, info.job),
+        ("number of steps is not that", ours.steps, info.steps),
+        ("faults are not those", ours.faults, info.faults),
+    ):
+        if own != agreed:
+            raise JobError(f"node {node}: its {what} of run {run!r}; give another --id")
+    if ours.resume != info.resume and store.read(RegisterKey()) is None:  # else the store says where the run goes on
+        first, this = ("with", "without") if info.resume else ("without", "with")
+        raise JobError(
+            f"node {node}: run {run!r} was started {first} --resume, this agent {this} it; start all agents of a run"
+            " alike, or give all another --id"
+        )
+
+
+def _lock(path: Path, patience: float) -> tuple[int, bool]:
+    """Lock the directory, alone if nobody else has it; the descriptor, and whether the lock is exclusive."""
+    deadline = time.monotonic() + patience  # the first agent reads a whole checkpoint
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        while True:
+            for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
+                if (lock := lock_directory(path, kind)) is not None:
+                    return lock, kind == fcntl.LOCK_EX
+            if time.monotonic() > deadline:
+                raise JobError(f"{path}: another process has locked this run directory; choose another --run directory")
+            time.sleep(0.1)
+    except OSError as error:
+        raise JobError(f"{path}: cannot be written ({error.strerror})") from None
