@@ -1,18 +1,29 @@
-"""Three nodes on one machine as a user tries them: power and a cable are lost, the losses stay the same."""
+"""The examples of a cluster as users run them: nodes in namespaces, Slurm's script, and Kubernetes' manifests."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recycle import Job
+from recycle.exec import run
+from recycle.ir.families import one_f_one_b
 from tests.exec.etcd_server import ETCD
 from tests.exec.network import Network
+from tests.exec.paced import SLOWLY
+from tests.exec.runs import job
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -23,21 +34,27 @@ FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 
 @pytest.fixture
 def recycle(tmp_path: Path) -> Path:
-    """The command, whatever environment the tests run in; nodes can be made here."""
+    """The command, whatever environment the tests run in."""
     if ETCD is None:
         pytest.skip("no etcd: install Debian's etcd-server")
-    try:
-        Network(1).end()
-    except PermissionError as refusal:
-        pytest.skip(f"no networks of nodes on this machine: {refusal}")
-    command = tmp_path / "recycle"
-    command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from recycle.cli import main; main()' \"$@\"\n")
+    start = f"exec {sys.executable} -c 'from recycle.cli import main; main()' \"$@\""
+    return write_command(tmp_path / "bin", "recycle", start)
+
+
+def write_command(folder: Path, name: str, *lines: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    command = folder / name
+    command.write_text("\n".join(["#!/bin/bash", *lines, ""]))
     command.chmod(0o755)
     return command
 
 
 @pytest.mark.soak
 def test_nodes_lose_power_and_a_cable_and_come_back(recycle: Path, tmp_path: Path) -> None:
+    try:
+        Network(1).end()
+    except PermissionError as refusal:
+        pytest.skip(f"no networks of nodes on this machine: {refusal}")
     environment = {
         "STEPS": f"{STEPS}",
         "RECYCLE": str(recycle),
@@ -85,3 +102,89 @@ def test_a_node_without_root_is_refused_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run([FOLDER / "try_here.sh"], env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "try_here.sh: network namespaces need root; run it with sudo\n"
+
+
+class SlurmJob:
+    """`slurm.sh` with stand-ins for Slurm's commands, on two nodes that are this machine.
+
+    Args:
+        folder: with `bin/recycle` and `job.toml`; the run directory is `run` there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.directory = folder, folder / "run"
+        write_command(
+            folder / "bin",
+            "srun",
+            'while [[ "$1" == --* ]]; do shift; done',
+            'echo "$RECYCLE_ETCD_PASSWORD" >password; rm -f pids; code=0',
+            'for node in 0 1; do SLURM_NODEID=$node "$@" & echo $! >>pids; done',
+            'for pid in $(<pids); do wait "$pid" || code=$?; done; exit $code',
+        )
+        write_command(folder / "bin", "scancel", '[ "$*" = "--signal=TERM 7.0" ] && kill -TERM $(<pids)')
+        for name, after in ("scontrol", ""), ("etcdctl", f'exec {shutil.which("etcdctl")} "$@"'):
+            write_command(folder / "bin", name, f'echo "$*" >>{name}.calls', after)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("RECYCLE_", "SLURM"))},
+            **{"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURMD_NODENAME": "127.0.0.1"},
+            **{"JOB": "job.toml", "RUN": str(self.directory), "PYTHONPATH": str(FOLDER.parents[1])},
+            **{"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(self.folder)},
+        }
+        with (self.folder / "output").open("ab") as output:
+            return subprocess.Popen(
+                ["bash", FOLDER / "slurm.sh"],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.directory / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.lines("events") if event["kind"] == kind]
+
+    def reach(self, condition: Callable[[], object], script: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 240
+        while not condition():
+            assert time.monotonic() < deadline, (self.folder / "output").read_text()
+            assert script.poll() is None, (self.folder / "output").read_text()
+            time.sleep(0.1)
+
+
+def test_a_slurm_job_that_was_killed_resumes_and_ends_with_a_checkpoint_at_its_time_limit(
+    recycle: Path, tmp_path: Path
+) -> None:
+    membership = {"transport": "tests.exec.paced:Paced", "etcd_user": "root", "store": "etcd://127.0.0.1:2379"}
+    sections = {"cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
+    trained = job(2, 1, 2, membership=membership, **sections)
+    (tmp_path / "job.toml").write_text(trained.to_toml())
+    (tmp_path / SLOWLY).touch()
+    slurm = SlurmJob(tmp_path)
+    scripts = [slurm.start()]
+    try:
+        slurm.reach(lambda: slurm.events("checkpoint"), scripts[0])
+        os.killpg(scripts[0].pid, signal.SIGKILL)
+        scripts[0].wait()
+        scripts.append(slurm.start())
+        slurm.reach(lambda: slurm.events("restored"), scripts[1])
+        (restored,) = slurm.events("restored")
+        slurm.reach(lambda: len(slurm.lines("metrics")) > restored["step"], scripts[1])
+        scripts[1].terminate()  # as Slurm signals the batch script, 120 s before the time limit
+        code = scripts[1].wait(240)
+    finally:
+        for script in scripts:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGKILL)
+    assert code == 128 + signal.SIGTERM, (tmp_path / "output").read_text()
+    assert (tmp_path / "scontrol.calls").read_text() == "requeue 7\n"
+    assert len(slurm.events("stopped")) == 1
+    assert restored["step"] >= 4
+    losses = [line["loss"] for line in slurm.lines("metrics")]
+    assert losses == run(one_f_one_b(trained.shape), trained, steps=len(losses)).losses
+    assert (tmp_path / "password").read_text().strip() not in (tmp_path / "etcdctl.calls").read_text()

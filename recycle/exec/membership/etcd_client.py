@@ -381,6 +381,7 @@ def failure_reason(error: BaseException) -> str:
             return link.strerror
         if isinstance(link, ConnectionError):
             return "the connection was closed"
-    if any("timeout" in type(link).__name__.lower() for link in chain):
-        return "no answer in time"
-    return NOT_ETCD
+    kinds = " ".join(type(link).__name__ for link in chain)
+    if "SSL" in kinds:
+        return "TLS failed; check [membership] etcd_ca, etcd_certificate and etcd_key"
+    return "no answer in time" if "Timeout" in kinds else NOT_ETCD

@@ -1,0 +1,152 @@
+"""The Kubernetes example: the schemas accept its manifests, and what they name is there; its etcd lets agents in only."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from recycle import Job, RunError
+from recycle.cli.app import command_of
+from recycle.exec.membership.etcd_client import open_client
+from recycle.nodes import place_workers
+from tests.exec.etcd_server import ETCD
+
+yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[test]")
+
+FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
+TEXT = (FOLDER / "kubernetes.yaml").read_text()
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all(TEXT))
+OLDEST = "1.31"
+"""The first version in which podFailurePolicy is stable."""
+
+
+def manifest(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """The pods' specifications, by the name of what starts them."""
+    return {m["metadata"]["name"]: m["spec"]["template"]["spec"] for m in MANIFESTS if "template" in m.get("spec", {})}
+
+
+def job() -> Job:
+    return Job.from_toml(manifest("ConfigMap", "recycle-job")["data"]["job.toml"])
+
+
+def test_the_schemas_of_kubernetes_accept_the_manifests() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: install the extra `test`")
+    for version in (OLDEST, kubernetes.latest_version()):
+        for each in MANIFESTS:
+            kubernetes.validate(each, version, strict=True)
+
+
+def recycle_commands() -> Iterator[list[str]]:
+    """Every `recycle` command of the examples: of containers, of scripts, and those that comments name."""
+    for pod in pods().values():
+        yield from (each["command"][1:] for each in pod["containers"] if each["command"][0] == "recycle")
+    for file in FOLDER.iterdir():
+        for line in re.findall(r"\brecycle((?: agent| drain| train) .*?)(?: &)?$", file.read_text(), re.MULTILINE):
+            yield shlex.split(line)
+
+
+def test_the_command_line_accepts_every_command_of_the_examples() -> None:
+    commands = list(recycle_commands())
+    assert {command[0] for command in commands} == {"agent", "drain"}
+    for name, *arguments in commands:
+        command_of(name).make_context(name, arguments)  # raises UsageError
+
+
+def test_every_volume_and_every_secret_is_there_and_every_mount_has_its_volume() -> None:
+    claims = {"PersistentVolumeClaim": "persistentVolumeClaim", "ConfigMap": "configMap"}
+    there = {(key, m["metadata"]["name"]) for m in MANIFESTS if (key := claims.get(m["kind"]))}
+    there |= {("secret", name) for name in re.findall(r"kubectl create secret generic (\S+)", TEXT)}
+    for name, pod in pods().items():
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        if name == "recycle-etcd":
+            volumes |= {
+                each["metadata"]["name"] for each in manifest("StatefulSet", name)["spec"]["volumeClaimTemplates"]
+            }
+        for volume in pod["volumes"]:
+            for kind, key in ("persistentVolumeClaim", "claimName"), ("configMap", "name"), ("secret", "secretName"):
+                assert kind not in volume or (kind, volume[kind][key]) in there
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_containers_have_no_privileges_and_bounded_memory() -> None:
+    for pod in pods().values():
+        assert pod["securityContext"]["runAsNonRoot"]
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+            assert container["resources"]["limits"]["memory"]
+            assert "livenessProbe" in container
+
+
+def test_the_job_has_a_pod_per_node_and_reads_what_is_mounted() -> None:
+    of_run, trained = manifest("Job", "recycle")["spec"], job()
+    trained.profile()
+    nodes = len(place_workers(trained.shape, trained.cluster.workers_per_node))
+    assert of_run["completions"] == of_run["parallelism"] == nodes
+    assert manifest("PodDisruptionBudget", "recycle")["spec"]["minAvailable"] == nodes - 1
+    (agent,) = pods()["recycle"]["containers"]
+    mounts = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    limits = trained.membership
+    paths = [limits.etcd_ca, limits.etcd_certificate, limits.etcd_key, *(a for a in agent["command"] if a[0] == "/")]
+    assert {str(Path(str(path)).parent) for path in paths} <= mounts
+    assert "/dev/shm" in mounts
+
+
+def test_what_the_image_is_made_of_is_there() -> None:
+    recipe = (FOLDER / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE):
+        for source in line.split():
+            assert (FOLDER.parents[1] / source).exists()
+
+
+@pytest.mark.etcd
+@pytest.mark.process
+@pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
+def test_etcd_of_the_manifest_lets_in_whoever_has_a_certificate_and_nobody_else(tmp_path: Path) -> None:
+    for line in re.findall(r"^#   ((?:openssl|printf) .+)$", TEXT, re.MULTILINE):
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as client, socket.create_server(("127.0.0.1", 0)) as peer:
+        port, peers = (str(each.getsockname()[1]) for each in (client, peer))
+    (container,) = pods()["recycle-etcd"]["containers"]
+    replaced = {"/data": str(tmp_path), "/tls": str(tmp_path), "0.0.0.0": "127.0.0.1", "2379": port, "2380": peers}
+    arguments = [argument for argument in container["command"][1:] if "metrics" not in argument]
+    for before, after in replaced.items():
+        arguments = [argument.replace(before, after) for argument in arguments]
+    assert ETCD is not None
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen([ETCD, *arguments], stdout=log, stderr=log)
+    try:
+        limits = msgspec.structs.replace(
+            job().membership,
+            store_timeout=30.0,
+            **{key: str(tmp_path / Path(path).name) for key, path in certificates(job()).items()},
+        )
+        url = f"etcds://localhost:{port}"
+        assert open_client(url, limits).range("/recycle/")[0] == {}
+        stranger = msgspec.structs.replace(
+            limits, store_timeout=0.2, etcd_certificate=None, etcd_key=None, insecure=True
+        )
+        with pytest.raises(RunError, match="TLS failed; check"):
+            open_client(url, stranger)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def certificates(of: Job) -> dict[str, str]:
+    keys = ("etcd_ca", "etcd_certificate", "etcd_key")
+    return {key: str(getattr(of.membership, key)) for key in keys}
