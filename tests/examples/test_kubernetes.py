@@ -1,4 +1,4 @@
-"""The Kubernetes example: the schemas accept its manifests, and what they name is there; its etcd lets agents in only."""
+"""The Kubernetes example: the schemas accept its manifests, its names are there, its etcd admits agents only."""
 
 from __future__ import annotations
 
@@ -122,7 +122,13 @@ def test_etcd_of_the_manifest_lets_in_whoever_has_a_certificate_and_nobody_else(
     with socket.create_server(("127.0.0.1", 0)) as client, socket.create_server(("127.0.0.1", 0)) as peer:
         port, peers = (str(each.getsockname()[1]) for each in (client, peer))
     (container,) = pods()["recycle-etcd"]["containers"]
-    replaced = {"/data": str(tmp_path), "/tls": str(tmp_path), "0.0.0.0": "127.0.0.1", "2379": port, "2380": peers}
+    replaced = {
+        "=/data/": f"={tmp_path}/",
+        "=/tls/": f"={tmp_path}/",
+        "0.0.0.0": "127.0.0.1",
+        "2379": port,
+        "2380": peers,
+    }
     arguments = [argument for argument in container["command"][1:] if "metrics" not in argument]
     for before, after in replaced.items():
         arguments = [argument.replace(before, after) for argument in arguments]
