@@ -67,7 +67,8 @@ def open_agreed_directory(
             if earlier is not None:
                 ours = msgspec.structs.replace(ours, started=ours.started - earlier.seconds)
             directory = RunDirectory(path, request.job, earlier, ours, lock)
-            store.compare_set(RunKey(), None, ours)
+            if not store.compare_set(RunKey(), None, ours):
+                raise JobError(f"node {node}: agents of run {run!r} use different --run directories; give all one")
     except BaseException:
         os.close(lock)
         raise
