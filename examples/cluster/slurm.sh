@@ -11,9 +11,9 @@
 #SBATCH --no-kill
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# 120 s before the time limit this script gets SIGTERM and passes it on to the agents: the run ends with a checkpoint,
-# and the job queues itself again.
-#SBATCH --signal=B:TERM@120
+# 120 s before the time limit this script gets SIGUSR1 and sends SIGTERM to the agents: the run ends with a checkpoint,
+# and the job queues itself again. By SIGTERM Slurm cancels a job, and sends it to the agents itself.
+#SBATCH --signal=B:USR1@120
 set -euo pipefail
 
 job=${JOB:-examples/cluster/job.toml}
@@ -43,15 +43,16 @@ print(*[each.getsockname()[1] for each in sockets])')
     etcdctl auth enable
 fi
 
-told=""
-trap 'told=yes; scancel --signal=TERM "$SLURM_JOB_ID.0" || true' TERM
+is_time_up=""
+trap 'is_time_up=yes; scancel --signal=TERM "$SLURM_JOB_ID.0" || true' USR1
+trap : TERM # etcd stays until the agents have ended
 # --kill-on-bad-exit=0: an agent that dies must not take the others with it. --no-kill above says so for whole nodes.
 srun --kill-on-bad-exit=0 --no-kill recycle agent "$job" --run "$run" --resume &
 code=0
 wait $! || code=$?
-if [ -n "$told" ]; then # the signal ended the first wait
+while kill -0 $! 2>/dev/null; do # a signal ended the wait
     code=0
     wait $! || code=$?
-    [ "$code" = 0 ] || scontrol requeue "$SLURM_JOB_ID"
-fi
+done
+[ -z "$is_time_up" ] || [ "$code" = 0 ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$code"

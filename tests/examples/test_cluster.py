@@ -175,7 +175,7 @@ def test_a_slurm_job_that_was_killed_resumes_and_ends_with_a_checkpoint_at_its_t
         slurm.reach(lambda: slurm.events("restored"), scripts[1])
         (restored,) = slurm.events("restored")
         slurm.reach(lambda: len(slurm.lines("metrics")) > restored["step"], scripts[1])
-        scripts[1].terminate()  # as Slurm signals the batch script, 120 s before the time limit
+        scripts[1].send_signal(signal.SIGUSR1)  # as Slurm signals the batch script, 120 s before the time limit
         code = scripts[1].wait(240)
     finally:
         for script in scripts:
