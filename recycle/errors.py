@@ -51,6 +51,20 @@ def errors_as(refusal: type[RecycleError], where: str = "") -> Iterator[None]:
         raise refusal(f"{where}: {error}" if where else error) from None
 
 
+def first_line(error: BaseException) -> str:
+    """The reason that an error of another library gives: one line, without the traceback that some of them quote.
+
+    Of an error that holds those of several processes (`torch.distributed.checkpoint`) it is that of the first.
+    """
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        cause = next(iter(failures.values()))
+        error = cause[0] if isinstance(cause, tuple) else cause
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _one_line(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"

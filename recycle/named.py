@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import JobError
+from recycle.errors import JobError, first_line
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -49,7 +49,8 @@ def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable
         where = " ".join((*folders, "and on Python's path"))
         raise JobError(f'{key}: there is no module "{error.name}"; looked in {where}') from None
     except Exception as error:
-        raise JobError(f"{key}: {module_name} cannot be imported ({type(error).__name__}: {error})") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise JobError(f"{key}: {module_name} cannot be imported ({reason})") from None
     for name in attribute.split("."):
         if not hasattr(found, name):
             offered = [name for name, value in vars(found).items() if inspect.isfunction(value) and name[0] != "_"]

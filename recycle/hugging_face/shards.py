@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, first_line
 from recycle.exec.checkpoint.checkpoint import SUFFIX
 
 ByteProgress = Callable[[int, int], None]
@@ -79,6 +79,6 @@ def _save(path: Path, made: Mapping[str, torch.Tensor]) -> None:
         with path.open("rb") as stream:  # a rename of the folder must not outlive what is in it
             os.fsync(stream.fileno())
     except SafetensorError as error:
-        raise RecycleError(f"{path}: cannot be written ({error})") from None
+        raise RecycleError(f"{path}: cannot be written ({first_line(error)})") from None
     except OSError as error:
-        raise RecycleError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise RecycleError(f"{path}: cannot be written ({first_line(error)})") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from recycle.errors import JobError, RecycleError
+from recycle.errors import JobError, RecycleError, first_line
 from recycle.exec.checkpoint.checkpoint import (
     Manifest,
     course,
@@ -215,7 +215,7 @@ def _unsplit(model: ModelSection) -> torch.nn.Module:
             part: torch.nn.Module = build_part(job, 0)
             return part
         except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
-            raise JobError(f"[model]: megatron-core cannot build it: {error}") from error
+            raise JobError(f"[model]: megatron-core cannot build it: {first_line(error)}") from error
 
 
 def _size(part: torch.nn.Module) -> int:

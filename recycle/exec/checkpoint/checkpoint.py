@@ -34,7 +34,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from recycle.errors import RunError
+from recycle.errors import RunError, first_line
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
 from recycle.exec.model.stage import Stage
@@ -202,11 +202,8 @@ def write_stage(
             os.replace(path, folder / name)
         scratch.rmdir()
         sync(folder)
-    except CheckpointException as error:
-        cause = next((failure for failure, _ in error.failures.values()), error)
-        raise RunError(f"{folder}: {_reason(cause)}") from None
-    except OSError as error:
-        raise RunError(f"{folder}: {_reason(error)}") from None
+    except (CheckpointException, OSError) as error:
+        raise RunError(f"{folder}: {first_line(error)}") from None
     return stored
 
 
@@ -219,10 +216,6 @@ def _parts(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
         parts[name] = number
         filled += tensor.nbytes
     return parts
-
-
-def _reason(error: BaseException) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -385,7 +378,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
                     found = torch.cat(parts, dimension).chunk(tensor_parallel, dimension)[tensor_rank].reshape(-1)
                 live.copy_(found[begin:end].view(live.shape))
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        raise RunError(f"{folder}: cannot be loaded: {error}") from None
+        raise RunError(f"{folder}: cannot be loaded: {first_line(error)}") from None
 
 
 class _Whole(NamedTuple):

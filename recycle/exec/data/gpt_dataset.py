@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from recycle.errors import JobError, RunError
+from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.indexed import open_indexed, require_tokens
 from recycle.job import Job
@@ -137,8 +137,8 @@ class GptDatasetBatches(Batches):
             with _locked(cache), _quiet(), as_only_rank():
                 found = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
         except (AssertionError, IndexError, ValueError, RuntimeError, OSError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise JobError(f"[data] paths: megatron-core makes no GPTDataset of {self._names()} ({reason})") from None
+            reason = f"megatron-core makes no GPTDataset of {self._names()} ({first_line(error)})"
+            raise JobError(f"[data] paths: {reason}") from None
         if len(found) < self.samples:
             raise JobError(
                 f"[data] paths: {self._names()} hold {len(found)} samples, the run needs {self.samples}; with weights"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.analytic import model_flops
-from recycle.errors import JobError
+from recycle.errors import JobError, first_line
 from recycle.exec.launch.observer import Observer, sentence
 from recycle.exec.model.learning_rate import learning_rate
 from recycle.job import Job
@@ -186,8 +186,7 @@ class Dials(Observer):
         try:
             act(*arguments)
         except Exception as error:  # whatever a library of others ends with
-            reason = (str(error).splitlines() or [""])[0]
-            self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {reason}")
+            self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {first_line(error)}")
             return False
         return True
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from recycle.errors import RunError
+from recycle.errors import RunError, first_line
 from recycle.exec.membership.schema import Content, Decision, Folder, Key, generation_folder
 from recycle.exec.membership.store import RunStore
 
@@ -50,7 +50,7 @@ class LauncherStore(RunStore):
         try:
             return cls(TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds)))
         except RuntimeError as error:
-            raise RunError(f"the launcher's store at {address}:{port} does not answer: {error}") from None
+            raise RunError(f"the launcher's store at {address}:{port} does not answer: {first_line(error)}") from None
 
     def _put(self, key: Key[Any], text: str) -> None:
         self._try(partial(self._client.set, key.name, text))
@@ -147,7 +147,7 @@ class LauncherStore(RunStore):
         except dist.DistStoreError:
             return False
         except RuntimeError as error:
-            raise RunError(f"the launcher's store is gone: {error}") from None
+            raise RunError(f"the launcher's store is gone: {first_line(error)}") from None
         return True
 
     @staticmethod
@@ -155,4 +155,4 @@ class LauncherStore(RunStore):
         try:
             return action()
         except RuntimeError as error:
-            raise RunError(f"the launcher's store is gone: {error}") from None
+            raise RunError(f"the launcher's store is gone: {first_line(error)}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from recycle.errors import JobError, RunError
+from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data import load_batches, load_evaluation
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
@@ -105,7 +105,7 @@ def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_fille
         try:
             return build_part(job, index, tensor_rank, is_filled=is_filled)
         except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
-            raise JobError(f"[model]: megatron-core cannot build stage {index} of it: {error}") from error
+            raise JobError(f"[model]: megatron-core cannot build stage {index} of it: {first_line(error)}") from error
     from recycle.exec.model.part import require_trainable
 
     with torch.random.fork_rng([]):
@@ -121,8 +121,8 @@ def require_precision(precision: str, device: torch.device) -> None:
         ones = torch.ones(8, 8, dtype=PRECISIONS[precision], device=device)
         torch.nn.functional.layer_norm(ones @ ones, (8,))
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"[train] precision: {device} cannot compute in {precision} ({reason}); use fp32") from None
+        reason = f"{device} cannot compute in {precision} ({first_line(error)})"
+        raise RunError(f"[train] precision: {reason}; use fp32") from None
 
 
 def _be_deterministic() -> None:

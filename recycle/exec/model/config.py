@@ -20,7 +20,7 @@ from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.architecture import config_of
-from recycle.errors import JobError
+from recycle.errors import JobError, first_line
 from recycle.exec.model import transformer_engine
 from recycle.job import Job
 
@@ -189,7 +189,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
             warnings.simplefilter("ignore")  # it warns of what it then sets itself
             config = TransformerConfig(**(settings | changes))
     except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
-        raise JobError(f"[model.config]: megatron-core refuses these values: {error}") from None
+        raise JobError(f"[model.config]: megatron-core refuses these values: {first_line(error)}") from None
     transformer_engine.prepare(config)
     return config
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from recycle.errors import JobError
+from recycle.errors import JobError, first_line
 from recycle.exec.data.provided import DataProvider
 from recycle.exec.model.loss import LossFunction
 from recycle.job import Job
@@ -100,7 +100,7 @@ class Providers:
             )
         except Exception as error:
             raise JobError(
-                f"{self.origin_of(job, index)}: it cannot be built ({type(error).__name__}: {error})"
+                f"{self.origin_of(job, index)}: it cannot be built ({type(error).__name__}: {first_line(error)})"
             ) from error
 
     def origin_of(self, job: Job, index: int) -> str:

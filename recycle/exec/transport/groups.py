@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from recycle.errors import first_line
 from recycle.exec.transport.base import Lane, Messaged, Pending, TransportError, lane_places
 from recycle.exec.transport.receives import PostedReceives
 from recycle.footprint import POSTED_AHEAD
@@ -343,8 +344,3 @@ class GroupTransport(ABC):
 def leave_behind(running: Future[Any], group: Any) -> None:
     """Keep `group` until a wait on it ends."""
     _LEFT_BEHIND.append((running, group))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, of which torch writes many."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from recycle.errors import RunError
+from recycle.errors import RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage, writer_of
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
@@ -126,7 +126,7 @@ class Saver:
                 files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank, part.kind)
                 saved = Saved(files, stall=round(stall, 6))
             except Exception as error:  # training goes on, and the coordinator writes the event
-                saved = Saved(error=f"worker {self._name}: {error}")
+                saved = Saved(error=f"worker {self._name}: {first_line(error)}")
             self._post(step, index, saved)
 
     def _post(self, step: int, index: int, saved: Saved) -> None:

@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from recycle.errors import RecycleError, RunError
+from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
 from recycle.exec.membership.departures import announce
@@ -29,7 +29,6 @@ from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.transport.groups import first_line
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
