@@ -159,6 +159,13 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         return "\n".join(lines)
 
 
+def is_stated(path: str | Path, section: str, key: str) -> bool:
+    """Whether a job file states a key itself, so that its value is not the default. Raises JobError as `Job.load`."""
+    with errors_as(JobError, str(path)):
+        stated = _parsed(_text(path)).get(section)
+    return isinstance(stated, dict) and key in stated
+
+
 class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A job with its model cut into other stages, as `Job.with_cut` makes it.
 

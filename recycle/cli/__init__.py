@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 
 from recycle.errors import RecycleError, RunError
 
@@ -21,6 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     from recycle.cli.app import app
 
+    # Of a package that recycle does without they say that it is missing; our own lines would be lost among them.
+    warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

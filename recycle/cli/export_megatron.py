@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,8 @@ def export_megatron(
 
     found = export_model(checkpoint, output)
     if as_json:
-        print(json.dumps({"folder": str(output), **asdict(found)}))
+        figures = {"parameters": found.parameters, "iteration": found.iteration, "moments": found.moments}
+        print(json.dumps({"folder": str(output), **figures}))
         return
     of = "parameters with their moments" if found.moments else "parameters"
     print(f"{output}: {found.parameters:,} {of} in float32, of iteration {found.iteration}")

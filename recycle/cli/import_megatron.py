@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from recycle.job import Job
+from recycle.errors import JobError
+from recycle.job import Job, is_stated
 
 
 def import_megatron(
@@ -28,6 +29,9 @@ def import_megatron(
     A job starts from it with `[model] weights = "CHECKPOINT"`. With --run the optimizer's moments and step count are
     imported too, and the job goes on from there. Megatron's index is a pickle: read only what you trust.
 
+    The job's model is compared with the checkpoint's tensors and, where it has them, with Megatron-LM's arguments; what
+    it does not state is printed as taken on trust. A job that does not state `vocabulary` keeps every row.
+
     Examples:
 
     **recycle import-megatron megatron/checkpoints --job job.toml -o weights**
@@ -38,11 +42,29 @@ def import_megatron(
     from recycle.megatron.conversion import import_model, import_run
 
     described = Job.load(job)
-    found = import_run(source, described, output) if run else import_model(source, described.model, output)
+    is_stated_by_job = described.model.weights is not None or is_stated(job, "model", "vocabulary")
+    if run and not is_stated_by_job:
+        raise JobError(
+            "[model] vocabulary: state it in the job, which the run goes on with; it counts tokens, no padding"
+        )
+    if run:
+        found = import_run(source, described, output)
+    else:
+        found = import_model(source, described.model, output, keeps_rows=not is_stated_by_job)
     if as_json:
-        print(json.dumps({"checkpoint": str(output), "parameters": found.parameters, "iteration": found.iteration}))
+        figures = {"parameters": found.parameters, "iteration": found.iteration}
+        more = {"left_out_rows": found.left_out_rows, "unstated": list(found.unstated)}
+        print(json.dumps({"checkpoint": str(output), **figures, **more}))
         return
     print(f"{output}: {found.parameters:,} parameters, of iteration {found.iteration}")
+    if not is_stated_by_job:
+        print(f"vocabulary: every row of the checkpoint is kept, since {job} does not state [model] vocabulary")
+    if found.left_out_rows:
+        print(
+            f"left out: {found.left_out_rows} rows of padding after the {described.model.vocabulary} of the vocabulary"
+        )
+    if found.unstated:
+        print(f"taken on trust from {job}, since the checkpoint does not state it: {', '.join(found.unstated)}")
     if run:
         print(f"go on from it with: recycle train {job} --resume --run {output}")
     else:

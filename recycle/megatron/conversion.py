@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from recycle.errors import JobError, RecycleError, first_line
@@ -35,6 +36,9 @@ from recycle.manifest import MODEL
 from recycle.runs import EVENTS, IMPORTED
 from recycle.sections import ModelSection, ShapeSection
 
+if TYPE_CHECKING:
+    from recycle.megatron.torch_dist import TorchDistCheckpoint
+
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
@@ -44,11 +48,15 @@ class ConvertedCheckpoint:
         parameters: entries of all weights.
         iteration: how many iterations they were trained for, as far as the checkpoint says.
         moments: whether the optimizer's moments are with them.
+        left_out_rows: of the vocabulary's padding, in an import.
+        unstated: what of the job's model the checkpoint does not state, as "key = value", in an import.
     """
 
     parameters: int
     iteration: int
     moments: bool = False
+    left_out_rows: int = 0
+    unstated: tuple[str, ...] = ()
 
 
 MOMENTS = ("exp_avg.", "exp_avg_sq.")
@@ -73,6 +81,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     part = _unsplit(model)
     from recycle.exec.model.stored_tensors import StoredTensors
     from recycle.exec.model.stored_weights import read_weights
+    from recycle.megatron.arguments import EXPORTED, model_arguments
     from recycle.megatron.torch_dist import OF_OPTIMIZER, write
 
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
@@ -84,11 +93,12 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
             read_weights(part, checkpoint, 0, 0, 1, of)
             yield (f"{OF_OPTIMIZER}{of}" if of else ""), part
 
-    optimizer = None
+    padding = {"make_vocab_size_divisible_by": 1, "tensor_model_parallel_size": 1}
+    beside: dict[str, Any] = {EXPORTED: model_arguments(model, part.config) | padding}
     if counted is not None:
-        optimizer = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
+        beside["optimizer"] = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
     with whole_folder(target) as folder:
-        write(folder, states(), iteration, optimizer)
+        write(folder, states(), iteration, beside)
     return ConvertedCheckpoint(_size(part), iteration, counted is not None)
 
 
@@ -114,32 +124,31 @@ def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
     return {"state": {"common_step": count.clone()}, "param_groups": [group | decay for decay in decays]}
 
 
-def import_model(source: Path, model: ModelSection, target: Path) -> ConvertedCheckpoint:
+def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows: bool = False) -> ConvertedCheckpoint:
     """Make a checkpoint of recycle of the weights in a `torch_dist` checkpoint.
 
     Args:
         source: folder of an iteration, or the one above it, of a script that ran with any T, P and V.
-        model: what the weights are of; the checkpoint does not say it in a form that is safe to read.
+        model: what the weights are of. It is compared with all that the checkpoint states of it.
         target: the checkpoint, a folder that is made.
+        keeps_rows: the vocabulary is as large as the checkpoint's embedding, whatever `model` says.
 
     Raises:
         JobError: it is no such checkpoint, or not of this model.
         RecycleError: the folder exists already or cannot be written.
     """
-    from recycle.megatron.torch_dist import iteration_folder, read
-
-    inside = iteration_folder(source)
-    if target.exists():
-        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    checkpoint = _opened(source, target)
+    if keeps_rows:
+        model = msgspec.structs.replace(model, vocabulary=checkpoint.vocabulary)
     part = _unsplit(model)
-    read(inside, part)
+    unstated = _read(checkpoint, part, model)
     from recycle.exec.model.stored_weights import named_weights
 
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
         write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, files))
-    return ConvertedCheckpoint(_size(part), _iteration(inside))
+    return _converted(checkpoint, part, model, unstated)
 
 
 def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
@@ -154,29 +163,30 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         JobError: it is no such checkpoint, not of this model, or without moments.
         RecycleError: the folder exists already or cannot be written.
     """
-    from recycle.megatron.torch_dist import OF_OPTIMIZER, has, iteration_folder, read, steps_taken
+    checkpoint = _opened(source, target)
+    from recycle.megatron.torch_dist import OF_OPTIMIZER
 
-    inside = iteration_folder(source)
-    iteration = _iteration(inside)
-    if target.exists():
-        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
-    if not has(inside, OF_OPTIMIZER):
+    inside, iteration = checkpoint.folder, _iteration(checkpoint.folder)
+    if not checkpoint.has(OF_OPTIMIZER):
         raise JobError(f"{inside}: has no moments of an optimizer; import the weights alone, without --run")
     if not iteration:
         raise JobError(f"{inside}: its name does not say how many iterations were done; name it iter_0000012")
-    part = _unsplit(job.without_weights().model)
+    model = job.without_weights().model
+    part = _unsplit(model)
     from recycle.exec.data import load_batches
     from recycle.exec.model.stored_weights import named_weights
     from recycle.exec.model.weights import global_names
 
     named: dict[str, torch.Tensor] = {}
-    weights = f"{OF_OPTIMIZER}fp32_param." if has(inside, f"{OF_OPTIMIZER}fp32_param.") else ""
+    weights = f"{OF_OPTIMIZER}fp32_param." if checkpoint.has(f"{OF_OPTIMIZER}fp32_param.") else ""
+    unstated = _read(checkpoint, part, model)
     for prefix, of in (("", weights), *((moment, f"{OF_OPTIMIZER}{moment}") for moment in MOMENTS)):
-        read(inside, part, of)
+        if of:
+            checkpoint.read(part, of)
         named |= {f"{prefix}{name}": piece.detach().clone() for name, piece in named_weights(part).items()}
         if not prefix and job.train.precision == "bf16":
             named |= {f"rounded.{name}": piece.bfloat16() for name, piece in named_weights(part).items()}
-    taken = torch.tensor([float(steps_taken(inside, iteration))])
+    taken = torch.tensor([float(_steps_taken(checkpoint.common, iteration))])
     named |= {f"{COUNTED}{name}": taken.clone() for name in global_names(part, 0)}
     step = iteration - 1
     before = Commit(step=step, loss=0.0, grad_norm=0.0, clip_factor=None)
@@ -190,7 +200,40 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         files = write_stage(kept, 0, "import", named)
         settings = course(job, load_batches(job).digest)
         write_manifest(kept, Manifest(step, before, job.shape.to_json(), identity(job), settings, files))
-    return ConvertedCheckpoint(_size(part), iteration, True)
+    return replace(_converted(checkpoint, part, model, unstated), moments=True)
+
+
+def _opened(source: Path, target: Path) -> TorchDistCheckpoint:
+    from recycle.megatron.torch_dist import TorchDistCheckpoint
+
+    checkpoint = TorchDistCheckpoint(source)
+    if target.exists():
+        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    return checkpoint
+
+
+def _read(checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection) -> tuple[str, ...]:
+    """Read the weights, once the checkpoint's arguments are those of the model; returns what it does not state."""
+    from recycle.megatron.arguments import require_arguments
+
+    unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
+    checkpoint.read(part)
+    return unstated
+
+
+def _converted(
+    checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection, unstated: tuple[str, ...]
+) -> ConvertedCheckpoint:
+    left_out = checkpoint.vocabulary - model.vocabulary
+    return ConvertedCheckpoint(_size(part), _iteration(checkpoint.folder), False, left_out, unstated)
+
+
+def _steps_taken(common: Mapping[str, Any], iteration: int) -> int:
+    """How many steps the optimizer has taken: what the checkpoint says, else one per iteration."""
+    try:
+        return int(common["optimizer"]["state"]["common_step"])
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return iteration
 
 
 def _iteration(inside: Path) -> int:

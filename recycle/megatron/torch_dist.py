@@ -32,10 +32,16 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from recycle.errors import JobError, RecycleError
+from recycle.errors import JobError, RecycleError, first_line
+from recycle.manifest import MANIFEST
+from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
 
 NEWEST = "latest_checkpointed_iteration.txt"
 """File of Megatron-LM that says which iteration's checkpoint is the newest."""
+_CONVERT = (
+    "convert it with Megatron-LM: --ckpt-convert-format torch_dist --ckpt-convert-save DIR, with the script's arguments"
+)
+_EMBEDDING = "embedding.word_embeddings.weight"
 OF_OPTIMIZER = "optimizer.state."
 """Before the name of a moment, or "fp32_param", and the parameter's."""
 
@@ -45,7 +51,7 @@ def write(
     folder: Path,
     states: Iterable[tuple[str, torch.nn.Module]],
     iteration: int,
-    optimizer: Mapping[str, Any] | None = None,
+    beside: Mapping[str, Any],
 ) -> None:
     """Write an unsplit model as Megatron-LM's checkpoint of an iteration.
 
@@ -54,7 +60,8 @@ def write(
         states: (what is put before names, model of megatron-core on the CPU with all layers) each; the first is the
             model itself, with nothing before its names.
         iteration: how many were done.
-        optimizer: what of its state is no tensor of a parameter's shape, as its `state_dict` has it.
+        beside: what else `common.pt` holds: the model's arguments, and as "optimizer" what of an optimizer's state is
+            not a tensor of a parameter's shape, as its `state_dict` has it.
 
     Raises:
         RecycleError: it cannot be written.
@@ -69,9 +76,7 @@ def write(
             if key not in whole:
                 whole[key] = torch.empty(piece.global_shape, dtype=piece.data.dtype)
             _part(whole[key], piece).copy_(piece.data)
-    common: dict[str, Any] = {"iteration": iteration, "checkpoint_version": 3.0}
-    if optimizer is not None:
-        common["optimizer"] = optimizer
+    common: dict[str, Any] = {"iteration": iteration, "checkpoint_version": 3.0, **beside}
     inside = folder / f"iter_{iteration:07d}"
     try:
         inside.mkdir()
@@ -85,41 +90,112 @@ def write(
         (inside / CONFIG_FNAME).write_text(json.dumps(asdict(CheckpointingConfig("torch_dist"))))
         (folder / NEWEST).write_text(str(iteration))
     except (CheckpointException, OSError, RuntimeError) as error:
-        raise RecycleError(f"{folder}: cannot be written ({error})") from None
+        raise RecycleError(f"{folder}: cannot be written ({first_line(error)})") from None
 
 
-@torch.no_grad()
-def read(folder: Path, model: torch.nn.Module, prefix: str = "") -> int:
-    """Fill an unsplit model with the weights of a checkpoint of any T, P and V, or with what lies beside them.
+class TorchDistCheckpoint:
+    """A `torch_dist` checkpoint of one iteration, its files present and as long as its index says.
 
-    Rows of embedding and output layer beyond the model's vocabulary, which Megatron-LM pads, are left out. The folder's
-    index is a pickle, so it is only to be read where it is trusted.
+    The index is a pickle, so a checkpoint is only to be opened where it is trusted.
 
     Args:
-        folder: one iteration's, or the one above it, of which the newest is taken.
-        model: of megatron-core, with all layers, on the CPU.
-        prefix: before the names there: `OF_OPTIMIZER + "exp_avg."` reads the first moments in place of the weights.
-
-    Returns:
-        number of tensors that were read.
+        folder: of the iteration, or the one above it, of which the newest is taken.
 
     Raises:
-        JobError: it is no such checkpoint, or not of this model.
+        JobError: it is another kind of checkpoint, damaged, or none.
+
+    Attributes:
+        folder: of the iteration.
+        common: what it has beside its tensors (`common_state`).
+        arguments: of the model (`stated_arguments`); empty where it does not state them.
     """
-    inside = iteration_folder(folder)
-    reader = FileSystemReader(inside)
-    try:
-        there = reader.read_metadata().state_dict_metadata
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = iteration_folder(folder)
+        self.common = common_state(self.folder)
+        self.arguments = stated_arguments(self.common)
+        try:
+            metadata = FileSystemReader(self.folder).read_metadata()
+            tensors, places = metadata.state_dict_metadata, metadata.storage_data.values()
+            self._tensors = {name: at for name, at in tensors.items() if isinstance(at, TensorStorageMetadata)}
+            lengths: dict[str, int] = {}
+            for place in places:
+                lengths[place.relative_path] = max(lengths.get(place.relative_path, 0), place.offset + place.length)
+        except Exception as error:  # a damaged pickle raises whatever its bytes happen to call
+            raise JobError(f"{self.folder / '.metadata'}: is not a whole index ({first_line(error)})") from None
+        for name, length in sorted(lengths.items()):
+            path = self.folder / name
+            if not path.is_file():
+                raise JobError(f"{path}: missing, though the checkpoint's index names it; copy it too")
+            if path.stat().st_size < length:
+                raise JobError(f"{path}: cut off, {path.stat().st_size} bytes of at least {length}; copy it again")
+
+    def has(self, prefix: str) -> bool:
+        """Whether there are tensors whose names begin with this."""
+        return any(name.startswith(prefix) for name in self._tensors)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding, padding included. Raises JobError without one."""
+        if _EMBEDDING not in self._tensors:
+            raise JobError(f"{self.folder}: has no tensor {_EMBEDDING}, so it is not of a language model")
+        return int(self._tensors[_EMBEDDING].size[0])
+
+    @torch.no_grad()
+    def read(self, model: torch.nn.Module, prefix: str = "") -> None:
+        """Fill an unsplit model with the weights, whatever T, P and V they were written with, or with their moments.
+
+        Rows that Megatron-LM pads embedding and output layer with are left out.
+
+        Args:
+            model: of megatron-core, with all layers, on the CPU.
+            prefix: before the names: `OF_OPTIMIZER + "exp_avg."` reads the first moments in place of the weights.
+
+        Raises:
+            JobError: they are not of this model, cannot be read, or are not finite.
+        """
         pieces = [piece for piece in _pieces(model) if isinstance(piece, ShardedTensor)]
-        whole: dict[str, Any] = {}
-        for piece in pieces:
-            whole[prefix + piece.key] = _space_for(piece, there.get(prefix + piece.key), inside, prefix)
-        load(whole, storage_reader=reader, no_dist=True)
+        whole = {prefix + piece.key: self._space_for(piece, prefix) for piece in pieces}
+        if not prefix:
+            other = next((name for name in self._tensors if name not in whole and "optimizer." not in name), None)
+            if other is not None:
+                raise JobError(f"{self.folder}: has the tensor {other}, which the job's [model] does not have")
+        try:
+            load(dict[str, Any](whole), storage_reader=FileSystemReader(self.folder), no_dist=True)
+        except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise JobError(f"{self.folder}: cannot be read ({first_line(error)})") from None
         for piece in pieces:
             piece.data.copy_(_part(whole[prefix + piece.key], piece))
-    except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        raise JobError(f"{inside}: cannot be read ({error})") from None
-    return len(whole)
+            if not piece.data.isfinite().all():
+                values = f"{prefix}{piece.key} has values that are NaN or infinite"
+                raise JobError(f"{self.folder}: {values}; take an earlier checkpoint")
+
+    def _space_for(self, piece: ShardedTensor, prefix: str) -> torch.Tensor:
+        """An empty tensor for the whole one that a piece is part of. Raises JobError if the checkpoint's is another."""
+        name, wanted = prefix + piece.key, list(piece.global_shape)
+        if name not in self._tensors:
+            raise JobError(f"{self.folder}: has no tensor {name}, which the job's model needs")
+        stored = self._tensors[name]
+        shape = list(stored.size)
+        if shape != wanted:
+            if not piece.allow_shape_mismatch or shape[1:] != wanted[1:] or shape[0] < wanted[0]:
+                raise JobError(f"{self.folder}: {name} is {shape}, and by the job's [model] it is {wanted}")
+            self._require_padding(name, stored, wanted[0])
+        return torch.empty(stored.size, dtype=stored.properties.dtype)
+
+    def _require_padding(self, name: str, stored: TensorStorageMetadata, vocabulary: int) -> None:
+        rows, least = stored.size[0], self.arguments.get("vocab_size")
+        multiple = padding_multiple(self.arguments, len({chunk.offsets[0] for chunk in stored.chunks}))
+        if "make_vocab_size_divisible_by" in self.arguments:
+            is_padding = rows == -(-vocabulary // multiple) * multiple
+        else:
+            is_padding = rows < vocabulary + multiple
+        if not is_padding or (isinstance(least, int) and vocabulary < least):
+            raise JobError(
+                f"{self.folder}: {name} has {rows} rows, which is not [model] vocabulary = {vocabulary} padded to a"
+                f" multiple of {multiple}; set vocabulary to the number of the tokenizer's tokens, or to {rows} to keep"
+                " every row"
+            )
 
 
 def iteration_folder(folder: Path) -> Path:
@@ -130,13 +206,37 @@ def iteration_folder(folder: Path) -> Path:
     if (folder / NEWEST).is_file():
         newest = (folder / NEWEST).read_text(errors="replace").strip()
         inside = folder / (f"iter_{int(newest):07d}" if newest.isascii() and newest.isdigit() else newest)
+        if not inside.is_dir():
+            others = sorted(path.name for path in folder.glob("iter_*") if path.is_dir())
+            instead = f"name one that is there, such as {folder / others[-1]}" if others else "copy it too"
+            raise JobError(f"{folder / NEWEST}: names {inside.name}, and there is no such folder; {instead}")
     try:
         backend = json.loads((inside / CONFIG_FNAME).read_text())["sharded_backend"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise JobError(f"{inside}: is no distributed checkpoint of Megatron's, it has no {CONFIG_FNAME}") from None
+        raise JobError(f"{inside}: {_other_kind(inside)}") from None
     if backend != "torch_dist":
-        raise JobError(f"{inside}: is of the format {backend!r}; convert it to torch_dist with Megatron-LM")
+        raise JobError(f"{inside}: is of the format {backend!r}; {_CONVERT}")
     return inside
+
+
+def _other_kind(folder: Path) -> str:
+    """What a folder without a valid metadata.json is, and what to do with it."""
+    if any(folder.glob("mp_rank_*")):
+        return f"is a checkpoint of Megatron-LM's format 'torch' ({next(folder.glob('mp_rank_*')).name}); {_CONVERT}"
+    if (folder / CONFIG_FNAME).exists():
+        return f"its {CONFIG_FNAME} does not name the checkpoint's format (sharded_backend); copy it again"
+    if (folder / ".metadata").exists():
+        return (
+            f"is a checkpoint of torch.distributed.checkpoint without Megatron's {CONFIG_FNAME}, such as torchtitan"
+            " writes; have torchtitan write it in Hugging Face's format, which recycle import-hf reads"
+        )
+    if (folder / MANIFEST).exists():
+        return "is a checkpoint of recycle already; name it as [model] weights"
+    if any(folder.glob("*.safetensors")):
+        return "is a model of Hugging Face; use recycle import-hf"
+    inside = sorted(path for path in folder.glob("iter_*") if path.is_dir())
+    hint = f"; take one of its iterations, such as {inside[-1]}" if inside else ""
+    return f"is not a distributed checkpoint of Megatron's, it has no {CONFIG_FNAME}{hint}"
 
 
 def _pieces(model: Any) -> Iterator[Any]:
@@ -152,31 +252,3 @@ def _part(whole: torch.Tensor, piece: ShardedTensor) -> torch.Tensor:
     place = list(piece.global_offset[: piece.prepend_axis_num])
     sizes = zip(piece.global_offset[piece.prepend_axis_num :], piece.local_shape, strict=True)
     return whole[(*place, *(slice(start, start + size) for start, size in sizes))]
-
-
-def has(folder: Path, prefix: str) -> bool:
-    """Whether a checkpoint of an iteration has tensors whose names begin so; False when it cannot be read."""
-    try:
-        return any(name.startswith(prefix) for name in FileSystemReader(folder).read_metadata().state_dict_metadata)
-    except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError):
-        return False
-
-
-def steps_taken(folder: Path, iteration: int) -> int:
-    """How many steps the optimizer of an iteration's checkpoint has taken: what it says, else one per iteration."""
-    try:
-        common = torch.load(folder / COMMON_STATE_FNAME, weights_only=True)
-        return int(common["optimizer"]["state"]["common_step"])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
-        return iteration  # it has objects of Megatron's own beside, which are not worth running code for
-
-
-def _space_for(piece: ShardedTensor, stored: Any, inside: Path, prefix: str) -> torch.Tensor:
-    """An empty tensor for the whole one that a piece is part of. Raises JobError if the checkpoint's is another."""
-    if not isinstance(stored, TensorStorageMetadata):
-        raise JobError(f"{inside}: has no tensor {prefix}{piece.key}, which the job's model needs")
-    wanted, found = list(piece.global_shape), list(stored.size)
-    is_padded = piece.allow_shape_mismatch and found[1:] == wanted[1:] and found[0] >= wanted[0]
-    if found != wanted and not is_padded:
-        raise JobError(f"{inside}: {piece.key} is {found}, and by the job's [model] it is {wanted}")
-    return torch.empty(stored.size, dtype=stored.properties.dtype)

@@ -1,0 +1,181 @@
+"""The arguments that a checkpoint of Megatron's carries, compared with the model that a job describes.
+
+Two models of equal shapes can compute different results: 4 heads with 2 query groups have the matrices of 8 heads with
+4. Megatron-LM keeps its arguments as an `argparse.Namespace` in `common.pt`, a pickle; a checkpoint that recycle
+exports has them as a dict under `EXPORTED`. No code of the pickle runs: whatever class or function it names is replaced
+by an inert stand-in, and of the arguments only plain values are read.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from recycle.architecture import is_rotary
+from recycle.errors import JobError
+from recycle.exec.model.config import ACTIVATIONS
+from recycle.sections import ModelSection
+
+EXPORTED = "model_arguments"
+"""Key of `common.pt` in exported checkpoints."""
+ROWS_DIVISIBLE_BY = 128
+"""Default of Megatron-LM's `make_vocab_size_divisible_by`."""
+_JOB_KEYS = {
+    "num_attention_heads": "[model] heads",
+    "ffn_hidden_size": "[model] ffn",
+    "norm_epsilon": "[model.config] layernorm_epsilon",
+    "activation": "[model.config] activation_func",
+    "swiglu": "[model.config] gated_linear_unit",
+    "untie_embeddings_and_output_weights": "[model] tied",
+    "position_embedding_type": "[model] kind",
+    "rotary_base": "[model] rotary_base",
+    "use_rope_scaling": "[model] rotary_scaling",
+    "rope_scaling_factor": "[model] rotary_scaling",
+    "num_experts": "[model.config] num_moe_experts",
+    "rotary_percent": None,
+    "apply_layernorm_1p": None,
+}
+"""Argument -> key of a job; None where recycle's models have one value. All others are fields of `[model.config]`."""
+_RARE = (
+    *(
+        "rotary_interleaved",
+        "multi_latent_attention",
+        "mtp_num_layers",
+        "window_size",
+        "softmax_type",
+        "softmax_scale",
+        "qk_l2_norm",
+    ),
+    *("attention_output_gate", "apply_residual_connection_post_layernorm", "rotary_seq_len_interpolation_factor"),
+    *("glu_linear_offset", "activation_func_clamp_value", "no_rope_freq", "moe_router_pre_softmax"),
+    *("moe_router_num_groups", "moe_router_group_topk", "moe_router_topk_scaling_factor", "moe_router_score_function"),
+)
+"""Arguments that few models set: compared where a checkpoint has them, and not listed where it does not."""
+_NOT_LISTED = (
+    *("ffn_hidden_size", "swiglu", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "normalization"),
+    *("untie_embeddings_and_output_weights", "num_experts", "moe_ffn_hidden_size", "position_embedding_type"),
+    "use_rope_scaling",
+)
+"""Arguments that names and shapes of tensors show as well, or that another argument repeats."""
+
+
+class _Inert:
+    """Stands in for an object of a pickle; its state is read and nothing of it runs."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __new__(cls, *_: Any) -> _Inert:
+        return super().__new__(cls)
+
+
+def common_state(folder: Path) -> dict[str, Any]:
+    """What an iteration's checkpoint has beside its tensors; empty where it cannot be read without running code."""
+    path = folder / COMMON_STATE_FNAME
+    try:
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        stand_ins: list[Any] = [(type("Inert", (_Inert,), {}), name) for name in named]
+        with torch.serialization.safe_globals(stand_ins):
+            common = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError, pickle.UnpicklingError):
+        return {}
+    return common if isinstance(common, dict) else {}
+
+
+def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in a checkpoint's common state, under one name each; empty where it has none."""
+    found = common.get(EXPORTED) or getattr(common.get("args"), "__dict__", {})
+    stated = {
+        name: value
+        for name, value in (found.items() if isinstance(found, Mapping) else ())
+        if value is None or isinstance(value, bool | int | float | str | list | tuple)
+    }
+    if "norm_epsilon" not in stated and "layernorm_epsilon" in stated:
+        stated["norm_epsilon"] = stated["layernorm_epsilon"]
+    if stated.get("group_query_attention") is False or stated.get("num_query_groups", 0) is None:
+        stated["num_query_groups"] = stated.get("num_attention_heads")
+    if "swiglu" in stated and "activation" not in stated:
+        names = {"swiglu": "silu", "squared_relu": "squared_relu", "quick_geglu": "quick_gelu"}
+        stated["activation"] = next((name for key, name in names.items() if stated.get(key)), "gelu")
+        stated["swiglu"] = bool(stated["swiglu"] or stated.get("quick_geglu"))
+    if stated.get("use_rope_scaling") is False:
+        stated["rope_scaling_factor"] = None
+    return stated
+
+
+def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str, Any]:
+    """The arguments of a job's model, by the names that Megatron-LM has for them.
+
+    Args:
+        config: megatron-core's of that model.
+    """
+    activations = {function: name for name, function in ACTIVATIONS.items()}
+    found: dict[str, Any] = {
+        "num_attention_heads": config.num_attention_heads,
+        "num_query_groups": config.num_query_groups,
+        "kv_channels": config.kv_channels,
+        "ffn_hidden_size": config.ffn_hidden_size,
+        "normalization": config.normalization,
+        "norm_epsilon": config.layernorm_epsilon,
+        "apply_layernorm_1p": config.layernorm_zero_centered_gamma,
+        "activation": activations.get(config.activation_func),
+        "swiglu": config.gated_linear_unit,
+        "add_bias_linear": config.add_bias_linear,
+        "add_qkv_bias": config.add_qkv_bias,
+        "qk_layernorm": config.qk_layernorm,
+        "untie_embeddings_and_output_weights": not model.tied,
+        "position_embedding_type": "rope" if is_rotary(model) else "learned_absolute",
+    }
+    if is_rotary(model):
+        found |= {"rotary_base": model.rotary_base, "rotary_percent": 1.0}
+        found |= {"use_rope_scaling": model.rotary_scaling is not None, "rope_scaling_factor": model.rotary_scaling}
+    if config.num_moe_experts is not None:
+        found |= {"num_experts": config.num_moe_experts, "moe_router_topk": config.moe_router_topk}
+        found["moe_ffn_hidden_size"] = config.moe_ffn_hidden_size
+    return found | {name: getattr(config, name, None) for name in _RARE}
+
+
+def require_arguments(
+    where: Path, stated: Mapping[str, Any], model: ModelSection, config: TransformerConfig
+) -> tuple[str, ...]:
+    """Compare the arguments of a checkpoint with those of a job's model.
+
+    Args:
+        where: the checkpoint, with which messages begin.
+        stated: as `stated_arguments` gives them.
+
+    Returns:
+        "key = value" of the job's model for what the checkpoint does not state and its tensors do not show.
+
+    Raises:
+        JobError: one differs; names the argument and the key of the job.
+    """
+    unstated = []
+    for name, ours in model_arguments(model, config).items():
+        key = _JOB_KEYS.get(name, f"[model.config] {name}")
+        if name not in stated or (stated[name] is None and ours is not None and name not in _RARE):
+            if key is not None and name not in (*_RARE, *_NOT_LISTED):
+                unstated.append(f"{key.partition('] ')[2]} = {ours}")
+            continue
+        theirs = stated[name]
+        if theirs != ours and (theirs or ours):  # 0, False and None all say that there is none
+            change = "no job can state that" if key is None else f"correct {key} of the job"
+            raise JobError(f"{where}: its model has {name} = {theirs!r}, and the job's has {ours!r}; {change}")
+    return tuple(unstated)
+
+
+def padding_multiple(stated: Mapping[str, Any], tensor_parallel: int) -> int:
+    """What the rows of a padded vocabulary are a multiple of, by Megatron-LM's rule.
+
+    Args:
+        tensor_parallel: in how many parts the embedding was written, for a checkpoint that does not state it.
+    """
+    divisor, size = stated.get("make_vocab_size_divisible_by"), stated.get("tensor_model_parallel_size")
+    return (divisor if isinstance(divisor, int) and divisor > 0 else ROWS_DIVISIBLE_BY) * (
+        size if isinstance(size, int) and size > 0 else tensor_parallel
+    )
