@@ -24,6 +24,8 @@ MOST_BYTES = 2**29
 """Size of the largest file that is read unless said otherwise. A million instructions are 15 MB, as a timeline 280."""
 MOST_KEYS = 2**20
 """Keys of one object: as many as a job may have workers."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What the small file begins with that a clone has in place of a large one."""
 
 
 def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_BYTES) -> bytes:
@@ -41,11 +43,24 @@ def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_B
                 raise refusal(f"{path}: cannot be read (not a regular file: write what it gives to one first)")
             if found.st_size > most:
                 raise refusal(f"{path}: too large to be what it should be ({found.st_size} bytes, at most {most})")
-            return stream.read()
+            content = stream.read()
     except OSError as error:
         raise refusal(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:  # a path with a NUL byte
         raise refusal(f"{path}: cannot be read ({error})") from None
+    _require_no_pointer(path, content, refusal)
+    return content
+
+
+def require_content(path: str | Path, refusal: type[RecycleError]) -> None:
+    """Raise `refusal` for a file that is a pointer of Git LFS to its content; OSError when it cannot be opened."""
+    with open(path, "rb", opener=_open_without_waiting) as stream:
+        _require_no_pointer(path, stream.read(len(_POINTER)), refusal)
+
+
+def _require_no_pointer(path: str | Path, head: bytes, refusal: type[RecycleError]) -> None:
+    if head.startswith(_POINTER):
+        raise refusal(f"{path}: is a pointer of Git LFS to its content; fetch the content with: git lfs pull")
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

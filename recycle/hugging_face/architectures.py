@@ -111,13 +111,25 @@ _WRITTEN_OF_EXPERTS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_siz
 
 
 def architecture_of(config: Mapping[str, Any], where: str) -> HubArchitecture:
-    """The architecture that `config.json` names. Raises JobError, which begins with `where`, when it is none."""
-    known = {one.name: one for one in ARCHITECTURES}
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and len(named) == 1 else None
+    """The architecture that `config.json` names, by `architectures` or, where that is null, by `model_type`.
+
+    Raises:
+        JobError: it names another one, several, or two that contradict each other; begins with `where`.
+    """
+    known = {architecture.name: architecture for architecture in ARCHITECTURES}
+    by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+    named, model_type = config.get("architectures"), config.get("model_type")
+    if not named:
+        if model_type is None:
+            raise JobError(f"{where}: has neither architectures nor model_type; {', '.join(known)} are supported")
+        if not isinstance(model_type, str) or model_type not in by_type:
+            raise JobError(f"{where}: model_type: {model_type!r} is not supported; {', '.join(by_type)} are")
+        return by_type[model_type]
+    name = named[0] if isinstance(named, list) and len(named) == 1 else named
     if not isinstance(name, str) or name not in known:
-        said = f"{name!r} is" if isinstance(name, str) else f"{named!r} is not one name, which is"
-        raise JobError(f"{where}: architectures: {said} not supported; {', '.join(known)} are")
+        raise JobError(f"{where}: architectures: {name!r} is not supported; {', '.join(known)} are")
+    if model_type not in (None, known[name].model_type):
+        raise JobError(f"{where}: model_type: {model_type!r} contradicts architectures, {name}; correct one of the two")
     return known[name]
 
 

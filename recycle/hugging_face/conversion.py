@@ -159,6 +159,12 @@ def _our_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock]) -> torch.T
     made = torch.empty(of_one[0].our_shape, dtype=torch.float32)
     for block in of_one:
         block.copy_in(made, stored.read(block.theirs, block.their_index))
+    if not made.isfinite().all():
+        place = stored.places[of_one[0].theirs]
+        raise JobError(
+            f"{place.path}: {of_one[0].theirs} has values that are NaN or infinite, which no training goes on from;"
+            " fetch it again, or take an earlier checkpoint of the model"
+        )
     return made
 
 
@@ -227,7 +233,10 @@ def export_model(
 def _their_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock], dtype: torch.dtype) -> torch.Tensor:
     made = torch.empty(of_one[0].their_shape, dtype=dtype)
     for block in of_one:
-        block.copy_out(made, stored.whole(block.ours, block.our_shape))
+        ours = stored.whole(block.ours, block.our_shape)
+        if not ours.isfinite().all():
+            raise RecycleError(f"{block.ours}: has values that are NaN or infinite; export an earlier checkpoint")
+        block.copy_out(made, ours)
     if dtype == torch.float16 and not made.isfinite().all():
         raise RecycleError(f"{of_one[0].theirs}: has numbers beyond the range of fp16; export it with --dtype bf16")
     return made

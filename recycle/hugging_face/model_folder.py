@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import JobError, RecycleError, errors_as
-from recycle.files import decoded, read_whole, write_whole
+from recycle.files import decoded, read_whole, require_content, write_whole
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARRIED = (
@@ -61,6 +61,12 @@ def weight_files(folder: Path) -> list[Path]:
     if not (folder / INDEX).exists():
         if (folder / WEIGHTS).exists():
             return [folder / WEIGHTS]
+        others = sorted(path.name for path in folder.glob("*.safetensors"))
+        if others:
+            raise JobError(
+                f"{folder}: has {others[0]} and no {INDEX}, which says what each of its {len(others)} file(s) holds;"
+                f" fetch it too, or name a single file {WEIGHTS}"
+            )
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         hint = "; what it has are pickles, which transformers writes anew with save_pretrained" if pickled else ""
         raise JobError(f"{folder}: has no weights, {WEIGHTS} or {INDEX}{hint}")
@@ -97,12 +103,13 @@ def carry(source: Path, target: Path) -> list[str]:
     """Copy what lies beside weights from one folder to another, which is made; returns the names.
 
     Raises:
-        RecycleError: a file cannot be read or written.
+        RecycleError: a file cannot be read or written, or is a pointer of Git LFS.
     """
     names = [name for name in CARRIED if (source / name).is_file()]
     try:
         target.mkdir(exist_ok=True)
         for name in names:
+            require_content(source / name, JobError)
             shutil.copyfile(source / name, target / name)
     except OSError as error:
         raise RecycleError(f"{target}: cannot be written ({error.strerror})") from None

@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from recycle.errors import JobError
+from recycle.files import require_content
 
 LINES = (".jsonl", ".ndjson")
 """Suffixes of files with a JSON object per line; also with `.gz` behind them. All else is text."""
@@ -46,6 +47,7 @@ def documents(path: Path, key: str) -> Iterator[Piece]:
     is_packed = suffixes[-1:] == [".gz"]
     is_lines = (suffixes[-2:-1] if is_packed else suffixes[-1:]) in [[suffix] for suffix in LINES]
     try:
+        require_content(path, JobError)
         with path.open("rb") as file, ExitStack() as unpacked:
             stream: Any = unpacked.enter_context(gzip.open(file)) if is_packed else file
             yield from (_lines(path, stream, file, key) if is_lines else _text(path, stream, file))

@@ -19,11 +19,21 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+MODEL_TYPES = {one.name: one.model_type for one in ARCHITECTURES}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 
 
 def config(name: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
-    return LLAMA | {"architectures": [name]} | changes
+    return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name]} | changes
+
+
+@pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
+@pytest.mark.parametrize("name", [one.name for one in ARCHITECTURES])
+def test_a_config_without_architectures_is_what_its_model_type_says(name: str, architectures: dict[str, Any]) -> None:
+    left_out = {key: value for key, value in config(name).items() if key != "architectures"}
+    assert model_of(left_out | architectures, "c") == model_of(config(name), "c")
+    with pytest.raises(JobError, match="c: model_type: 'gemma2' is not supported"):
+        model_of(left_out | architectures | {"model_type": "gemma2"}, "c")
 
 
 def test_a_config_of_transformers_4_and_one_of_5_are_the_same_model() -> None:
@@ -38,7 +48,10 @@ def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
     left_out = ("rms_norm_eps", "num_key_value_heads", "max_position_embeddings")
     short = {key: LLAMA[key] for key in LLAMA if key not in left_out}
     short |= {"num_attention_heads": 32, "hidden_size": 64}
-    found = {one.name: model_of(short | {"architectures": [one.name]}, "c") for one in ARCHITECTURES}
+    found = {
+        one.name: model_of(short | {"architectures": [one.name], "model_type": one.model_type}, "c")
+        for one in ARCHITECTURES
+    }
     figures = {
         name: (model.config["num_query_groups"], model.config["kv_channels"], model.config["layernorm_epsilon"])
         for name, model in found.items()
@@ -74,7 +87,7 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
     ("changes", "complaint"),
     [
         ({"architectures": ["GemmaForCausalLM"]}, r"c: architectures: 'GemmaForCausalLM' is not supported; LlamaFor"),
-        ({"architectures": None}, r"c: architectures: None is not one name, which is not supported"),
+        ({"architectures": None}, r"c: has neither architectures nor model_type"),
         ({"hidden_size": None}, r"c: Object missing required field `hidden_size`"),
         ({"num_hidden_layers": "2"}, r"c: Expected `int`, got `str` - at `num_hidden_layers`"),
         ({"vocab_size": 0}, r"c: Expected `int` >= 1 - at `vocab_size`"),
@@ -105,7 +118,8 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
     ],
 )
 def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[str, Any], complaint: str) -> None:
-    given = {key: value for key, value in (LLAMA | changes).items() if value is not None or key == "architectures"}
+    given = LLAMA | {"model_type": None} | changes
+    given = {key: value for key, value in given.items() if value is not None or key == "architectures"}
     with pytest.raises(JobError, match=complaint):
         model_of(given, "c")
 

@@ -48,6 +48,8 @@ def pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+"""What a clone without Git LFS has in place of a large file."""
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: cannot be read \(No such file"),
     "config cut off": (lambda f: (f / "config.json").write_text("{"), r"config.json: not valid JSON, perhaps cut off"),
@@ -61,6 +63,24 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "shard empty": (lambda f: (f / FIRST).write_bytes(b""), rf"{FIRST}: cannot be read as safetensors"),
     "index elsewhere": (lambda f: names_a_file(f, "../x"), r"weight_map: '../x' is not the name of a file beside it"),
     "index empty": (lambda f: (f / INDEX).write_text("{}"), r"weight_map: does not map tensors to files"),
+    "shard is a pointer": (
+        lambda f: (f / FIRST).write_bytes(POINTER),
+        rf"{FIRST}: is a pointer of Git LFS.*git lfs pull",
+    ),
+    "tokenizer is a pointer": (
+        lambda f: (f / "tokenizer.model").write_bytes(POINTER),
+        r"tokenizer.model: is a pointer of Git LFS",
+    ),
+    "shards without index": (lambda f: (f / INDEX).unlink(), rf"has {FIRST} and no {INDEX}"),
+    "types contradict": (lambda f: config(f, model_type="qwen3"), r"config.json: model_type: 'qwen3' contradicts"),
+    "not a number": (
+        lambda f: replaced(f, "model.norm.weight", torch.full((8,), float("nan"))),
+        r"safetensors: model.norm.weight has values that are NaN",
+    ),
+    "infinite": (
+        lambda f: replaced(f, "model.norm.weight", torch.full((8,), float("inf"), dtype=torch.bfloat16)),
+        r"safetensors: model.norm.weight has values that are NaN",
+    ),
     "pickles": (pickled, r"has no weights, model.safetensors or .*; what it has are pickles"),
     "another depth": (lambda f: config(f, num_hidden_layers=3), r"has no tensor model.layers.2.input_layernorm.weight"),
     "endless": (lambda f: config(f, num_hidden_layers=2**31 - 1), r"has no tensor model.layers.2.input_layernorm.wei"),

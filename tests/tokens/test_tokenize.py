@@ -59,11 +59,15 @@ def test_bad_tokenizers_and_sources_are_one_line_and_leave_nothing(tmp_path: Pat
     text.write_text("the worker")
     broken = tmp_path / "broken.json"
     broken.write_text('{"version": "1.0"}')
+    pointer = tmp_path / "pointer.json"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     (tmp_path / "out").mkdir()
     for sources, tokenizer, eod, message in (
         ([text], tmp_path / "none.json", None, "none.json: there is no such file"),
         ([text], tmp_path / "out", None, "tokenizer.json: there is no such file; it has none of Hugging Face's fast"),
         ([text], broken, None, "broken.json: is not a tokenizer of Hugging Face"),
+        ([text], pointer, None, "pointer.json: .*git lfs pull"),
+        ([pointer], model, None, "pointer.json: .*git lfs pull"),
         ([text], model, "auto", "does not say which token ends a document; name it with --eod"),
         ([text], model, "<none>", "has no token '<none>'; name one of its own with --eod"),
         ([empty], model, None, "not written, since there is no text in"),

@@ -22,14 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from recycle.errors import JobError, RunError
+from recycle.errors import JobError, RunError, errors_as, first_line
 from recycle.exec.data.batches import TokenRows
+from recycle.files import require_content
 from recycle.job import Job
 from recycle.tokens.token_files import HEADER, MAGIC, VERSION
 
 SCANNED_BLOCKS = 256
 """Blocks of tokens that are held against the vocabulary before a run; of a longer file, as many spread over it."""
 _BLOCK = 1 << 20
+_TYPES = 8
+"""Types of tokens that megatron-core has codes for, from 1 on."""
 _ROUNDS = 4
 
 
@@ -110,11 +113,13 @@ def open_indexed(prefix: str) -> Any:
     """megatron-core's view of the files, once they are what it takes for granted. Raises JobError when they are not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     sizes, heads = {}, {}
     for suffix in (".idx", ".bin"):
         try:
+            with errors_as(JobError, "[data] path"):
+                require_content(prefix + suffix, JobError)
             with Path(prefix + suffix).open("rb") as file:
                 heads[suffix], sizes[suffix] = file.read(HEADER.size), file.seek(0, 2)
         except OSError as error:
@@ -122,12 +127,14 @@ def open_indexed(prefix: str) -> Any:
             raise JobError(f"[data] path: {prefix}{suffix} cannot be read ({error.strerror}){hint}") from None
         if not sizes[suffix]:
             raise JobError(f"[data] path: {prefix}{suffix} is empty")
+    # First, because a reader that fails half-way says so again when it is collected.
+    reason = _why_not_whole(Path(f"{prefix}.idx"), heads[".idx"], sizes[".idx"])
+    if reason is not None:
+        raise JobError(f"[data] path: {prefix}.idx is not a whole index of megatron-core ({reason})")
     try:
-        # First, because a reader that fails half-way says so again when it is collected.
-        DType.dtype_from_code(_type_of_whole_index(heads[".idx"], sizes[".idx"]))
         dataset = IndexedDataset(prefix)
     except (AssertionError, ValueError, IndexError, struct.error, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise JobError(f"[data] path: {prefix}.idx is not a whole index of megatron-core ({reason})") from None
     index = dataset.index
     if not np.issubdtype(index.dtype, np.integer):
@@ -148,17 +155,25 @@ def open_indexed(prefix: str) -> Any:
     return dataset
 
 
-def _type_of_whole_index(head: bytes, size: int) -> int:
-    """The code of the tokens' type that an index of `size` bytes begins with. Raises ValueError."""
+def _why_not_whole(path: Path, head: bytes, size: int) -> str | None:
+    """What is wrong with an index of `size` bytes that begins with `head`; None when megatron-core can map it."""
     magic, version, code, sequences, documents = HEADER.unpack(head.ljust(HEADER.size, b"\0"))
     if magic != MAGIC:
-        raise ValueError("bad header")
+        return f"it does not begin with {MAGIC[:7].decode()}"
     if version != VERSION:
-        raise ValueError(f"version {version}")
-    # An int32 length and an int64 pointer per sequence, an int64 index per document.
-    if not sequences or not documents or size < HEADER.size + 12 * sequences + 8 * documents:
-        raise ValueError(f"{sequences} sequences and {documents} documents in {size} bytes")
-    return int(code)
+        return f"it is of version {version}, and {VERSION} can be read"
+    if code not in range(1, _TYPES + 1):
+        return f"its tokens are of type {code}, and types are 1 to {_TYPES}"
+    # An int32 length and an int64 pointer per sequence, an int64 index per document and one for the end.
+    end = HEADER.size + 12 * sequences + 8 * documents
+    if not sequences or not documents or size < end:
+        return f"it has {size} bytes, and {sequences} sequences and {documents} documents take {end}"
+    with path.open("rb") as file:
+        file.seek(end - 8)
+        last = int.from_bytes(file.read(8), "little", signed=True)
+    if last != sequences:
+        return f"its documents end at sequence {last}, and it has {sequences}"
+    return None
 
 
 def _permuted(place: int, count: int, key: str) -> int:

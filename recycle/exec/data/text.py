@@ -13,7 +13,8 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from recycle.errors import JobError, RunError
+from recycle.errors import JobError, RunError, errors_as
+from recycle.files import require_content
 
 DEFAULT_BYTES = 4 << 20
 """Of the source code of Python's standard library, which is trained on where a job names no text."""
@@ -92,8 +93,9 @@ def text_of(path: str | None) -> Text:
         text = Text(_readable(sorted(file for file in Path(path).rglob("*") if file.is_file())))
     else:
         try:
-            with Path(path).open("rb"):
-                text = Text([Path(path)])
+            with errors_as(JobError, "[data] path"):
+                require_content(path, JobError)
+            text = Text([Path(path)])
         except OSError as error:
             raise JobError(f"[data] path: {path} cannot be read ({error.strerror})") from None
     if not len(text):

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, first_line
+from recycle.files import require_content
 
 _PIECE = re.compile(r"(.*)\.elements-(\d+)-(\d+)(?:-of-(\d+(?:x\d+)*))?")
 _FIRST_PART = re.compile(r"(.*)\.tensor-0-of-(\d+)")
@@ -110,6 +111,7 @@ class StoredTensors:
         found: dict[str, TensorPlace] = {}
         for path in paths:
             try:
+                require_content(path, refusal)
                 with _open(path) as file:
                     names: list[str] = file.keys()
                     for name in names:
@@ -213,8 +215,7 @@ class StoredTensors:
         return next(iter(self.places.values())).path.parent if self.places else Path()
 
     def _unreadable(self, path: Path, error: Exception) -> RecycleError:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        return self._refusal(f"{path}: cannot be read as safetensors ({reason}); fetch it again")
+        return self._refusal(f"{path}: cannot be read as safetensors ({first_line(error)}); fetch it again")
 
 
 def _open(path: Path) -> Any:

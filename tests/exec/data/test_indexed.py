@@ -22,6 +22,7 @@ from recycle.exec.launch.request import check_request
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.runs import job
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 LENGTHS = [5, 0, 17, 1, 40, 3, 31]
 
 
@@ -124,7 +125,7 @@ def test_files_that_are_not_there_or_not_whole_are_one_clear_line(prefix: Path, 
         "missing": (None, None, r"bad\.idx cannot be read \(No such file"),
         "no tokens": (index, None, r"bad\.bin cannot be read"),
         "empty": (index, b"", r"bad\.bin is empty"),
-        "text": (b"not an index at all", tokens, r"bad\.idx is not a whole index .*bad header"),
+        "text": (b"not an index at all", tokens, r"bad\.idx is not a whole index .*MMIDIDX"),
         "cut index": (index[: len(index) // 2], tokens, r"bad\.idx is not a whole index"),
         "header only": (index[:12], tokens, r"bad\.idx is not a whole index"),
         "version": (index[:9] + b"\x02" + index[10:], tokens, r"bad\.idx is not a whole index .*version 2"),
@@ -134,7 +135,10 @@ def test_files_that_are_not_there_or_not_whole_are_one_clear_line(prefix: Path, 
             r"bad\.idx is not a whole index .*18446744073709551615 sequences",
         ),
         "nothing": (index[:18] + b"\0" * 16, tokens, r"bad\.idx is not a whole index .*0 sequences"),
-        "type": (index[:17] + b"\xff" + index[18:], tokens, r"bad\.idx is not a whole index"),
+        "type": (index[:17] + b"\xff" + index[18:], tokens, r"bad\.idx is not a whole index .*type 255"),
+        "documents": (index[:-8] + struct.pack("<q", 3), tokens, r"bad\.idx is not a whole index .*at sequence 3"),
+        "lfs": (POINTER, tokens, r"bad\.idx: .*git lfs pull"),
+        "lfs tokens": (index, POINTER, r"bad\.bin: .*git lfs pull"),
         "floats": (
             index[:17] + struct.pack("<B", 7) + index[18:],
             tokens,
