@@ -86,7 +86,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Print every key of the job and stop.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Check the settings, print every key of the job and stop.")
+    ] = False,
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
 
@@ -97,9 +99,6 @@ def train(
     """
 
     described = Job.load(job)
-    if explain:
-        print(explain_job(described))
-        return
     own = named_schedule(schedule, described.shape) if schedule is not None else None
     count = described.train.steps if steps is None else steps
     faults = requested_faults(fault, punish, described, count, own)
@@ -107,9 +106,14 @@ def train(
     from recycle.cli.planner import plan_for_training, require_plannable
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher
+    from recycle.exec.launch.request import check_settings
 
     if own is None:
         require_plannable(described)
+    if explain:
+        check_settings(described, count)
+        print(explain_job(described))
+        return
     runs, name = Path("runs"), job.resolve().parent.name
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = run or (newest_run(runs, name) if resume else fresh)

@@ -171,6 +171,28 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
 
 
 @pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ('kind = "gpt"\n[model.config]\ncalculate_per_token_loss = true', "[model.config] calculate_per_token_loss"),
+        ('kind = "gpt"\n[model.config]\nnum_query_group = 2', "[model.config] num_query_group"),
+        ('kind = "gpt"\n[model.config]\nlayernorm_epsilon = "small"', "[model.config] layernorm_epsilon"),
+        ('kind = "gpt"\nlayers = 3', "[model] layers"),
+        ('kind = "emulated"\nlayers = 4\n[membership]\ntransport = "carrier"', "[membership] transport"),
+        ('kind = "emulated"\nseconds_per_unit = 1e6\n[times]\nforward = 9.0', "[model] seconds_per_unit"),
+    ],
+)
+def test_explain_refuses_the_settings_that_training_refuses(
+    command: Command, tmp_path: Path, lines: str, key: str
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n[model]\n{lines}\n")
+    explained, trained = command("train", path, "--explain"), command("train", path, "--run", tmp_path / "run")
+    assert explained.refused(f"job.toml: {key}")
+    assert trained.err == explained.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["none.toml"], ["none.toml", "cannot be read"]),

@@ -21,7 +21,7 @@ from recycle.exec.model.providers import Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.processes.processes import ForkServer
-from recycle.exec.transport.transports import transport_of
+from recycle.exec.transport.transports import transport_named, transport_of
 from recycle.exec.worker.specification import RunSpecification
 from recycle.initial_weights import require_model_of_weights
 from recycle.ir.schedule import Schedule
@@ -150,25 +150,13 @@ def check_request(
 ) -> str | None:
     """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
     text_digest = None
-    if steps < 1:
-        raise JobError(f"steps must be at least 1, got {steps}")
-    longest = profiled_seconds(price(job))
-    if longest > LONGEST_SECONDS:
-        key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
-        raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
+    check_settings(job, steps)
     if job.model.kind != "emulated":
         from recycle.exec.data import load_batches, load_evaluation
 
-        job.layers_per_stage()
-        if job.model.config:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, tells of missing packages
-                from recycle.exec.model.config import transformer_config
-            transformer_config(job)
         if job.model.provider is None:
             _require_memory(job)
         if job.model.weights is not None:
-            require_model_of_weights(job.model)
             verify_files(Path(job.model.weights))
         providers = providers or Providers.of(job)
         batches = load_batches(job, providers.data)
@@ -185,6 +173,32 @@ def check_request(
     require_packages(job)
     check_faults_of_job(faults, job, steps, absent)
     return text_digest
+
+
+def check_settings(job: Job, steps: int) -> None:
+    """Refuse a job whose settings cannot be trained with, whatever its data, its functions and this machine are.
+
+    Raises:
+        JobError: names the key.
+    """
+    if steps < 1:
+        raise JobError(f"steps must be at least 1, got {steps}")
+    longest = profiled_seconds(price(job))
+    if longest > LONGEST_SECONDS:
+        key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
+        raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
+    transport = job.membership.transport
+    if transport != "auto" and ":" not in transport:
+        transport_named(transport)
+    if job.model.kind == "emulated":
+        return
+    job.layers_per_stage()
+    require_model_of_weights(job.model)
+    if job.model.config:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, tells of missing packages
+            from recycle.exec.model.config import transformer_config
+        transformer_config(job)
 
 
 def _require_memory(job: Job) -> None:
