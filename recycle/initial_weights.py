@@ -73,8 +73,10 @@ def require_model_of_weights(model: ModelSection) -> None:
     if model.weights is None:
         return
     with errors_as(JobError, "[model] weights"):
-        theirs = _computed(model_of_checkpoint(Path(model.weights)))
-    ours = _computed(model)
+        stored = model_of_checkpoint(Path(model.weights))
+        if stored.provider is not None:
+            raise JobError(f"{model.weights}: is of what {stored.provider} builds; load it in [model] provider")
+    theirs, ours = computed(stored), computed(model)
     for key in {**ours, **theirs}:
         mine, other = ours.get(key), theirs.get(key)
         if mine != other:
@@ -82,7 +84,7 @@ def require_model_of_weights(model: ModelSection) -> None:
             raise JobError(f"{key}: {mine!r}, but the weights in {model.weights} have {said} there; leave it out")
 
 
-def _computed(model: ModelSection) -> dict[str, Any]:
+def computed(model: ModelSection) -> dict[str, Any]:
     """What a model computes, by the keys that say it."""
     found = {f"[model] {key}": getattr(model, key) for key in _TAKEN if key != "config"}
     found["[model] ffn"] = model.ffn if model.ffn is not None else 4 * model.hidden

@@ -111,6 +111,9 @@ def test_weights_that_are_none_are_one_line(folder: Path) -> None:
     saved(root / "emulated", ModelSection(kind="emulated"))
     with pytest.raises(JobError, match=r"\[model\] weights: \S+: is of an emulated model, which has no weights"):
         load(root, weights="emulated")
+    saved(root / "provided", ModelSection(provider="own:build"))
+    with pytest.raises(JobError, match=r"\[model\] weights: \S+: is of what own:build builds"):
+        load(root, weights="provided")
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+manifest.json: damaged"):
         load(root)

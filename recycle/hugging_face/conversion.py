@@ -35,7 +35,7 @@ from recycle.hugging_face.model_folder import (
     write_object,
 )
 from recycle.hugging_face.shards import ByteProgress, Planned, write_shards
-from recycle.initial_weights import model_of_checkpoint
+from recycle.initial_weights import computed, model_of_checkpoint
 from recycle.job import Job
 from recycle.manifest import HUGGING_FACE, MODEL, carried_files
 from recycle.sections import ModelSection, ShapeSection
@@ -255,10 +255,20 @@ def _note_in(beside: Path | None) -> ImportNote:
 
 
 def _config(model: ModelSection, architecture: HubArchitecture, imported: Path | None) -> dict[str, Any]:
-    """The `config.json` of a model: as it came, where it came with one, but for a longer sequence."""
+    """The `config.json` of a model: as it came, where it came with one, but for a longer sequence.
+
+    Raises:
+        JobError: the one that it came with is of another model.
+    """
     if imported is None or not imported.is_file():
         return config_json(model, architecture)
     config = read_object(imported)
-    if model_of(config, str(imported)).sequence < model.sequence:
+    stated = model_of(config, str(imported))
+    theirs, ours = computed(stated), computed(model)
+    for key in {**theirs, **ours}:
+        if theirs.get(key) != ours.get(key):
+            differs = f"{key} is {theirs.get(key)!r} by it, and {ours.get(key)!r} in the checkpoint"
+            raise JobError(f"{imported}: {differs}; move the file away to have one made from the checkpoint")
+    if stated.sequence < model.sequence:
         config["max_position_embeddings"] = model.sequence
     return config

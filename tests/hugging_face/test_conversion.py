@@ -258,6 +258,16 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_config_of_another_model_beside_a_checkpoint_is_not_exported(tmp_path: Path) -> None:
+    import_model(write_model(tmp_path / "model"), tmp_path / "checkpoint")
+    config(tmp_path / "checkpoint" / "huggingface", rope_theta=5e5)
+    with pytest.raises(JobError, match=r"huggingface/config.json: \[model\] rotary_base"):
+        export_model(tmp_path / "checkpoint", tmp_path / "back")
+    (tmp_path / "checkpoint" / "huggingface" / "config.json").unlink()
+    export_model(tmp_path / "checkpoint", tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["rope_theta"] == 1e4
+
+
 def test_two_files_with_the_same_tensor_are_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", shards=3)
     save_file(stored(folder), folder / FIRST)

@@ -343,7 +343,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
         for stage in stages:  # one by one: tied stages have a name in common
             state: dict[str, Any] = {}
             apart: dict[str, tuple[int | None, list[_Whole]]] = {}
-            sought: list[tuple[torch.Tensor, str, int, int]] = []
+            sought: list[tuple[torch.Tensor, str, int, int, bool]] = []
             cuts = stage.cuts()
             for name, live in stage.named_state(stage.state_tensors()).items():
                 whole, begin, end = piece_of(name) or (name, 0, live.numel())
@@ -351,7 +351,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
                 if whole == name and (mine in there or (dimension is None and whole not in in_pieces)):
                     state[mine] = live
                     continue
-                sought.append((live, whole, begin, end))
+                sought.append((live, whole, begin, end, whole == name))
                 if whole in apart:
                     continue
                 if mine in in_pieces or mine in there:
@@ -369,13 +369,15 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
                     every.append(_Whole(tensors, shape if part in in_pieces else None))
                 apart[whole] = dimension, every
             load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-            for live, whole, begin, end in sought:
+            for live, whole, begin, end, is_all in sought:
                 dimension, every = apart[whole]
                 parts = [part.joined() for part in every]
                 if dimension is None:
                     found = torch.cat([part.reshape(-1) for part in parts])
                 else:
                     found = torch.cat(parts, dimension).chunk(tensor_parallel, dimension)[tensor_rank].reshape(-1)
+                if is_all and len(found) != live.numel():
+                    raise RuntimeError(f"{whole} has {len(found)} elements there, and the model's has {live.numel()}")
                 live.copy_(found[begin:end].view(live.shape))
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {first_line(error)}") from None

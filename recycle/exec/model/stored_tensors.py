@@ -184,6 +184,9 @@ class StoredTensors:
 
     def _joined_pieces(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor that the shards of a sharded optimizer have pieces of."""
+        told = shape_told(self._pieces[name][0])
+        if told not in (None, shape):
+            raise self._refusal(f"{self._where()}: {name} is {list(told)}, and the model's is {list(shape)}")
         flat = torch.cat([self.read(piece) for piece in self._pieces[name]])
         if len(flat) != math.prod(shape):
             raise self._refusal(f"{self._where()}: {name} has {len(flat)} elements, and the model's is {list(shape)}")
