@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from recycle.sections import ModelSection, ShapeSection
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
 from tests.exec.drive import build_stage
+from tests.hugging_face.written import write_model
 
 MODEL: dict[str, Any] = {
     **{"kind": "llama", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocabulary": 512, "sequence": 16},
@@ -147,6 +149,24 @@ def test_what_no_argument_states_is_named(
     assert unstated("none") >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
     few = {key: value for key, value in ARGUMENTS.items() if key not in ("rotary_base", "norm_epsilon")}
     assert unstated("few", args=Namespace(**few)) == {"rotary_base", "layernorm_epsilon"}
+
+
+def test_an_export_states_its_whole_model(command: Command, tmp_path: Path) -> None:
+    weights, there, path = tmp_path / "weights", tmp_path / "there", tmp_path / "job.toml"
+    command("import-hf", write_model(tmp_path / "model"), "-o", weights)
+    command("export-megatron", weights, "-o", there)
+    model = model_of_checkpoint(weights)
+
+    def imported(**changes: Any) -> Any:
+        changed = msgspec.structs.replace(model, **changes)
+        path.write_text(Job(grid=ShapeSection(1, 1, 1), model=changed).to_toml())
+        return command("import-megatron", there, "--job", path, "-o", tmp_path / "target", "--json")
+
+    heads = model.config | {"num_query_groups": 2, "kv_channels": 2}
+    assert imported(heads=4, config=heads).refused("num_attention_heads = 2")
+    assert imported(rotary_base=5e5).refused("rotary_base = 10000")
+    assert imported(vocabulary=39).refused("40 rows")
+    assert imported().json["unstated"] == []
 
 
 class _Shape(enum.Enum):
