@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 
 from recycle import analytic
 from recycle.cut import profile_of_cut, units_of
@@ -126,3 +127,9 @@ def parse_bytes(text: str) -> float:
             f'[memory] limit: {text!r} is not a size: write "20 GiB", say, "auto", or a number of activations'
         )
     return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+
+
+def size_text(amount: float, like: str) -> str:
+    """Bytes as `parse_bytes` reads them, rounded up to a hundredth of the unit of `like`; of GiB for "auto"."""
+    unit = "GiB" if like == AUTO else like.lstrip(" 0123456789.").strip()
+    return f"{ceil(amount / parse_bytes(f'1 {unit}') * 100 - 1e-9) / 100:.2f}".rstrip("0").rstrip(".") + f" {unit}"

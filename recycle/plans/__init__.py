@@ -7,7 +7,7 @@ plans of a job, `cache` those of all jobs. Written by `solve`, read by `exec` an
 from recycle.plans.cache import cache_directory, cache_path, cached_plan, errors, plan_key
 from recycle.plans.library import Entry, PlanLibrary, job_key
 from recycle.plans.moves import Arrangement, Move, arrange, moves_needed, roles_after, touched
-from recycle.plans.plan import VERSION, Plan, schedule_hash, with_updates_of
+from recycle.plans.plan import VERSION, LayoutLimit, Plan, RaisedLimit, schedule_hash, with_updates_of
 from recycle.plans.roles import assign_roles, dead_roles, rename
 from recycle.plans.vectors import Vector, count_vectors, failure_vector, likely_vectors, require_hosts
 
@@ -15,9 +15,11 @@ __all__ = [
     "VERSION",
     "Arrangement",
     "Entry",
+    "LayoutLimit",
     "Move",
     "Plan",
     "PlanLibrary",
+    "RaisedLimit",
     "Vector",
     "arrange",
     "assign_roles",

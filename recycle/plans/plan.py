@@ -14,11 +14,12 @@ pairs, which is what planners write.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -36,6 +37,60 @@ from recycle.plans.roles import align, assign_roles, rename
 from recycle.plans.vectors import Vector
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
+
+class RaisedLimit(msgspec.Struct, frozen=True):
+    """A memory limit of a job, and the smallest value with which layers can move.
+
+    Attributes:
+        key: in the job file, such as "memory.state_limit".
+        value, needed: as the job file states them: now, and raised.
+    """
+
+    key: str
+    value: float | list[int] | str
+    needed: float | list[int] | str
+
+
+class LayoutLimit(msgspec.Struct, frozen=True):
+    """Why no layer moves in the plan of an elastic layout.
+
+    Attributes:
+        cause: "limits": a faster layout needs all of `limits` raised. "bound": the period is within 1 % of the bound of
+            every layout. "none": no faster layout was found, whatever a worker may hold. "time": the search for a faster
+            layout ended before it had an answer.
+        limits: that have to be raised together; empty for another cause.
+        period: of the plan with these limits raised, at most; None for another cause.
+        layers: where "memory.state_limit" is one of them, (most layers that it allows on a worker, most layers on a
+            worker of the faster layout).
+    """
+
+    cause: Literal["limits", "bound", "none", "time"]
+    limits: tuple[RaisedLimit, ...] = ()
+    period: float | None = None
+    layers: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.cause == "bound":
+            return "no layout can be more than 1 % faster"
+        if self.cause == "none":
+            return "no layout is faster, whatever a worker may hold"
+        if self.cause == "time":
+            return "no faster layout was found in time"
+        now = " and ".join(f"{_as_in_job(limit.key)} = {_value(limit.value)}" for limit in self.limits)
+        needed = " and ".join(f"{limit.key.split('.')[1]} = {_value(limit.needed)}" for limit in self.limits)
+        whole = "" if self.layers is None else " (at most {} layers on a worker, {} needed)".format(*self.layers)
+        verb = "allows" if len(self.limits) == 1 else "allow"
+        return f"{now} {verb} no faster layout{whole}; {needed} would allow a period of {self.period:g}"
+
+
+def _as_in_job(key: str) -> str:
+    section, name = key.split(".")
+    return f"[{section}] {name}"
+
+
+def _value(value: float | list[int] | str) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else json.dumps(value)
+
 
 VERSION = 1
 """Of the metadata of a plan file, and of the planner's results that the cache may hold."""
@@ -58,6 +113,7 @@ class Plan:
         limits: activations that the worker of each rank may hold; None when there is no limit.
         planner: the `[planner]` section and what the search came to.
         fixed_bound: the same for the given stages, where `lower_bound` holds for every layout; else None.
+        layout_limit: why no layer moves, where the job asks for an elastic layout and none does.
         moves: workers that change stage before this schedule can run. It is then in the names of the *positions*: what
             a mover leaves is among the failed workers, what it takes over is not. Plans in role names have none.
     """
@@ -72,6 +128,7 @@ class Plan:
     planner: Mapping[str, Any] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
     fixed_bound: float | None = None
+    layout_limit: LayoutLimit | None = None
 
     @property
     def shape(self) -> Shape:
@@ -102,6 +159,8 @@ class Plan:
         elastic: dict[str, Any] = {} if self.fixed_bound is None else {"fixed_bound": self.fixed_bound}
         if "layout" in self.schedule.metadata:
             elastic["layout"] = self.schedule.metadata["layout"]
+        if self.layout_limit is not None:
+            elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
         return {**figures(self), **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
 
     def text(self) -> str:
@@ -201,6 +260,7 @@ class _Metadata(msgspec.Struct):
     planner: dict[str, Any] = {}
     moves: tuple[Move, ...] = ()
     fixed_bound: float | None = None
+    layout_limit: LayoutLimit | None = None
 
 
 def schedule_hash(schedule: Schedule) -> str:

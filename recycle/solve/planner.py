@@ -41,6 +41,7 @@ from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.layout.elastic import elastic_plan, listed_plan
+from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.layout.reroute import rerouted_within
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import TOLERANCE, Order, Problem
@@ -81,7 +82,8 @@ def plan(
 ) -> Plan:
     """The plan for `job` without the workers in `failed`, written in their names.
 
-    With `[planner] move` live workers may change stage first, as `Plan.moves` then says.
+    With `[planner] move` live workers may change stage first, as `Plan.moves` then says. Where an elastic layout is asked
+    for and no layer moves, `Plan.layout_limit` says why; the search for the reason takes `LIMIT_SECONDS` more, at most.
 
     Args:
         quick: the list scheduler only, and no worker moves.
@@ -104,7 +106,11 @@ def plan(
         if seconds is None and steps is None and (steps := job.planner.steps) is None:
             seconds = job.planner.seconds
         planned = partial(plan, processes=processes, stop=stop, progress=progress)
-        return elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop, within=within)
+        made = elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop, within=within)
+        if made.schedule.shape.cut:
+            return made
+        limit = Deadline(LIMIT_SECONDS if seconds is None else min(seconds, LIMIT_SECONDS), stop)
+        return replace(made, layout_limit=layout_limit(job, failed, made.period, made.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
     if not job.prices.are_peers_alike:
@@ -328,7 +334,8 @@ def plan_for_training(
         # Where all workers of a rank are dead, others can go on that have moved before.
         made = listed_plan(job, failed or (), Deadline(job.planner.seconds), layout)
         if made is None:
-            raise PlanError("[memory] state_limit: the live workers cannot hold the model; raise it")
+            reason = layout_limit(job, failed or (), inf, 0.0, Deadline(QUICK_SECONDS), layout)
+            raise PlanError(f"the live workers cannot hold the model: {reason}")
         return made.text()
     seconds = min(TRAINING_SECONDS, job.planner.seconds)
     limit = None if job.planner.steps is not None else seconds

@@ -1,0 +1,208 @@
+"""Limits: why no layer moves, and the smallest memory limits of the job with which layers would.
+
+A limit is raised step by step over the values that can make a difference, and the layout is planned by list scheduling
+each time: in steps that double until one allows a faster layout, then by bisection. So each value that is reported has
+been planned, and the period is that of its plan, at most.
+
+One limit is reported where one is enough: the limit on activations where the layout is allowed without it, else the
+limit on state. Where neither is enough alone, both are.
+
+Limits: a larger value is taken to allow what a smaller one does. When the time is over during the bisection, the
+smallest value so far is reported. One step is never cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, log
+
+import msgspec
+
+from recycle.ir.schedule import Schedule
+from recycle.job import PricedJob
+from recycle.plans import LayoutLimit, Plan, RaisedLimit
+from recycle.pricing import byte_limit, parse_bytes, size_text
+from recycle.shape import Worker
+from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.layout.elastic import CLOSE, Maker, copied, preferred
+from recycle.solve.layout.units import Units, count_of
+
+LIMIT_SECONDS = 5.0
+"""Wall-clock limit of the search, beside `[planner] seconds`."""
+BYTES_STEP = 1.02
+"""Factor between the limits in bytes that are tried."""
+
+Limit = int | list[int] | str | None
+"""`[memory] limit`."""
+
+
+class _OutOfTime(Exception):
+    """No further step fits into the time."""
+
+
+def layout_limit(
+    job: PricedJob,
+    failed: Iterable[Worker],
+    period: float,
+    bound: float,
+    deadline: Deadline,
+    within: Schedule | None = None,
+) -> LayoutLimit:
+    """Why no layout of `job` without `failed` has a shorter period than the given one.
+
+    Args:
+        period: of the plan in which no layer moves; infinite where there is none.
+        bound: a period that no layout can fall below.
+        deadline: no further value is tried after it.
+        within: as of `elastic_plan`.
+    """
+    if period <= bound * CLOSE:
+        return LayoutLimit("bound")
+    search = _Search(job, frozenset(failed), period, Pace(deadline), within)
+    try:
+        return search.find()
+    except _OutOfTime:
+        return LayoutLimit("time")
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Plans one job under raised limits."""
+
+    job: PricedJob
+    failed: frozenset[Worker]
+    period: float
+    pace: Pace
+    within: Schedule | None
+
+    def find(self) -> LayoutLimit:
+        memory = self.job.memory
+        if memory.limit is not None and self._layout(memory.state_limit, None) is not None:
+            found = self._raised_limit(memory.state_limit)
+            if found is not None:
+                return LayoutLimit("limits", (found[0],), found[1].period)
+        raised = self._raised_state(memory.limit)
+        if raised is not None:
+            return LayoutLimit("limits", (raised[0],), raised[1].period, self._layers(raised[1]))
+        raised = None if memory.limit is None else self._raised_state(None)
+        if raised is None:
+            return LayoutLimit("none")
+        state, _ = raised
+        assert isinstance(state.needed, float)
+        found = self._raised_limit(state.needed)
+        if found is None:
+            return LayoutLimit("none")
+        return LayoutLimit("limits", (state, found[0]), found[1].period, self._layers(found[1]))
+
+    def _raised_state(self, limit: Limit) -> tuple[RaisedLimit, Plan] | None:
+        values = _state_limits(Units.of(self.job), self.job.memory.state_limit)
+        found = _smallest(len(values), lambda place: self._layout(values[place], limit))
+        if found is None:
+            return None
+        return RaisedLimit("memory.state_limit", self.job.memory.state_limit, values[found[0]]), found[1]
+
+    def _raised_limit(self, state_limit: float) -> tuple[RaisedLimit, Plan] | None:
+        now = self.job.memory.limit
+        assert now is not None
+        count, value = _activation_limits(self.job, now)
+        found = _smallest(count, lambda place: self._layout(state_limit, value(place)))
+        if found is None:
+            return None
+        needed = value(found[0])
+        return RaisedLimit("memory.limit", now, needed), found[1]
+
+    def _layout(self, state_limit: float, limit: Limit) -> Plan | None:
+        """The plan of a layout that is faster with these limits; None where there is none. Raises _OutOfTime."""
+        if self.pace.is_over():
+            raise _OutOfTime
+        memory = msgspec.structs.replace(self.job.memory, state_limit=state_limit, limit=limit)
+        job = msgspec.structs.replace(self.job, memory=memory)
+        units = Units.of(job, self.within)
+        live = [worker for worker in job.shape.workers() if worker not in self.failed]
+        below = self.period
+        if limit != self.job.memory.limit:  # the given stages may profit from it as well
+            below = min(below, _work_of_given(job, units, live))
+        maker = Maker(job, units, live, self.failed)
+        listed = maker.listed(below / CLOSE, self.pace.deadline)
+        plans = [plan for plan in maker.plans(listed, below / CLOSE, Pace(self.pace.deadline)) if copied(plan)]
+        return preferred(plans) if plans else None
+
+    def _layers(self, faster: Plan) -> tuple[int, int] | None:
+        """(most layers that the state limit allows on a worker, most layers on a worker of a faster layout)."""
+        units = Units.of(self.job)
+        allowed = max(
+            end - begin
+            for begin in range(len(units))
+            for end in range(begin + 1, len(units) + 1)
+            if units.static_of(((begin, end),)) <= units.most_static or end == begin + 1
+        )
+        schedule = faster.schedule
+        needed = max(count_of(tuple(schedule.unit_runs(worker))) for worker in schedule.live)
+        return (allowed, needed) if needed > allowed else None
+
+
+def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> float:
+    """What the busiest rank of the given stages computes, whatever its workers may hold."""
+    most = 0.0
+    for rank, parts in enumerate(units.given):
+        pace = sum(1 / job.prices.speed_of(worker) for worker in live if worker.rank == rank)
+        seconds = sum(float(units.seconds[begin:end].sum()) for begin, end in parts)
+        most = max(most, job.shape.global_micro_batches * seconds / pace if pace else inf)
+    return most
+
+
+def _state_limits(units: Units, now: float) -> list[float]:
+    """The state limits above the present one that let a worker hold other units, in hundredths, ascending."""
+    heaviest = max(units.static_of(parts) for parts in units.given)
+    upto = [0.0]
+    for static in units.static.tolist():
+        upto.append(upto[-1] + static)
+    ranges = {later - before for place, before in enumerate(upto) for later in upto[place + 1 :]}
+    if units.chunks > 1:  # a worker may hold a range beside what it had
+        ranges |= {units.static_of(parts) + more for parts in set(units.given) for more in ranges}
+    hundredths = {ceil(static / heaviest * 100 - 1e-6) for static in ranges if static <= upto[-1] * (1 + 1e-9)}
+    return [value / 100 for value in sorted(hundredths) if value / 100 > now]
+
+
+def _activation_limits(job: PricedJob, now: int | list[int] | str) -> tuple[int, Callable[[int], int | list[int] | str]]:
+    """(how many limits above the present one are worth a try, each of them), up to the one that no layout exceeds."""
+    micro_batches = job.shape.global_micro_batches
+    if isinstance(now, str):
+        room, prices, stages = byte_limit(job, job.prices), job.prices, job.shape.stages
+        assert room is not None
+        text = now
+        most = sum(prices.per_stage("static", stages)) + max(prices.per_stage("workspace", stages))
+        most += micro_batches * sum(prices.per_stage("activation", stages))
+        start = room
+        count = max(1, ceil(log(max(most / start, 1.0)) / log(BYTES_STEP)))
+        return count, lambda place: size_text(start * BYTES_STEP ** (place + 1), text)
+    entries = now if isinstance(now, list) else [now]
+    least = min(entries)
+
+    def value(place: int) -> int | list[int]:
+        raised = [max(entry, least + 1 + place) for entry in entries]
+        return raised if isinstance(now, list) else raised[0]
+
+    return max(1, micro_batches * job.shape.stages - least), value
+
+
+def _smallest(count: int, layout_with: Callable[[int], Plan | None]) -> tuple[int, Plan] | None:
+    """(place, plan) of the smallest of so many values that allows a layout; None where none does."""
+    if not count:
+        return None
+    below, at = -1, 0
+    while (made := layout_with(at)) is None:
+        if at == count - 1:
+            return None
+        below, at = at, min(count - 1, 2 * at + 1)
+    with contextlib.suppress(_OutOfTime):
+        while at - below > 1:
+            middle = (below + at) // 2
+            tried = layout_with(middle)
+            if tried is None:
+                below = middle
+            else:
+                at, made = middle, tried
+    return at, made
