@@ -197,6 +197,8 @@ def _print_layout(made: Plan) -> None:
             f"no schedule of the given stages is faster than {made.fixed_bound:g}, none of any layout than"
             f" {made.lower_bound:g}"
         )
+    if made.layout_limit is not None:
+        print(f"no layer moves: {made.layout_limit}")
     for step in made.moves:
         copied = f"copies {step.bytes:g} bytes from {step.source}"
         if step.units:

@@ -38,6 +38,12 @@ from recycle.plans.vectors import Vector
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
+VERSION = 1
+"""Of the metadata of a plan file, and of the planner's results that the cache may hold."""
+_PACKED = ("kind", "stage", "pipeline", "index")
+_PROGRAMS = b'  "programs": {'
+
+
 class RaisedLimit(msgspec.Struct, frozen=True):
     """A memory limit of a job, and the smallest value with which layers can move.
 
@@ -47,8 +53,8 @@ class RaisedLimit(msgspec.Struct, frozen=True):
     """
 
     key: str
-    value: float | list[int] | str
-    needed: float | list[int] | str
+    value: int | float | list[int] | str
+    needed: int | float | list[int] | str
 
 
 class LayoutLimit(msgspec.Struct, frozen=True):
@@ -56,8 +62,8 @@ class LayoutLimit(msgspec.Struct, frozen=True):
 
     Attributes:
         cause: "limits": a faster layout needs all of `limits` raised. "bound": the period is within 1 % of the bound of
-            every layout. "none": no faster layout was found, whatever a worker may hold. "time": the search for a faster
-            layout ended before it had an answer.
+            every layout. "none": no faster layout was found, whatever a worker may hold. "time": the search for one
+            ended before it had an answer.
         limits: that have to be raised together; empty for another cause.
         period: of the plan with these limits raised, at most; None for another cause.
         layers: where "memory.state_limit" is one of them, (most layers that it allows on a worker, most layers on a
@@ -73,7 +79,7 @@ class LayoutLimit(msgspec.Struct, frozen=True):
         if self.cause == "bound":
             return "no layout can be more than 1 % faster"
         if self.cause == "none":
-            return "no layout is faster, whatever a worker may hold"
+            return "no faster layout was found, whatever a worker may hold"
         if self.cause == "time":
             return "no faster layout was found in time"
         now = " and ".join(f"{_as_in_job(limit.key)} = {_value(limit.value)}" for limit in self.limits)
@@ -88,14 +94,8 @@ def _as_in_job(key: str) -> str:
     return f"[{section}] {name}"
 
 
-def _value(value: float | list[int] | str) -> str:
+def _value(value: int | float | list[int] | str) -> str:
     return f"{value:g}" if isinstance(value, int | float) else json.dumps(value)
-
-
-VERSION = 1
-"""Of the metadata of a plan file, and of the planner's results that the cache may hold."""
-_PACKED = ("kind", "stage", "pipeline", "index")
-_PROGRAMS = b'  "programs": {'
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,9 @@ def plan(
 ) -> Plan:
     """The plan for `job` without the workers in `failed`, written in their names.
 
-    With `[planner] move` live workers may change stage first, as `Plan.moves` then says. Where an elastic layout is asked
-    for and no layer moves, `Plan.layout_limit` says why; the search for the reason takes `LIMIT_SECONDS` more, at most.
+    With `[planner] move` live workers may change stage first, as `Plan.moves` then says. Where an elastic layout is
+    asked for and no layer moves, `Plan.layout_limit` says why; to find that takes at most `LIMIT_SECONDS` more. With
+    `steps` it has no time limit.
 
     Args:
         quick: the list scheduler only, and no worker moves.
@@ -109,7 +110,7 @@ def plan(
         made = elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop, within=within)
         if made.schedule.shape.cut:
             return made
-        limit = Deadline(LIMIT_SECONDS if seconds is None else min(seconds, LIMIT_SECONDS), stop)
+        limit = Deadline(None if seconds is None else min(seconds, LIMIT_SECONDS), stop)
         return replace(made, layout_limit=layout_limit(job, failed, made.period, made.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()

@@ -134,6 +134,24 @@ def test_units_of_a_worker_are_printed_as_ranges(run):
     assert "takes on units" in out
 
 
+def test_json_says_what_keeps_layers_in_place(run):
+    text = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[model]\nlayers = 2\n"
+    text += '[planner]\nsteps = 20\nlayout = "elastic"\n'
+    status, out, _ = run(text, "--failed", "1.1", "--json")
+    assert status == 0
+    assert json.loads(out)["layout_limit"] == {
+        "cause": "limits",
+        "limits": [{"key": "memory.state_limit", "value": 1.25, "needed": 2.0}],
+        "period": 18.0,
+        "layers": [1, 2],
+    }
+    _, out, _ = run(text + "[memory]\nstate_limit = 2.0\n", "--failed", "1.1", "--json")
+    raised = json.loads(out)
+    assert raised["period"] == 18.0
+    assert raised["moves"]
+    assert "layout_limit" not in raised
+
+
 @pytest.mark.soak
 @pytest.mark.search
 def test_where_all_vectors_are_too_many_that_is_said(run):

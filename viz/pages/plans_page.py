@@ -192,7 +192,7 @@ class PlansPage(Page):
         crumbs = [*(html.Span(step) for step in trail), html.Span(_title(asked), className="now")]
         spoken: dict[str, Any] = {"role": "group", "aria-label": "Failed workers, step by step"}
         came = "from the library" if now.source == "library" else "planned now"
-        moved = f" {_moved(now)}" if now.plan.moves else ""
+        moved = f" {_moved(now)}" if now.plan.moves or now.plan.layout_limit else ""
         idle = f" Idle: {', '.join(map(str, now.idle[:12]))}." if now.idle else ""
         return [
             *([html.Nav(crumbs, className="crumbs", **spoken)] if trail else []),
@@ -453,8 +453,10 @@ def _gap(gap: float) -> str:
 
 
 def _moved(answer: Answer) -> str:
-    """Who takes on which layers from whom."""
+    """Who takes on which layers from whom; or why no layer moves."""
     moves = answer.plan.moves
+    if not moves:
+        return f"No layer moves: {answer.plan.layout_limit}."
     copies = [f"{move.worker} copies {_what(move)} from {move.source}" for move in moves[:MOVES_SHOWN]]
     more = f"; and {len(moves) - MOVES_SHOWN} more" if len(moves) > MOVES_SHOWN else ""
     amount = sum(move.bytes for move in moves)

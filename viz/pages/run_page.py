@@ -406,8 +406,12 @@ def _seconds(event: dict[str, Any]) -> str | None:
     return f"{moment:.2f} s" if isinstance(moment, int | float) else None
 
 
+_NOT_DETAILS = "time", "kind", "worker", "step", "layout_limit"
+"""Keys of events that have a column of their own, or whose content another key says in words."""
+
+
 def _details(event: dict[str, Any]) -> str:
-    rest = {key: value for key, value in event.items() if key not in ("time", "kind", "worker", "step")}
+    rest = {key: value for key, value in event.items() if key not in _NOT_DETAILS}
     if isinstance(rest.get("roles"), dict):
         swapped = {process: role for process, role in rest["roles"].items() if process != role}
         rest["roles"] = ", ".join(f"{process} plays {role}" for process, role in swapped.items()) or "as started"

@@ -119,6 +119,9 @@ class SchedulePage(Page):
             bounds = [_bound_and_gap(file) for file in self.files]
             rows.append(["lower bound", *(bound for bound, _ in bounds)])
             rows.append(["gap", *(gap for _, gap in bounds)])
+        limits = [_layout_limit(file) for file in self.files]
+        if any(limits):
+            rows.append(["no layer moves", *limits])
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
         rows.append(["checker", *(_verdict(file) for file in self.files)])
         return ["", *(file.name for file in self.files)], rows
@@ -161,11 +164,20 @@ def _bound_and_gap(file: ScheduleFile) -> tuple[parts.Cell, parts.Cell]:
 
 
 def _moves(schedule: Schedule) -> tuple[Move, ...]:
-    """What the workers of a plan copy before it can run; nothing where the file is no plan."""
+    """What the workers of a plan copy before it can run; nothing where the file is not a plan."""
     try:
         return Plan.from_schedule(schedule).moves
     except PlanError:
         return ()
+
+
+def _layout_limit(file: ScheduleFile) -> str | None:
+    """Why no layer moves in a plan whose job asks for an elastic layout; None for other files."""
+    try:
+        limit = Plan.from_schedule(file.schedule).layout_limit
+    except PlanError:
+        return None
+    return None if limit is None else str(limit)
 
 
 def _runs(units: Sequence[int]) -> str:

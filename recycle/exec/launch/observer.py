@@ -47,10 +47,12 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         (f"with worker {' '.join(e['returned'])} back " if e.get("returned") else "")
         + (f"without workers {' '.join(e['failed'])} " if e["failed"] else "")
         + (
-            f"layers move: period {e['period_before']:g} -> {e['period']:g}"
+            f"{'another order runs' if 'layout_limit' in e else 'layers move'}: period {e['period_before']:g} ->"
+            f" {e['period']:g}"
             if e["moves"]
-            else f"layers stay: {e.get('cause') or 'the pause costs more than moving saves'}"
+            else "layers stay"
         )
+        + (f": {e['cause']}" if e.get("cause") else "" if e["moves"] else ": the pause costs more than moving saves")
     ),
     "moved": lambda e: (
         f"worker {e['worker']} "

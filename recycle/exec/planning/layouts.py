@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from recycle.errors import RecycleError, RunError
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.interfaces import Ready
@@ -26,7 +28,7 @@ from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.planning.worth import copy_time, is_worth, moves_between
 from recycle.job import PricedJob
-from recycle.plans import Plan, failure_vector
+from recycle.plans import LayoutLimit, Plan, failure_vector
 from recycle.plans.hosting import Hosts, joined, without
 from recycle.plans.moves import Move
 from recycle.plans.plan import in_process_names
@@ -196,15 +198,18 @@ class Layouts:
         moves = moves_between(self._job, now.hosts, ready.hosts)
         # The pipeline drains, groups form, and the first iteration waits for its barrier: about an iteration.
         pause = now.periods[_mode(now, ready)] + copy_time(moves)
-        return self._decided(now, ready, moves, pause)
+        return self._decided(now, ready, moves, pause, plan.layout_limit)
 
-    def _decided(self, now: Ready, then: Ready, moves: Sequence[Move], pause: float) -> _Layout:
+    def _decided(
+        self, now: Ready, then: Ready, moves: Sequence[Move], pause: float, limit: LayoutLimit | None = None
+    ) -> _Layout:
         """Whether to go over to another plan, and what the event says of it.
 
         Args:
             now, then: the plans.
             moves: what is copied.
             pause: what that takes, beyond what is lost anyway.
+            limit: why no layer moves by the other plan.
         """
         mode = _mode(now, then)
         before, after = now.periods[mode], then.periods[mode]
@@ -220,8 +225,10 @@ class Layouts:
             "until_change": until_change,
             "move_when": section.move_when,
         }
+        if limit is not None and (limit.period is None or limit.period < before):
+            details |= {"layout_limit": msgspec.to_builtins(limit), "cause": str(limit)}
         if before <= after:
-            return _Layout(None, details | {"cause": "no layout is faster than the one at hand"}, False)
+            return _Layout(None, {"cause": "no layout is faster than the present one"} | details, False)
         is_due = section.move_when == "always" or is_worth(before, after, pause, until_change)
         return _Layout(then, details, is_due)
 

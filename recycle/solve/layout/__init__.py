@@ -10,6 +10,7 @@ routes          the way of each micro-batch through its hosts, as legs
 route_search    the order in which workers run legs (route_kernels: its loops)
 joint           the schedule of all legs, whose stages lie between the ends of any
 elastic         the plan: the best of re-routing and of hostings, with a bound over all layouts
+limits          why no layer moves, and the smallest memory limits with which layers would
 reroute         the plan of who is left of a layout, in which nobody copies anything
 exact           the integer program of small layouts and their shares, which others are held against
 """

@@ -155,7 +155,9 @@ def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
 def preferred(plans: Sequence[Plan]) -> Plan:
     """Of the plans about as short as the shortest, the one that copies least."""
     shortest = min(made.period for made in plans)
-    return min((made for made in plans if made.period <= shortest * CLOSE), key=lambda made: (copied(made), made.period))
+    return min(
+        (made for made in plans if made.period <= shortest * CLOSE), key=lambda made: (copied(made), made.period)
+    )
 
 
 def copied(made: Plan) -> int:

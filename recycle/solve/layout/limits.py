@@ -1,11 +1,11 @@
 """Limits: why no layer moves, and the smallest memory limits of the job with which layers would.
 
-A limit is raised step by step over the values that can make a difference, and the layout is planned by list scheduling
-each time: in steps that double until one allows a faster layout, then by bisection. So each value that is reported has
-been planned, and the period is that of its plan, at most.
+A limit is raised over the values that can make a difference, and the layout is planned by list scheduling each time: in
+steps that double until one allows a faster layout, then by bisection. So each value that is reported has been planned,
+and the period is that of its plan.
 
-One limit is reported where one is enough: the limit on activations where the layout is allowed without it, else the
-limit on state. Where neither is enough alone, both are.
+One limit is reported where one is enough: the limit on activations where a faster layout is allowed without it, else
+the limit on state. Where neither is enough alone, both are.
 
 Limits: a larger value is taken to allow what a smaller one does. When the time is over during the bisection, the
 smallest value so far is reported. One step is never cut short.
@@ -20,10 +20,11 @@ from math import ceil, inf, log
 
 import msgspec
 
+from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
-from recycle.pricing import byte_limit, parse_bytes, size_text
+from recycle.pricing import byte_limit, profile_of_layout, size_text
 from recycle.shape import Worker
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.layout.elastic import CLOSE, Maker, copied, preferred
@@ -79,22 +80,17 @@ class _Search:
 
     def find(self) -> LayoutLimit:
         memory = self.job.memory
-        if memory.limit is not None and self._layout(memory.state_limit, None) is not None:
-            found = self._raised_limit(memory.state_limit)
-            if found is not None:
-                return LayoutLimit("limits", (found[0],), found[1].period)
-        raised = self._raised_state(memory.limit)
-        if raised is not None:
+        if memory.limit is not None and (faster := self._layout(memory.state_limit, None)) is not None:
+            limit, made = self._raised_limit(memory.state_limit, faster)
+            return LayoutLimit("limits", (limit,), made.period)
+        if (raised := self._raised_state(memory.limit)) is not None:
             return LayoutLimit("limits", (raised[0],), raised[1].period, self._layers(raised[1]))
-        raised = None if memory.limit is None else self._raised_state(None)
-        if raised is None:
+        if memory.limit is None or (raised := self._raised_state(None)) is None:
             return LayoutLimit("none")
-        state, _ = raised
+        state, faster = raised
         assert isinstance(state.needed, float)
-        found = self._raised_limit(state.needed)
-        if found is None:
-            return LayoutLimit("none")
-        return LayoutLimit("limits", (state, found[0]), found[1].period, self._layers(found[1]))
+        limit, made = self._raised_limit(state.needed, faster)
+        return LayoutLimit("limits", (state, limit), made.period, self._layers(made))
 
     def _raised_state(self, limit: Limit) -> tuple[RaisedLimit, Plan] | None:
         values = _state_limits(Units.of(self.job), self.job.memory.state_limit)
@@ -103,15 +99,14 @@ class _Search:
             return None
         return RaisedLimit("memory.state_limit", self.job.memory.state_limit, values[found[0]]), found[1]
 
-    def _raised_limit(self, state_limit: float) -> tuple[RaisedLimit, Plan] | None:
+    def _raised_limit(self, state_limit: float, faster: Plan) -> tuple[RaisedLimit, Plan]:
+        """The limit of activations raised so far that a layout as fast as that of a plan without it is allowed."""
         now = self.job.memory.limit
         assert now is not None
-        count, value = _activation_limits(self.job, now)
-        found = _smallest(count, lambda place: self._layout(state_limit, value(place)))
-        if found is None:
-            return None
-        needed = value(found[0])
-        return RaisedLimit("memory.limit", now, needed), found[1]
+        values = _limits_up_to(self.job, now, faster)
+        found = _smallest(len(values), lambda place: self._layout(state_limit, values[place]), faster)
+        assert found is not None
+        return RaisedLimit("memory.limit", now, values[found[0]]), found[1]
 
     def _layout(self, state_limit: float, limit: Limit) -> Plan | None:
         """The plan of a layout that is faster with these limits; None where there is none. Raises _OutOfTime."""
@@ -166,37 +161,37 @@ def _state_limits(units: Units, now: float) -> list[float]:
     return [value / 100 for value in sorted(hundredths) if value / 100 > now]
 
 
-def _activation_limits(job: PricedJob, now: int | list[int] | str) -> tuple[int, Callable[[int], int | list[int] | str]]:
-    """(how many limits above the present one are worth a try, each of them), up to the one that no layout exceeds."""
-    micro_batches = job.shape.global_micro_batches
+def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> list[int] | list[list[int]] | list[str]:
+    """Limits above the present one, ascending, up to the first within which a plan stays."""
+    schedule, profile = faster.schedule, profile_of_layout(job, job.prices, faster.schedule.shape)
+    peaks, _ = held_activations(schedule, profile, in_bytes=isinstance(now, str))
     if isinstance(now, str):
-        room, prices, stages = byte_limit(job, job.prices), job.prices, job.shape.stages
+        room = byte_limit(job, job.prices)
         assert room is not None
-        text = now
-        most = sum(prices.per_stage("static", stages)) + max(prices.per_stage("workspace", stages))
-        most += micro_batches * sum(prices.per_stage("activation", stages))
-        start = room
-        count = max(1, ceil(log(max(most / start, 1.0)) / log(BYTES_STEP)))
-        return count, lambda place: size_text(start * BYTES_STEP ** (place + 1), text)
+        most = max(fixed + peak for fixed, peak in zip(static_bytes(schedule, profile), peaks, strict=True))
+        steps = ceil(log(max(most / room, 1.0)) / log(BYTES_STEP))
+        return [size_text(room * BYTES_STEP**step, now) for step in range(1, max(1, steps) + 1)]
     entries = now if isinstance(now, list) else [now]
-    least = min(entries)
-
-    def value(place: int) -> int | list[int]:
-        raised = [max(entry, least + 1 + place) for entry in entries]
-        return raised if isinstance(now, list) else raised[0]
-
-    return max(1, micro_batches * job.shape.stages - least), value
+    over = [peak for w, peak in enumerate(peaks) if peak > entries[w % len(entries)]]
+    raised = range(min(entries) + 1, max(ceil(max(over, default=0.0) - 1e-6), min(entries) + 1) + 1)
+    return [[max(entry, value) for entry in now] for value in raised] if isinstance(now, list) else list(raised)
 
 
-def _smallest(count: int, layout_with: Callable[[int], Plan | None]) -> tuple[int, Plan] | None:
-    """(place, plan) of the smallest of so many values that allows a layout; None where none does."""
-    if not count:
+def _smallest(
+    count: int, layout_with: Callable[[int], Plan | None], largest: Plan | None = None
+) -> tuple[int, Plan] | None:
+    """(place, plan) of the smallest of so many values that allows a layout; None where none does.
+
+    Args:
+        largest: what the largest value allows; not known if left out.
+    """
+    below, at, made = -1, count - 1, largest
+    if made is None:
+        at = 0
+        while at < count and (made := layout_with(at)) is None:
+            below, at = at, count if at == count - 1 else min(count - 1, 2 * at + 1)
+    if made is None:
         return None
-    below, at = -1, 0
-    while (made := layout_with(at)) is None:
-        if at == count - 1:
-            return None
-        below, at = at, min(count - 1, 2 * at + 1)
     with contextlib.suppress(_OutOfTime):
         while at - below > 1:
             middle = (below + at) // 2

@@ -96,6 +96,31 @@ def test_a_better_order_in_the_given_stages_is_taken_up_once_and_kept(asked: Ask
     assert len(asked.events) == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        (
+            job(2, 2, 4, memory={"limit": 8}, planner=ELASTIC),
+            {"key": "memory.state_limit", "value": 1.25, "needed": 1.5},
+        ),
+        (
+            job(2, 2, 4, memory={"limit": 1, "state_limit": 1.5}, planner=ELASTIC),
+            {"key": "memory.limit", "value": 1, "needed": 2},
+        ),
+    ],
+    ids=["state", "activations"],
+    indirect=["asked"],
+)
+def test_event_names_the_limit_that_keeps_layers_in_place(asked: Asked, limit: dict[str, Any]) -> None:
+    dead = Worker(1, 1)
+    asked.ready(dead)
+    asked.commit(dead)
+    (event,) = asked.events
+    assert event["bytes"] == 0
+    assert (event["layout_limit"]["cause"], *event["layout_limit"]["limits"]) == ("limits", limit)
+    assert event["layout_limit"]["period"] < min(21, event["period"], event["period_before"])
+
+
 LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
 ALWAYS = job(3, 2, 4, **LAYERS, planner=ELASTIC)
 SLOW_COPIES = msgspec.structs.replace(ALWAYS, prices=replace(ALWAYS.prices, static=40.0, bandwidth=1e-3))
