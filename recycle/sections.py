@@ -69,7 +69,8 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     machine; with the analytic one the GPU's memory. A tenth is left to what is not counted.
 
     `state_limit` is what a worker of an elastic layout may hold of parameters and optimizer state, over what the
-    largest fault-free stage has; without bytes in the profile that counts units of the model.
+    largest fault-free stage has; without bytes in the profile that counts units of the model. A worker takes on whole
+    layers: with L layers per worker, layers move from 1 + 1/L on.
     """
 
     limit: int | list[int] | str | None = None

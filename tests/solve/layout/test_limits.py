@@ -24,22 +24,22 @@ def job(ranks: int = 2, micro_batches: int = 4, layers: int = 4, **memory: Any) 
     return price(Job.from_toml(text)).with_sections(memory=MemorySection(**memory))
 
 
-def planned(its_job: PricedJob, dead: Worker = Worker(1, 1)) -> Plan:
-    return plan(its_job, [dead], steps=20)
+def planned(its_job: PricedJob, dead: str = "1.1") -> Plan:
+    return plan(its_job, [Worker.parse(dead)], steps=20)
 
 
 @pytest.mark.search
 def test_state_limit_is_named_with_the_value_that_moves_layers() -> None:
     """Each worker has two layers; one layer more is half of the state more."""
-    made = planned(job(4, 8, 8), Worker(1, 2))
+    made = planned(job(4, 8, 8), "1.2")
     assert made.layout_limit == LayoutLimit("limits", (RaisedLimit("memory.state_limit", 1.25, 1.5),), 29.0, (2, 3))
     assert (made.period, made.moves) == (48.0, ())
     assert Plan.from_text(made.text()) == made
-    raised = planned(job(4, 8, 8, state_limit=1.5), Worker(1, 2))
+    raised = planned(job(4, 8, 8, state_limit=1.5), "1.2")
     assert raised.period == 29.0
     assert raised.moves
     assert raised.layout_limit is None
-    below = planned(job(4, 8, 8, state_limit=1.49), Worker(1, 2)).layout_limit
+    below = planned(job(4, 8, 8, state_limit=1.49), "1.2").layout_limit
     assert below == LayoutLimit("limits", (RaisedLimit("memory.state_limit", 1.49, 1.5),), 29.0, (2, 3))
 
 
