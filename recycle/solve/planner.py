@@ -83,7 +83,7 @@ def plan(
     """The plan for `job` without the workers in `failed`, written in their names.
 
     With `[planner] move` live workers may change stage first, as `Plan.moves` then says. Where an elastic layout is
-    asked for and no layer moves, `Plan.layout_limit` says why; to find that takes at most `LIMIT_SECONDS` more. With
+    asked for and no layer moves, `Plan.layout_limit` says why; to find that takes up to `LIMIT_SECONDS` more. With
     `steps` it has no time limit.
 
     Args:
@@ -110,7 +110,8 @@ def plan(
         made = elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop, within=within)
         if made.schedule.shape.cut:
             return made
-        limit = Deadline(None if seconds is None else min(seconds, LIMIT_SECONDS), stop)
+        least, most = LIMIT_SECONDS
+        limit = Deadline(None if seconds is None else min(max(seconds, least), most), stop)
         return replace(made, layout_limit=layout_limit(job, failed, made.period, made.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()

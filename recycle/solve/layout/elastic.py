@@ -104,14 +104,20 @@ def elastic_plan(
     if fixed.gap_to(bound) > 0:
         maker = Maker(job, units, live, failed)
         listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
+        plans = [fixed]
         pace = Pace(limit)
-        plans = [fixed, *maker.plans(listed, fixed.period, pace)]
+        for turn, one in enumerate(_of_interest(listed)):
+            over = pace.is_over()
+            if not (turn and over) and one.hosting.seconds < min(made.period for made in plans):
+                plans += maker.plan(one)
         chains = min((one for one in listed if one.hosting.chains), key=lambda one: one.hosting.seconds, default=None)
         shortest = min(made.period for made in plans)
         if chains is not None and chains.hosting.seconds * CLOSE < shortest and not pace.is_over():
             share = None if seconds is None else max(0.05, limit.left * PLANNER_SHARE)
             plans += maker.plan(maker.by_planner(chains, plan_of, share, steps))
-        best = preferred(plans)
+        shortest = min(made.period for made in plans)
+        near = [made for made in plans if made.period <= shortest * CLOSE]
+        best = min(near, key=lambda made: (copied(made), made.period))
     return replace(
         best, lower_bound=bound, fixed_bound=fixed.lower_bound, seconds=round(time.perf_counter() - begun, 3)
     )
@@ -150,14 +156,6 @@ def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
     near = [one for one in listed if one.period <= listed[0].period * CLOSE]
     least = min(near, key=lambda one: one.copied)
     return [*listed[:SIMULATED], *([least] if least not in listed[:SIMULATED] else [])]
-
-
-def preferred(plans: Sequence[Plan]) -> Plan:
-    """Of the plans about as short as the shortest, the one that copies least."""
-    shortest = min(made.period for made in plans)
-    return min(
-        (made for made in plans if made.period <= shortest * CLOSE), key=lambda made: (copied(made), made.period)
-    )
 
 
 def copied(made: Plan) -> int:
@@ -250,15 +248,6 @@ class Maker:
             moves=moves,
         )
         return [made]
-
-    def plans(self, listed: Sequence[Listed], below: float, pace: Pace) -> list[Plan]:
-        """The plans of the listed hostings that are worth simulating, for periods below the given one."""
-        plans: list[Plan] = []
-        for turn, one in enumerate(_of_interest(listed)):
-            over = pace.is_over()
-            if not (turn and over) and one.hosting.seconds < min([below, *(made.period for made in plans)]):
-                plans += self.plan(one)
-        return plans
 
     def by_planner(self, one: Listed, plan_of: PlanOf, seconds: float | None, steps: int | None) -> Listed:
         """The same chains, each kind of chain planned by the planner of fixed stages."""

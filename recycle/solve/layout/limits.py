@@ -8,7 +8,7 @@ One limit is reported where one is enough: the limit on activations where a fast
 the limit on state. Where neither is enough alone, both are.
 
 Limits: a larger value is taken to allow what a smaller one does. When the time is over during the bisection, the
-smallest value so far is reported. One step is never cut short.
+smallest value so far is reported. A step that has begun is never cut short.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from recycle.job import PricedJob
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
 from recycle.pricing import byte_limit, profile_of_layout, size_text
 from recycle.shape import Worker
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.layout.elastic import CLOSE, Maker, copied, preferred
+from recycle.solve.deadline import Deadline
+from recycle.solve.layout.elastic import CLOSE, Maker, copied
 from recycle.solve.layout.units import Units, count_of
 
-LIMIT_SECONDS = 5.0
-"""Wall-clock limit of the search, beside `[planner] seconds`."""
+LIMIT_SECONDS = 1.0, 5.0
+"""Wall-clock limit of the search: `[planner] seconds`, but no less and no more than this."""
 BYTES_STEP = 1.02
 """Factor between the limits in bytes that are tried."""
 
@@ -40,7 +40,7 @@ Limit = int | list[int] | str | None
 
 
 class _OutOfTime(Exception):
-    """No further step fits into the time."""
+    """The time is over before the next step."""
 
 
 def layout_limit(
@@ -61,7 +61,7 @@ def layout_limit(
     """
     if period <= bound * CLOSE:
         return LayoutLimit("bound")
-    search = _Search(job, frozenset(failed), period, Pace(deadline), within)
+    search = _Search(job, frozenset(failed), period, deadline, within)
     try:
         return search.find()
     except _OutOfTime:
@@ -75,7 +75,7 @@ class _Search:
     job: PricedJob
     failed: frozenset[Worker]
     period: float
-    pace: Pace
+    deadline: Deadline
     within: Schedule | None
 
     def find(self) -> LayoutLimit:
@@ -110,7 +110,7 @@ class _Search:
 
     def _layout(self, state_limit: float, limit: Limit) -> Plan | None:
         """The plan of a layout that is faster with these limits; None where there is none. Raises _OutOfTime."""
-        if self.pace.is_over():
+        if self.deadline.is_over:
             raise _OutOfTime
         memory = msgspec.structs.replace(self.job.memory, state_limit=state_limit, limit=limit)
         job = msgspec.structs.replace(self.job, memory=memory)
@@ -120,9 +120,9 @@ class _Search:
         if limit != self.job.memory.limit:  # the given stages may profit from it as well
             below = min(below, _work_of_given(job, units, live))
         maker = Maker(job, units, live, self.failed)
-        listed = maker.listed(below / CLOSE, self.pace.deadline)
-        plans = [plan for plan in maker.plans(listed, below / CLOSE, Pace(self.pace.deadline)) if copied(plan)]
-        return preferred(plans) if plans else None
+        listed = maker.listed(below / CLOSE, self.deadline)
+        plans = (plan for one in listed for plan in maker.plan(one))
+        return next((plan for plan in plans if copied(plan) and plan.period * CLOSE < below), None)
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
         """(most layers that the state limit allows on a worker, most layers on a worker of a faster layout)."""
