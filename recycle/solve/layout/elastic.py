@@ -117,7 +117,7 @@ def elastic_plan(
             plans += maker.plan(maker.by_planner(chains, plan_of, share, steps))
         shortest = min(made.period for made in plans)
         near = [made for made in plans if made.period <= shortest * CLOSE]
-        best = min(near, key=lambda made: (copied(made), made.period))
+        best = min(near, key=lambda made: (_copied(made), made.period))
     return replace(
         best, lower_bound=bound, fixed_bound=fixed.lower_bound, seconds=round(time.perf_counter() - begun, 3)
     )
@@ -158,8 +158,7 @@ def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
     return [*listed[:SIMULATED], *([least] if least not in listed[:SIMULATED] else [])]
 
 
-def copied(made: Plan) -> int:
-    """Units that workers copy before the plan can run."""
+def _copied(made: Plan) -> int:
     return sum(move.units[1] - move.units[0] for move in made.moves if move.units)
 
 

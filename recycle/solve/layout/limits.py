@@ -27,7 +27,7 @@ from recycle.plans import LayoutLimit, Plan, RaisedLimit
 from recycle.pricing import byte_limit, profile_of_layout, size_text
 from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
-from recycle.solve.layout.elastic import CLOSE, Maker, copied
+from recycle.solve.layout.elastic import CLOSE, Maker
 from recycle.solve.layout.units import Units, count_of
 
 LIMIT_SECONDS = 1.0, 5.0
@@ -121,8 +121,8 @@ class _Search:
             below = min(below, _work_of_given(job, units, live))
         maker = Maker(job, units, live, self.failed)
         listed = maker.listed(below / CLOSE, self.deadline)
-        plans = (plan for one in listed for plan in maker.plan(one))
-        return next((plan for plan in plans if copied(plan) and plan.period * CLOSE < below), None)
+        plans = (plan for hosting in listed if hosting.copied for plan in maker.plan(hosting))
+        return next((plan for plan in plans if plan.period * CLOSE < below), None)
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
         """(most layers that the state limit allows on a worker, most layers on a worker of a faster layout)."""

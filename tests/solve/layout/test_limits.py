@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
+from recycle.errors import PlanError
 from recycle.job import Job, PricedJob, price
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
 from recycle.pricing import parse_bytes
@@ -13,7 +15,7 @@ from recycle.sections import MemorySection
 from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.limits import layout_limit
-from recycle.solve.planner import plan
+from recycle.solve.planner import plan, plan_for_training
 from tests.solve.layout.test_elastic import ANALYTIC
 
 SHAPE = "[shape]\npipelines = 2\nranks = {ranks}\nmicro_batches = {micro_batches}\n[model]\nlayers = {layers}\n"
@@ -84,3 +86,14 @@ def test_bound_none_and_time_are_causes_without_values() -> None:
     assert layout_limit(its_job, dead, 28.7, 28.5, Deadline(60)) == LayoutLimit("bound")
     assert layout_limit(its_job, dead, 28.9, 28.5, Deadline(60)) == LayoutLimit("none")
     assert layout_limit(job(4, 8, 8), dead, 48.0, 28.5, Deadline(0)) == LayoutLimit("time")
+
+
+def test_limit_is_named_where_all_workers_of_a_rank_are_dead() -> None:
+    """Nobody holds the last two layers, so that there is no plan to compare with."""
+    dead = [Worker(0, 1), Worker(1, 1)]
+    found = layout_limit(job(), dead, inf, 0.0, Deadline(60))
+    assert found.limits == (RaisedLimit("memory.state_limit", 1.25, 2.0),)
+    with pytest.raises(PlanError):
+        plan_for_training(job(), (0, 2), failed=dead, moves=True)
+    raised = Plan.from_text(plan_for_training(job(state_limit=2.0), (0, 2), failed=dead, moves=True))
+    assert raised.period == found.period
