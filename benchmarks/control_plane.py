@@ -43,10 +43,11 @@ from recycle.exec.membership.etcd_client import Lease, encoded, put
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.heartbeats import HeartbeatReader
 from recycle.exec.membership.interfaces import Ready
+from recycle.exec.membership.local_socket import send
 from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import GO, VOID, Computed, Formed, Heartbeat, Report, StartRequest
 from recycle.exec.membership.relay import Relay
-from recycle.exec.membership.relay_messages import Follow, send
+from recycle.exec.membership.relay_messages import Follow
 from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.waker import Listener, Waker

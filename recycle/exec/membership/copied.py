@@ -125,21 +125,21 @@ class FormingKeys:
     """The part of torch's store interface that process groups form on; names lie in the folder `groups`.
 
     Args:
-        keys: a copy that has that folder.
+        get: reads a key by its name; None where it was not written.
         put: writes a key by its name.
     """
 
-    def __init__(self, keys: CopiedKeys, put: Callable[[str, str | bytes], None]) -> None:
-        self._keys, self._put = keys, put
+    def __init__(self, get: Callable[[str], bytes | None], put: Callable[[str, str | bytes], None]) -> None:
+        self._get, self._put = get, put
 
     def set(self, key: str, value: str | bytes) -> None:
         self._put(f"{Folder.GROUPS}/{key}", value)
 
     def get(self, key: str) -> bytes:
-        value = self._keys.get(f"{Folder.GROUPS}/{key}")
+        value = self._get(f"{Folder.GROUPS}/{key}")
         if value is None:
             raise RuntimeError(f"{key} was not written")
         return value
 
     def check(self, keys: list[str]) -> bool:
-        return all(self._keys.get(f"{Folder.GROUPS}/{key}") is not None for key in keys)
+        return all(self._get(f"{Folder.GROUPS}/{key}") is not None for key in keys)

@@ -253,7 +253,7 @@ class EtcdStore(RunStore):
     @property
     def torch_store(self) -> FormingKeys:
         store = self.clone()
-        return FormingKeys(self._mirror.keys, lambda name, value: store.put_all({name: value}))
+        return FormingKeys(self._mirror.keys.get, lambda name, value: store.put_all({name: value}))
 
     def put_all(self, values: Mapping[str, str | bytes]) -> None:
         """Write keys by their names, in one transaction; of one kind of client, who has checked them."""

@@ -1,4 +1,4 @@
-"""The default store: a torch TCPStore that lives in the launcher, and goes with it."""
+"""The default store: the launcher's memory, and goes with it. Workers reach it over a socket (local_socket.py)."""
 
 from __future__ import annotations
 
@@ -6,79 +6,100 @@ import builtins
 import contextlib
 import re
 import socket
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
-from functools import partial
+import threading
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from recycle.errors import RunError, first_line
+from recycle.exec.membership.copied import FormingKeys
+from recycle.exec.membership.local_socket import Closed, LocalServer, receive, send
+from recycle.exec.membership.relay_messages import (
+    Await,
+    Delete,
+    LauncherRequest,
+    Put,
+    Read,
+    RelayAnswer,
+    Swap,
+)
 from recycle.exec.membership.schema import Content, Decision, Folder, Key, generation_folder
 from recycle.exec.membership.store import RunStore
 
-_POSTS = "posts"
-"""Queue of names of what was written in the folder `posts`."""
-_ABSENT = "\0"
-"""A text that no key holds."""
+SCHEME = "local"
+"""Of the URL by which a process finds the launcher's store."""
+
+
+class _Keys:
+    """Names and values, safe from any thread; whoever waits for a key is woken by writes of that key only."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.posts, self.is_closed = 0, False
+        self.lock = threading.RLock()
+        self.posted = threading.Condition(self.lock)
+        self._awaited: dict[str, threading.Condition] = {}
+
+    def write(self, name: str, value: bytes) -> None:
+        with self.lock:
+            self.values[name] = value
+            if (awaited := self._awaited.pop(name, None)) is not None:
+                awaited.notify_all()
+            if name.startswith(f"{Folder.POSTS}/"):
+                self.posts += 1
+                self.posted.notify_all()
+
+    def swap(self, name: str, expected: bytes | None, value: bytes) -> bool:
+        with self.lock:
+            if self.values.get(name) == expected:
+                self.write(name, value)
+            return self.values.get(name) == value
+
+    def read(self, names: Collection[str]) -> list[bytes | None]:
+        with self.lock:
+            return [self.values.get(name) for name in names]
+
+    def delete(self, names: Collection[str]) -> None:
+        with self.lock:
+            for name in names:
+                self.values.pop(name, None)
+
+    def wait_for(self, name: str, seconds: float) -> None:
+        with self.lock:
+            if name not in self.values:
+                self._awaited.setdefault(name, threading.Condition(self.lock)).wait(seconds)
 
 
 class LauncherStore(RunStore):
-    """A client of the launcher's server."""
+    """The launcher's own client. Made by `host`."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    @classmethod
-    def host(cls) -> tuple[LauncherStore, int]:
-        """Start the server in this process, on a free port of the loopback interface; returns (store, port).
-
-        It listens on a socket of ours: torch's own would listen on all interfaces, and would look up the name of
-        every client in the DNS, for which all clients wait.
-        """
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        port = listener.getsockname()[1]
-        descriptor = listener.detach()
-        server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
-        return cls(server), port
+    def __init__(self, keys: _Keys, server: LocalServer) -> None:
+        self._keys, self._server, self._seen = keys, server, keys.posts
 
     @classmethod
-    def connect(cls, address: str, port: int, seconds: float = 30.0) -> LauncherStore:
-        """A client of the launcher's server. Raises RunError when it does not answer."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    def host(cls) -> tuple[LauncherStore, str]:
+        """An empty store of this process, which others of this user reach at the URL; returns (store, URL)."""
+        keys = _Keys()
+        server = LocalServer(lambda connection: _serve(keys, connection))
+        return cls(keys, server), f"{SCHEME}://{server.name}"
 
-        try:
-            return cls(TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds)))
-        except RuntimeError as error:
-            raise RunError(f"the launcher's store at {address}:{port} does not answer: {first_line(error)}") from None
+    def names(self) -> list[str]:
+        """All keys that were written and not deleted."""
+        with self._keys.lock:
+            return list(self._keys.values)
 
     def _put(self, key: Key[Any], text: str) -> None:
-        self._try(partial(self._client.set, key.name, text))
-        self._announce(key)
+        self._keys.write(key.name, text.encode())
 
     def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool:
-        if self._try(partial(self._client.compare_set, key.name, expected or "", text)).decode() != text:
-            return False
-        self._announce(key)
-        # This is answered when the announcement has arrived: the caller may be about to end its own process.
-        return self._has([key.name])
-
-    def _announce(self, key: Key[Any]) -> None:
-        if key.folder is Folder.POSTS:
-            self._try(partial(self._client.queue_push, _POSTS, key.name))
+        return self._keys.swap(key.name, None if expected is None else expected.encode(), text.encode())
 
     def _texts(self, names: list[str]) -> list[str | None]:
-        if len(names) > 1 and self._has(names):
-            return [raw.decode() for raw in self._try(partial(self._client.multi_get, names))]
-        # Unlike `get`, a comparison that fails returns at once for a key that is not there or was just deleted.
-        texts = [self._try(partial(self._client.compare_set, name, _ABSENT, _ABSENT)).decode() for name in names]
-        return [None if text == _ABSENT else text for text in texts]
+        return [None if value is None else value.decode() for value in self._keys.read(names)]
 
     def _has(self, names: list[str]) -> bool:
-        return bool(self._try(partial(self._client.check, names)))
+        return None not in self._keys.read(names)
 
     def _below(self, folder: str, leaves: Collection[str]) -> dict[str, str]:
-        texts = self._texts([f"{folder}/{leaf}" for leaf in leaves]) if leaves else []
+        texts = self._texts([f"{folder}/{leaf}" for leaf in leaves])
         return {leaf: text for leaf, text in zip(leaves, texts, strict=True) if text is not None}
 
     def advance(
@@ -95,64 +116,70 @@ class LauncherStore(RunStore):
         self.compare_set(key, None, value)
         names = [key.name for key in forget]
         folders = tuple(name for name in names if name.endswith("/"))
-        there = self._try(self._client.list_keys) if folders else []
-        self._delete([*names, *(name for name in there if name.startswith(folders))])
+        self._delete([*names, *(name for name in self.names() if name.startswith(folders))] if folders else names)
         return True
 
     def _await(self, name: str, seconds: float) -> None:
-        self._within(partial(self._client.wait, [name], timedelta(seconds=seconds)))
+        self._keys.wait_for(name, seconds)
 
     def _delete(self, names: list[str]) -> None:
-        for name in (name for name in names if not name.endswith("/")):
-            self._try(partial(self._client.delete_key, name))
+        self._keys.delete(names)
 
     def wait_for_change(self, seconds: float) -> bool:
-        self._client.set_timeout(timedelta(seconds=seconds))
-        return self._within(partial(self._client.queue_pop, _POSTS))
+        with self._keys.lock:
+            self._keys.posted.wait_for(lambda: self._keys.is_closed or self._keys.posts > self._seen, seconds)
+            seen, self._seen = self._seen, self._keys.posts
+            return self._seen > seen
 
     def forget_before(self, generation: int) -> None:
         first = generation_folder(generation)
         of_generation = re.compile(rf"(?:{'|'.join(Folder)})/(generation\d+)/")
-        found = {name: of_generation.match(name) for name in self._try(self._client.list_keys)}
+        found = {name: of_generation.match(name) for name in self.names()}
         self._delete([name for name, match in found.items() if match is not None and match[1] < first])
 
     def clone(self) -> LauncherStore:
-        return LauncherStore(self._try(self._client.clone))
+        return LauncherStore(self._keys, self._server)
 
     def erase(self) -> None:
-        """It goes with the server."""
+        """It goes with this process."""
 
     def close(self) -> None:
-        """End the wait for a change. The server goes with its last client of this process."""
-        with contextlib.suppress(RunError):  # a client of its own, because this one may be waiting
-            self._try(lambda: self._client.clone().queue_push(_POSTS, ""))
+        """Serve nobody who comes later, and end the waits for a change."""
+        self._server.close()
+        with self._keys.lock:
+            self._keys.is_closed = True
+            self._keys.posted.notify_all()
 
     @property
     def addresses(self) -> builtins.set[tuple[str, int]]:
-        return set()  # its connections are made before any group forms, once
+        return set()  # its sockets have none
 
     @property
-    def torch_store(self) -> Any:
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+    def torch_store(self) -> FormingKeys:
+        keys = self._keys
+        return FormingKeys(
+            keys.values.get, lambda name, value: keys.write(name, value.encode() if isinstance(value, str) else value)
+        )
 
-        return PrefixStore(Folder.GROUPS.value, self._client)
 
-    @staticmethod
-    def _within(wait: Callable[[], Any]) -> bool:
-        """Whether a wait ended with what it waited for, and not with its timeout."""
-        import torch.distributed as dist
+def _serve(keys: _Keys, connection: socket.socket) -> None:
+    """Answer a client's requests until its process has ended."""
+    with connection, contextlib.suppress(Closed, OSError):
+        while True:
+            send(connection, RelayAnswer(_answer(keys, receive(connection, LauncherRequest))))
 
-        try:
-            wait()
-        except dist.DistStoreError:
-            return False
-        except RuntimeError as error:
-            raise RunError(f"the launcher's store is gone: {first_line(error)}") from None
-        return True
 
-    @staticmethod
-    def _try(action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except RuntimeError as error:
-            raise RunError(f"the launcher's store is gone: {first_line(error)}") from None
+def _answer(keys: _Keys, request: LauncherRequest) -> list[bytes | None]:
+    match request:
+        case Put():
+            keys.write(request.name, request.value)
+        case Swap():
+            expected = None if request.expected is None else request.expected.encode()
+            return [b"%d" % keys.swap(request.name, expected, request.text.encode())]
+        case Read():
+            return keys.read(request.names)
+        case Delete():
+            keys.delete(request.names)
+        case Await():
+            keys.wait_for(request.name, request.seconds)
+    return []

@@ -185,8 +185,6 @@ class Member:
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""
         self.store.set(schema.FinalKey(self.name), digests)
-        # The launcher's store does not answer a write: it may take it in after this process has been seen to end.
-        self.store.read(schema.FinalKey(self.name))
 
     def _beat(self, store: Store, heartbeat: float) -> None:
         beats = 0

@@ -7,17 +7,14 @@ is due; both are then written in one (bundles.py). All that waits goes in one tr
 the next one gathers.
 
 A write is answered when etcd has it; one that is held, when the relay has it: the relay's end is that of the processes.
-Processes come over a socket of this machine that has no file, and must be of the same user.
+Processes come over a socket of this machine, and must be of the same user (local_socket.py).
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 import threading
 import time
-import uuid
 from collections.abc import Iterable
 from itertools import count
 from queue import Empty
@@ -25,10 +22,10 @@ from queue import Empty
 from recycle.errors import RunError
 from recycle.exec.membership.bundles import bundle_name, bundled
 from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.membership.local_socket import Closed, LocalServer, receive, send
 from recycle.exec.membership.relay_messages import (
     SCHEME,
     Changes,
-    Closed,
     Delete,
     Follow,
     Put,
@@ -36,8 +33,6 @@ from recycle.exec.membership.relay_messages import (
     RelayAnswer,
     RelayRequest,
     Swap,
-    receive,
-    send,
 )
 from recycle.exec.membership.schema import Folder, HeartbeatKey
 
@@ -71,11 +66,6 @@ class Relay:
     def __init__(self, store: EtcdStore, node: int, heartbeat: float) -> None:
         self._store, self._node, self._heartbeat = store, node, heartbeat
         self._writer = store.clone()
-        name = f"recycle-{uuid.uuid4().hex}"
-        self.url = f"{SCHEME}://{name}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"\0{name}")
-        self._listener.listen(1024)
         self._changed = threading.Condition()
         self._plain: dict[str, tuple[bytes, list[_Write]]] = {}
         self._held: dict[str, dict[str, str]] = {}
@@ -85,20 +75,10 @@ class Relay:
         self._barriers: list[_Write] = []
         self._numbers, self._processes = count(), 0
         self._ended: str | None = None
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._server = LocalServer(self._serve)
+        self.url = f"{SCHEME}://{self._server.name}"
         self._writing = threading.Thread(target=self._write, daemon=True)
         self._writing.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if _user_of(connection) == os.getuid():
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one client's requests, until its process has ended or follows."""
@@ -243,7 +223,7 @@ class Relay:
     def close(self) -> None:
         """Serve nobody any more, and write nothing from now on, so that the run can be erased from the store."""
         self._end("the agent ends")
-        self._listener.close()
+        self._server.close()
         self._writing.join(CLOSE_SECONDS)
 
 
@@ -251,16 +231,10 @@ def _answer(store: EtcdStore, request: Swap | Read | Delete) -> RelayAnswer:
     """What a client of the store says to a request."""
     try:
         if isinstance(request, Swap):
-            return RelayAnswer([str(int(store.swap(request.name, request.expected, request.text)))])
+            return RelayAnswer([b"%d" % store.swap(request.name, request.expected, request.text)])
         if isinstance(request, Read):
-            return RelayAnswer(store.texts(request.names))
+            return RelayAnswer([None if text is None else text.encode() for text in store.texts(request.names)])
         store.delete_names(request.names)
         return RelayAnswer()
     except RunError as error:
         return RelayAnswer(error=str(error))
-
-
-def _user_of(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(user)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 
+from recycle.exec.membership import launcher_store, relay_messages
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.relay_messages import SCHEME
-from recycle.exec.membership.relay_store import RelayStore
+from recycle.exec.membership.relay_store import RelayStore, SocketStore
 from recycle.exec.membership.store import RunStore, Store
 from recycle.sections import MembershipSection
 
@@ -16,8 +16,8 @@ LAUNCHER = "launcher"
 def host_store(settings: MembershipSection) -> tuple[RunStore, str, str]:
     """The store of a launcher's new run: (store, its URL, name of the run in it). Raises JobError, RunError."""
     if settings.store == LAUNCHER:
-        store, port = LauncherStore.host()
-        return store, f"tcp://127.0.0.1:{port}", ""
+        store, url = LauncherStore.host()
+        return store, url, ""
     from recycle.exec.membership.etcd_store import EtcdStore
 
     name = f"train-{uuid.uuid4().hex[:12]}"
@@ -27,11 +27,10 @@ def host_store(settings: MembershipSection) -> tuple[RunStore, str, str]:
 def open_store(url: str, run: str, settings: MembershipSection) -> Store:
     """A worker's client of the store at `url`. Raises JobError, RunError."""
     scheme, _, place = url.partition("://")
-    if scheme == SCHEME:
+    if scheme == relay_messages.SCHEME:
         return RelayStore.connect(place)
-    if scheme == "tcp":
-        address, _, port = place.rpartition(":")
-        return LauncherStore.connect(address, int(port))
+    if scheme == launcher_store.SCHEME:
+        return SocketStore(place)
     from recycle.exec.membership.etcd_store import EtcdStore
 
     return EtcdStore.connect(url, run, settings)

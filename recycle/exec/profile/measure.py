@@ -29,7 +29,7 @@ import torch
 from msgspec import Struct
 
 from recycle.child import serve
-from recycle.exec.membership.launcher_store import LauncherStore
+from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import MegatronStage
@@ -100,7 +100,7 @@ class PeerRequest(Struct, frozen=True):
 
     rank: int
     peers: int
-    port: int
+    store: str
     messages: list[int]
     sums: list[tuple[tuple[int, int], ...]]
     repeats: int
@@ -282,7 +282,7 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     """This process's part of the exchange; what process 0 finds is the result."""
     peers = [Worker(k, 0) for k in range(request.peers)]
     me = peers[request.rank]
-    store = LauncherStore.connect("127.0.0.1", request.port)
+    store = open_store(request.store, "", MembershipSection())
     seconds = request.timeout
     limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
     plugin = transport_named(ANYWHERE)(TransportSettings(store.torch_store, limits=limits))

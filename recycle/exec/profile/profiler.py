@@ -193,15 +193,15 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
     is_sharded = job.train.sharded_optimizer and bool(sums)
     copies = job.train.optimizer_copies if is_sharded else 0
     weights = sorted({found.weights for found in figures}) if is_sharded else []
-    store, port = LauncherStore.host()
+    store, url = LauncherStore.host()
     with ExitStack() as stack:
+        stack.callback(store.close)
         children = []
         for rank in range(peers):
             timeout = job.membership.transport_timeout
-            request = PeerRequest(rank, peers, port, sizes, sums, repeats, timeout, copies, weights)
+            request = PeerRequest(rank, peers, url, sizes, sums, repeats, timeout, copies, weights)
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
-    del store  # the children were its clients
     if not sums:
         return fit_link(sizes, found.messages), {}
     by_buffers = dict(zip(sums, zip(found.sums, found.latencies, strict=True), strict=True))

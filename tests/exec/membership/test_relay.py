@@ -14,9 +14,10 @@ import pytest
 from recycle import RunError
 from recycle.exec.membership.bundles import bundle_name, bundled, unbundled
 from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.membership.local_socket import Closed, receive, send
 from recycle.exec.membership.messages import Commit, Formed, GenerationRecord, Heartbeat, Report
 from recycle.exec.membership.relay import Relay
-from recycle.exec.membership.relay_messages import Closed, Put, receive, send
+from recycle.exec.membership.relay_messages import Put
 from recycle.exec.membership.relay_store import RelayStore
 from recycle.exec.membership.schema import (
     EVERYBODY,

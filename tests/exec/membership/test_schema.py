@@ -12,6 +12,7 @@ import pytest
 from recycle.exec.membership import schema
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.messages import VOID, Commit, Formed, Report
 from recycle.exec.membership.schema import (
     AcknowledgedKey,
@@ -36,8 +37,9 @@ KINDS = [kind for base in (Note, Decision) for kind in base.__subclasses__() if 
 
 def names(store: Store) -> list[str]:  # noqa: F811
     """Every key that the store holds of its run."""
-    if not isinstance(store, EtcdStore):
-        return [name for name in store._client.list_keys() if name != "posts"]
+    if isinstance(store, LauncherStore):
+        return store.names()
+    assert isinstance(store, EtcdStore)
     prefix = store._prefix
     return [name.removeprefix(prefix) for name in store.client.range(prefix, prefix[:-1] + "0")[0]]
 

@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 import recycle
+from recycle.exec.launch.contact import reach
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership.launcher_store import LauncherStore
+from recycle.exec.membership.local_socket import Closed, receive, send
 from recycle.exec.membership.messages import VOID, Report
-from recycle.exec.membership.schema import CommitKey, ReportKey
+from recycle.exec.membership.relay_messages import Await, Delete, LauncherRequest, Put, Read, RelayAnswer, Swap
+from recycle.exec.membership.schema import CommitKey, Folder, KillRequestKey, RegisterKey, ReportKey
+from recycle.exec.membership.stores import open_store
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.job import Job
+from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.runs import Run, job, processes_writing_below
 
@@ -146,32 +150,96 @@ def test_garbage_at_any_port_of_the_run_changes_nothing(of: Job, launch: Run, tm
 class _Late(Observer):
     """Presents reports of a generation that is over, for iterations that are not."""
 
-    def __init__(self) -> None:
-        self._before = set(listening("self"))  # of earlier tests; what is no store need not answer
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self.presented = 0
 
     def committed(self, line: dict) -> None:
         if line["generation"] < 2 or line["step"] % 5:
             return
-        for address, port in set(listening("self")) - self._before:
-            try:
-                store = LauncherStore.connect(address, port, seconds=2)
-            except recycle.RunError:
-                continue
-            for step in range(line["step"], line["step"] + 4):
-                for worker in ("0.0", "1.0", VICTIM):
-                    store.set(ReportKey(1, step, worker), Report({0: [1e9], 1: [1e9]}, 1e9))
-                    store.compare_set(CommitKey(1, step), None, VOID)
-                    self.presented += 1
+        _, store = reach(self._directory)
+        for step in range(line["step"], line["step"] + 4):
+            for worker in ("0.0", "1.0", VICTIM):
+                store.set(ReportKey(1, step, worker), Report({0: [1e9], 1: [1e9]}, 1e9))
+                store.compare_set(CommitKey(1, step), None, VOID)
+                self.presented += 1
 
 
 def test_reports_of_an_old_generation_change_nothing(launch: Run, tmp_path: Path) -> None:
     of = job(3, 2, 2, model={"seconds_per_unit": 0.01}, planner={"ahead": 1})
-    late = _Late()
+    late = _Late(tmp_path)
     run = launch(of, STEPS, f"kill:{VICTIM}@4", observer=late, directory=tmp_path)
     assert late.presented
     assert run.losses == reference(launch)
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] == [VICTIM]
+
+
+def requests() -> list[LauncherRequest]:
+    """Reads, writes and deletions of keys that a run has, and of their whole folders."""
+    report = ReportKey(1, 4, VICTIM)
+    text = report.encode(Report({0: [1e9], 1: [1e9]}, 1e9))
+    names = [RegisterKey().name, report.name, f"{Folder.REGISTER}/", ""]
+    return [
+        Read(names),
+        Await(RegisterKey().name, 0.1),
+        Put(report.name, text.encode()),
+        Put(KillRequestKey(Worker.parse(VICTIM)).name, b"1"),
+        Swap(CommitKey(1, 4).name, None, CommitKey(1, 4).encode(VOID)),
+        Delete(names),
+    ]
+
+
+class _OtherUser(Observer):
+    """Another user of the machine, who knows where the store is."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.statuses: list[int] = []
+
+    def committed(self, line: dict) -> None:
+        if line["step"] not in (3, 12):
+            return
+        _, own = reach(self._directory)
+        assert own.read(RegisterKey()) is not None
+        name = json.loads((self._directory / "store").read_text())["url"].partition("://")[2]
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                os.setuid(65534)
+                status = self._attack(name)
+            finally:
+                os._exit(status)
+        self.statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    @staticmethod
+    def _attack(name: str) -> int:
+        """0 where no request is answered."""
+        for request in requests():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(30)
+                connection.connect(f"\0{name}")
+                try:
+                    send(connection, request)
+                    receive(connection, RelayAnswer)
+                except (Closed, BrokenPipeError, ConnectionResetError):
+                    continue
+                return 2
+        try:
+            open_store(f"local://{name}", "", MembershipSection())
+        except recycle.RunError:
+            return 0
+        return 3
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_of_the_machine_neither_reads_nor_writes_in_a_launchers_store(launch: Run, tmp_path: Path) -> None:
+    of = job(3, 2, 2, model={"seconds_per_unit": 0.01}, membership={"dead_after": 2.0}, planner={"ahead": 1})
+    stranger = _OtherUser(tmp_path)
+    run = launch(of, STEPS, observer=stranger, directory=tmp_path)
+    assert stranger.statuses == [0, 0]
+    assert run.losses == reference(launch)
+    assert not [event for event in run.events if event["kind"] == "detected"]
 
 
 def test_nothing_that_comes_over_the_network_is_unpickled() -> None:

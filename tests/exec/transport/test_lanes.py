@@ -20,6 +20,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from recycle.errors import RunError
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.schema import OverKey
+from recycle.exec.membership.stores import open_store
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.formation import lanes_of
@@ -225,8 +226,8 @@ def test_a_lane_whose_peer_does_not_come_is_named_after_the_forming_timeout() ->
 
 
 def test_who_waits_for_a_peer_to_form_still_reaches_the_store_and_leaves_at_the_end_of_the_generation() -> None:
-    server, port = LauncherStore.host()
-    client = LauncherStore.connect("127.0.0.1", port)
+    server, url = LauncherStore.host()
+    client = open_store(url, "", MembershipSection())
     middle = Process(client.torch_store, PIPELINE, MIDDLE, ())
     forming = middle.does(middle.transport.form)
     with pytest.raises(TimeoutError):
