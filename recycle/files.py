@@ -6,8 +6,9 @@ JSON in them is read strictly: into a type, or an object key by key, where a key
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -80,14 +81,13 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
     try:
         if path.exists() and not path.is_file():
             raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary, handle = create_beside(path)
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     try:
         with os.fdopen(handle, "wb") as stream:
             parts = [text] if isinstance(text, str | bytes) else text
             stream.writelines(part if isinstance(part, bytes) else part.encode("utf-8") for part in parts)
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -97,41 +97,47 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
         raise
 
 
+def create_beside(path: Path) -> tuple[Path, int]:
+    """A new empty file in the folder of `path`: (its path, a descriptor to read and write it).
+
+    Nobody else has a file or link of that name, and its mode is that of any new file: 0o666 without the umask's bits.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    fresh = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    return fresh, os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder that is at `path` when the block has ended well, with all that it holds, and not before.
 
-    The block gets a folder beside it, which is gone when the block fails; what a killed process left there is removed
-    by the next one.
+    The block gets a folder inside a new one that only this user can enter, beside `path`; both are gone when the block
+    fails. A process that is killed leaves them there, under a name that begins with a dot.
 
     Raises:
-        RecycleError: there is something at `path`, another process is writing it, or it cannot be written.
+        RecycleError: there is something at `path`, or it cannot be written.
     """
-    scratch = path.parent / f".{path.name}.part"
+    taken = f"{path}: exists already; remove it, or choose another name with -o"
     if path.exists() or path.is_symlink():
-        raise RecycleError(f"{path}: exists already; remove it, or choose another name with -o")
+        raise RecycleError(taken)
     try:
-        scratch.mkdir(exist_ok=True)
-        lock = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC)
+        private = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for left in scratch.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        try:
-            yield scratch
-            os.rename(scratch, path)
-            sync(path.parent)
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
-    except BlockingIOError:
-        raise RecycleError(f"{path}: another process is writing it; wait for it, or choose another name") from None
+        scratch = private / path.name  # `private` has no mode for others, this one has that of any new folder
+        scratch.mkdir()
+        yield scratch
+        os.rename(scratch, path)
+        sync(path.parent)
     except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and error.filename2 == str(path):
+            raise RecycleError(taken) from None
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
-        os.close(lock)
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def sync(folder: Path) -> None:

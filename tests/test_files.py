@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from recycle import JobError, RecycleError, ScheduleError
-from recycle.files import MOST_BYTES, read_whole, write_whole
+from recycle.files import MOST_BYTES, read_whole, whole_folder, write_whole
+
+
+@pytest.fixture(params=[0o022, 0o077, 0o002])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -52,3 +66,60 @@ def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
             write_whole(path, "text")
     assert (tmp_path / "pipe").is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_files_and_folders_have_the_modes_that_the_umask_gives(umask: int, tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "text")
+    assert mode(tmp_path / "file") == 0o666 & ~umask
+    with whole_folder(tmp_path / "folder") as folder:
+        write_whole(folder / "file", "text")
+        (around,) = set(tmp_path.iterdir()) - {tmp_path / "file"}
+        assert mode(around) == 0o700
+    assert mode(tmp_path / "folder") == 0o777 & ~umask
+    assert mode(tmp_path / "folder" / "file") == 0o666 & ~umask
+
+
+def test_a_link_or_a_folder_under_a_name_that_can_be_guessed_is_left_alone(tmp_path: Path) -> None:
+    """Another user of a shared folder plants a link; or a user's own folder has such a name."""
+    important, shared = tmp_path / "important", tmp_path / "shared"
+    for folder in (important, shared, shared / ".own.part"):
+        folder.mkdir()
+        (folder / "file").write_text("important")
+    (shared / ".mine.part").symlink_to(important)
+    (shared / ".mine").symlink_to(important)
+    before = set(shared.iterdir())
+    for name in ("mine", "own"):
+        with pytest.raises(RecycleError, match="no weights"), whole_folder(shared / name):
+            raise RecycleError("no weights")
+    assert set(shared.iterdir()) == before
+    for name in ("mine", "own"):
+        with whole_folder(shared / name) as folder:
+            (folder / "new").touch()
+    assert set(shared.iterdir()) == {*before, shared / "mine", shared / "own"}
+    assert [path.name for path in (shared / "mine").iterdir()] == ["new"]
+    assert [(folder / "file").read_text() for folder in (important, shared / ".own.part")] == ["important"] * 2
+
+
+def test_a_link_under_the_name_of_a_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it could be guessed."""
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    (tmp_path / "important").write_text("important")
+    (tmp_path / ".file.guessed").symlink_to(tmp_path / "important")
+    with pytest.raises(RecycleError, match=r"file: cannot be written \(File exists\)"):
+        write_whole(tmp_path / "file", "text")
+    assert (tmp_path / "important").read_text() == "important"
+    assert (tmp_path / ".file.guessed").is_symlink()
+
+
+def test_of_two_who_write_a_folder_the_first_to_end_has_it(tmp_path: Path) -> None:
+    def write(name: str, meanwhile: Callable[[], None]) -> None:
+        with whole_folder(tmp_path / "folder") as folder:
+            (folder / name).touch()
+            meanwhile()
+
+    with pytest.raises(RecycleError, match="folder: exists already"):
+        write("late", lambda: write("first", lambda: None))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["first"]

@@ -220,6 +220,16 @@ def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
     assert PlanLibrary(tmp_path, made).entry((0, 0, 1, 0)) == searched
 
 
+def test_a_manifest_that_names_a_file_elsewhere_has_none_removed(tmp_path):
+    library, important = tmp_path / "library", tmp_path / "important.json"
+    entry = PlanLibrary(library, TINY).add(plan_vector(TINY, (0, 0), quick=True))
+    important.write_text("important")
+    manifest = (library / "manifest.json").read_text()
+    (library / "manifest.json").write_text(manifest.replace(entry.file, "../important.json"))
+    PlanLibrary(library, TINY).add(plan_vector(TINY, (0, 0), quick=True))
+    assert important.read_text() == "important"
+
+
 def test_an_invalid_plan_is_not_stored(tmp_path):
     plan = plan_vector(TINY, (0, 0), quick=True)
     program = plan.schedule.text()

@@ -29,16 +29,21 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="folder for both runs; replaced")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        default=Path("runs/demo"),
+        help="folder for both runs, which are replaced",
+    )
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     job = Job.load(HERE / "job.toml")
-    shutil.rmtree(arguments.run, ignore_errors=True)
     faults = [f"kill:1.1@{arguments.steps // 3}", f"rejoin:1.1@{2 * arguments.steps // 3}"]
     results = []
     server = ForkServer(job.model.kind)
     try:
         for name, strikes in (("fault-free", []), ("faulty", faults)):
+            shutil.rmtree(arguments.run / name, ignore_errors=True)
             print(f"\n== {name} run: {' '.join(strikes) or 'nothing happens to it'}")
             results.append(
                 train(

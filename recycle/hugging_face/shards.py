@@ -75,7 +75,7 @@ def _shards(tensors: Mapping[str, Planned], most_bytes: int) -> list[list[str]]:
 def _save(path: Path, made: Mapping[str, torch.Tensor]) -> None:
     try:
         save_file(dict(made), path, metadata={"format": "pt"})
-        os.chmod(path, 0o644)
+        os.chmod(path, path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
         with path.open("rb") as stream:  # a rename of the folder must not outlive what is in it
             os.fsync(stream.fileno())
     except SafetensorError as error:

@@ -198,13 +198,13 @@ class PlanLibrary:
         entry = Entry.of(plan, f"{digest}.json", digest, "" if packed is None else _digest(packed))
         write_whole(self.directory / entry.file, text)
         if packed is not None:
-            with contextlib.suppress(OSError):  # half of it has another hash, and is not read
-                self._packed(entry).write_bytes(packed)
+            with contextlib.suppress(RecycleError):  # a cache of what the file says
+                write_whole(self._packed(entry), packed)
         entries = dict(self.entries())
         before = entries.get(entry.vector)
         self._write({**entries, entry.vector: entry})
         if before is not None and before.file != entry.file:
-            (self.directory / before.file).unlink(missing_ok=True)
+            self._file(before).unlink(missing_ok=True)
             self._packed(before).unlink(missing_ok=True)
         return entry
 
@@ -254,7 +254,7 @@ class PlanLibrary:
     def read(self, entry: Entry) -> Plan | None:
         """The plan of an entry, for whatever job; None when its file is not what was stored."""
         if entry.digest not in self._loaded:
-            content = self._verified(self.directory / Path(entry.file).name, entry.digest)
+            content = self._verified(self._file(entry), entry.digest)
             if content is None:
                 return None
             packed = self._verified(self._packed(entry), entry.columns) if entry.columns else None
@@ -278,6 +278,9 @@ class PlanLibrary:
         if entry is None or plan is None or self.job is None or not is_true(plan, self.job):
             return None
         return plan if Entry.of(plan, entry.file, entry.digest, entry.columns) == entry else None
+
+    def _file(self, entry: Entry) -> Path:
+        return self.directory / Path(entry.file).name  # the manifest may name a file elsewhere
 
     def _packed(self, entry: Entry) -> Path:
         return self.directory / f"{Path(entry.file).stem}.columns"

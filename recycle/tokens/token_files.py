@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
+from recycle.files import create_beside
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -49,11 +50,12 @@ class TokenFiles:
         self.kind: type[np.generic] = np.uint16 if vocabulary < UINT16_VOCABULARY else np.int32
         self.documents, self.tokens = 0, 0
         self._length = 0
-        names = (f"{prefix}.bin", f"{prefix}.idx", f"{prefix}.lengths")
-        self._parts = [Path(f"{name}.part") for name in names]
-        self._streams: list[Any] = []
+        self._parts, self._streams = list[Path](), list[Any]()
         try:
-            self._streams += [part.open("w+b") for part in self._parts]
+            for suffix in (".bin", ".idx", ".lengths"):
+                part, descriptor = create_beside(Path(f"{prefix}{suffix}"))
+                self._parts.append(part)
+                self._streams.append(os.fdopen(descriptor, "w+b"))
         except OSError as error:
             self._discard()
             raise RecycleError(f"{prefix}.bin: cannot be written ({error.strerror})") from None

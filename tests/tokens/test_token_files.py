@@ -72,6 +72,19 @@ def test_nothing_is_left_of_files_that_fail(tmp_path: Path) -> None:
         TokenFiles(tmp_path / "no" / "where", 256)
 
 
+def test_links_and_files_with_names_of_temporary_files_are_left_alone(tmp_path: Path) -> None:
+    """Another user of a shared folder plants a link; or a user's own file has such a name."""
+    (tmp_path / "important").write_text("important")
+    (tmp_path / "corpus.bin.part").symlink_to(tmp_path / "important")
+    (tmp_path / "corpus.idx.part").write_text("important")
+    before = set(tmp_path.iterdir())
+    with TokenFiles(tmp_path / "corpus", 256) as files:
+        files.add([1, 2])
+        files.end_document()
+    assert set(tmp_path.iterdir()) == {*before, tmp_path / "corpus.bin", tmp_path / "corpus.idx"}
+    assert {path.read_text() for path in before} == {"important"}
+
+
 def test_a_full_disk_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
     def write() -> None:
         with TokenFiles(tmp_path / "full", 256) as files:

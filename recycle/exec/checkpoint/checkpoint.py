@@ -24,6 +24,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of, shape_told, with_part
-from recycle.files import sync
+from recycle.files import create_beside, sync
 from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
 from recycle.plans.hosting import layers_of
@@ -185,22 +186,21 @@ def write_stage(
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    scratch = folder / f".{kind}-{stage}-{writer}"
     stored: dict[str, StoredFile] = {}
     if not named:
         return stored
     label = member_name(f"{stage:04d}", tensor_rank)
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
-        parts = _parts(named)
-        storage = HuggingFaceStorageWriter(str(scratch), fqn_to_index_mapping=parts, save_distributed=True)
-        save(named, storage_writer=storage, no_dist=True)
-        written = sorted(scratch.iterdir())
-        for number, (path, found) in enumerate(zip(written, hashes(written), strict=True), start=1):
-            name = f"{kind}-{label}-{number}-of-{len(written)}{SUFFIX}"
-            stored[name] = StoredFile(path.stat().st_size, found)
-            os.replace(path, folder / name)
-        scratch.rmdir()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{kind}-{stage}-{writer}.") as scratch:
+            parts = _parts(named)
+            storage = HuggingFaceStorageWriter(scratch, fqn_to_index_mapping=parts, save_distributed=True)
+            save(named, storage_writer=storage, no_dist=True)
+            written = sorted(Path(scratch).iterdir())
+            for number, (path, found) in enumerate(zip(written, hashes(written), strict=True), start=1):
+                name = f"{kind}-{label}-{number}-of-{len(written)}{SUFFIX}"
+                stored[name] = StoredFile(path.stat().st_size, found)
+                os.replace(path, folder / name)
         sync(folder)
     except (CheckpointException, OSError) as error:
         raise RunError(f"{folder}: {first_line(error)}") from None
@@ -221,8 +221,8 @@ def _parts(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make the checkpoint complete. Raises OSError, and then it is not."""
     content = msgspec.to_builtins(manifest, str_keys=True)
-    temporary = folder / f".{MANIFEST}"
-    with temporary.open("w") as stream:
+    temporary, descriptor = create_beside(folder / MANIFEST)
+    with os.fdopen(descriptor, "w") as stream:
         stream.write(manifest_text(content))
         stream.flush()
         os.fsync(stream.fileno())

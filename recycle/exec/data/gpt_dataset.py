@@ -166,9 +166,17 @@ def _cache_directory(job: Job) -> Path:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time builds an index, and the others find it."""
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # In a folder that others can write to, it may be a link to any file of this user's.
+    path = folder / ".lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise JobError(f"[data] cache: {path} cannot be opened ({error.strerror}); name another folder") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

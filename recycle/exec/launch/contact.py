@@ -83,6 +83,8 @@ def is_going_on(directory: Path) -> bool:
         return (directory / CONTACT).is_file()
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:  # another user's; its store refuses, and says so
+        return True
     except OSError:
         return False
     try:

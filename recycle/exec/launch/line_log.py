@@ -30,7 +30,7 @@ class LineLog:
     """
 
     def __init__(self, path: Path, shared: bool = False) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._shared = shared
         self._waiting = b""
         if not shared:

@@ -14,6 +14,7 @@ import fcntl
 import itertools
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,9 +115,8 @@ class RunDirectory:
         latest = self.path.parent / LATEST
         if self.path.parent.name != "runs" or (latest.exists() and not latest.is_symlink()):
             return
-        scratch = latest.with_name(f".{LATEST}.{os.getpid()}")
+        scratch = latest.with_name(f".{LATEST}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):  # a file system without links is no reason not to train
-            scratch.unlink(missing_ok=True)
             scratch.symlink_to(self.path.name)
             os.replace(scratch, latest)
 
@@ -220,7 +220,8 @@ def lock_directory(path: Path, kind: int) -> int | None:
 
     Raises OSError.
     """
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # 0600, because whoever can open it can lock it, and keep a run from starting.
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -110,7 +110,7 @@ def _become_worker(log: Path, parent: int) -> None:
     """A session and a log of its own, and none of the server's descriptors."""
     die_with_parent(parent)
     os.setsid()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (descriptor, 1), (descriptor, 2)):
         os.dup2(source, target)

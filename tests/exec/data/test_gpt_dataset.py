@@ -82,6 +82,16 @@ def _tokens(job: str) -> list[list[int]]:
     return load_batches(Job.from_toml(job)).batch(1, 2)["tokens"].tolist()
 
 
+def test_a_link_in_the_place_of_the_caches_lock_is_not_followed(tmp_path: Path) -> None:
+    prefix = str(written(tmp_path / "a", 40, 0))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "important").write_text("important")
+    (tmp_path / "cache" / ".lock").symlink_to(tmp_path / "important")
+    with pytest.raises(JobError, match=r"\[data\] cache: .*\.lock cannot be opened"):
+        batches(path=prefix)
+    assert (tmp_path / "important").read_text() == "important"
+
+
 def test_the_digest_tells_orders_apart(tmp_path: Path) -> None:
     prefix, other = (str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab"))
     keys: list[dict[str, Any]] = [
