@@ -8,6 +8,7 @@ some iterations of one worker at a time; `load_trace` reads that file, or while 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -31,6 +32,7 @@ MOST_MERGED_BYTES = 2**28
 """Of all logs that are merged whole; as `trace.json` they have six times as many."""
 _PART_ROWS = 50_000
 _MOST_LINE_BYTES = 2**28
+_DIGEST = re.compile("[0-9a-f]{8,64}")
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
@@ -45,6 +47,17 @@ class LoggedIteration(msgspec.Struct, frozen=True):
     role: str
     instructions: list[tuple[str, _Seconds, _Seconds]]
     evaluation: run_trace.Count | None = None
+
+
+def plan_file(folder: Path, digest: object) -> Path:
+    """Where the plan of this content hash lies in a run's folder of plans.
+
+    Raises:
+        RecycleError: it is not a hash. Whoever wrote the line that names it may mean a file elsewhere.
+    """
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise RecycleError(f"{folder}: {digest!r} is not the hash of a plan")
+    return folder / f"{digest}.json"
 
 
 def log_path(run_dir: str | Path, worker: Worker) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from dash import Dash
+from dash.exceptions import DependencyException
 from flask import Response, request
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -29,7 +30,8 @@ _POLICY = {
 
 
 def protect(app: Dash, allowed: Collection[str] = ()) -> None:
-    """Refuse requests under other names and posts of other pages with 403, and send browsers what they may load.
+    """Refuse requests under other names and posts of other pages with 403, and scripts that Dash does not have with
+    404; and send browsers what they may load.
 
     Args:
         allowed: names or addresses beside those of loopback under which the viewer is reached, without a port: a
@@ -55,7 +57,12 @@ def protect(app: Dash, allowed: Collection[str] = ()) -> None:
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
 
+    # Without a handler Flask takes Dash's exception for a bug, and prints a traceback.
+    def is_not_there(_: DependencyException) -> Response:
+        return Response("recycle: there is no such file\n", 404, mimetype="text/plain")
+
     app.server.before_request(refuse)
+    app.server.register_error_handler(DependencyException, is_not_there)
     app.server.after_request(add_headers)
 
 

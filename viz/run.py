@@ -27,7 +27,7 @@ from recycle.job import Job
 from recycle.profile import Profile
 from recycle.report import RunReport
 from recycle.run_report import load_report
-from recycle.runs import TRACE
+from recycle.runs import TRACE, plan_file
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Operand, stated_limits
@@ -81,7 +81,7 @@ class Run:
         if digest not in self._plans:
             self._plans[digest] = None
             try:
-                self._plans[digest] = Schedule.load(self.path / "plans" / f"{digest}.json")
+                self._plans[digest] = Schedule.load(plan_file(self.path / "plans", digest))
             except RecycleError as error:
                 self.problems.append(str(error))
         return self._plans[digest]

@@ -48,6 +48,32 @@ def test_posts_come_from_the_page_itself(client: Any, origin: str | None, status
     assert (answer.status_code == 403) == (status == 403)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../../../../etc/passwd",
+        "/assets/%2e%2e%2f%2e%2e%2fetc/passwd",
+        "/assets/%00",
+        "/_dash-component-suites/dash/../../../etc/passwd",
+        "/_dash-component-suites/plotly/..%2f..%2f..%2fetc%2fpasswd",
+        "/_dash-component-suites/../x.js",
+        "/_dash-component-suites/os/path.py",
+        "/_dash-component-suites/dash/dcc/none.js",
+        "/lanes/../none.bin",
+        "/shades/..%2f..%2fnone.bin",
+    ],
+)
+def test_a_path_that_leads_elsewhere_is_not_there_and_nothing_is_printed(
+    client: Any, path: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = client.get(path)
+    assert "root:" not in answer.text
+    # All other paths get the page, whose script finds nothing under them.
+    assert answer.status_code == 404 or answer.text.startswith("<!DOCTYPE html>")
+    assert answer.status_code == 404 or not path.startswith(("/assets/", "/_dash"))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_every_answer_says_what_a_browser_may_load(client: Any) -> None:
     for path in ("/", "/assets/lanes_view.js", "/nothing-there"):
         headers = client.get(path).headers

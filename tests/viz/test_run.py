@@ -121,6 +121,17 @@ def test_damage_is_a_problem_and_the_rest_is_shown(run_dir: Path, damage: Callab
     assert (run.executed_lanes(4) is None) == (damage is spoil_log)
 
 
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "..", "", "bbbb1111/../../../outside", "BBBB1111", 7])
+def test_a_plan_outside_of_the_run_is_not_loaded(run_dir: Path, name: object) -> None:
+    shutil.copy(run_dir / "plans" / "bbbb1111.json", run_dir.parent / "outside.json")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    named = str(run_dir.parent / "outside") if name == "/outside" else name
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({**line, "plan": named}) + "\n" for line in lines))
+    run = load_run(run_dir)
+    assert run.plan(run.plan_of(8)) is None
+    assert [problem for problem in run.problems if "is not the hash of a plan" in problem]
+
+
 def test_without_generation_events_the_plan_says_who_is_dead(run_dir: Path) -> None:
     (run_dir / "events.jsonl").unlink()
     run = load_run(run_dir)

@@ -19,17 +19,13 @@ from recycle.exec.membership.schema import PlanKey
 from recycle.exec.membership.store import Store
 from recycle.ir.schedule import Schedule
 from recycle.plans import schedule_hash
+from recycle.runs import plan_file
 
 PATIENCE_SECONDS = 60.0
 """How long a worker looks for a plan; a shared file system may show a new file late."""
 PAUSE_SECONDS = 0.1
 MOST_BYTES = 2**28
 """Of a plan's text that is unpacked."""
-
-
-def plan_file(folder: Path, digest: str) -> Path:
-    """Where the plan with this hash lies in the folder of plans."""
-    return folder / f"{digest}.json"
 
 
 def pack_plan(text: str) -> str:

@@ -21,7 +21,6 @@ from pathlib import Path
 from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import StepMode
-from recycle.exec.membership.plan_files import plan_file
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
@@ -35,6 +34,7 @@ from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
 from recycle.plans.replaying import rotation_of, with_room
 from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
+from recycle.runs import plan_file
 from recycle.shape import Worker
 
 

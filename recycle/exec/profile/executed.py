@@ -38,7 +38,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
-from recycle.runs import load_trace, read_lines
+from recycle.runs import load_trace, plan_file, read_lines
 
 _NAMES = {
     Forward.kind: "forward",
@@ -108,7 +108,7 @@ def _cut_anew(directory: Path, ran: Trace) -> set[int]:
     for event in ran.events:
         if event.get("kind") == "generation":
             with contextlib.suppress(RecycleError):  # the plan of a run is not always kept
-                if Schedule.load(directory / "plans" / f"{event.get('plan')}.json").shape.cut:
+                if Schedule.load(plan_file(directory / "plans", event.get("plan"))).shape.cut:
                     found.add(int(event["generation"]))
     return found
 

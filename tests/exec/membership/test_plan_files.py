@@ -11,7 +11,7 @@ import pytest
 from recycle import RunError, Shape
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.member import GenerationOver
-from recycle.exec.membership.plan_files import pack_plan, plan_file, read_plan, unpack_plan
+from recycle.exec.membership.plan_files import pack_plan, read_plan, unpack_plan
 from recycle.exec.membership.schema import PlanKey
 from recycle.exec.membership.store import Store
 from recycle.exec.planning.planning import PlanService
@@ -20,6 +20,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.plans import schedule_hash
+from recycle.runs import plan_file
 from tests.exec.membership.test_takeover import store  # noqa: F401
 from tests.exec.runs import Run, job
 
