@@ -30,7 +30,7 @@ NAVIGATION = {
     "Schedules": ["write-a-schedule", "read-a-timeline", "viewer", "file-format", "add-a-family", "add-an-instruction"],
     "Planning": ["elastic", "profile", "memory", "compare", "comparison", "results"],
     "Training": ["models", "data", "dials", "checkpoints", "hugging-face", "megatron", "tensor-parallel", "zero1"],
-    "Failures": ["faults", "report", "cluster", "transports", "support"],
+    "Failures": ["faults", "report", "cluster", "transports", "security", "support"],
     "Project": ["how-it-works", "glossary", "testing", "contributing"],
 }
 """Heading -> pages, of which each has to be in one (a test holds that)."""

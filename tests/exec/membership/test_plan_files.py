@@ -97,7 +97,7 @@ def test_nobody_waits_for_the_plan_of_a_generation_that_is_over(store: Store, tm
     over = threading.Event()
     over.set()
     with pytest.raises(GenerationOver):
-        read_plan(tmp_path, store, 1, "nothing", over)
+        read_plan(tmp_path, store, 1, "0" * 16, over)
 
 
 @pytest.mark.parametrize("packed", ["no base64!", "aGVsbG8=", pack_plan(small().dumps())[:-40]])
