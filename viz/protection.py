@@ -30,8 +30,8 @@ _POLICY = {
 
 
 def protect(app: Dash, allowed: Collection[str] = ()) -> None:
-    """Refuse requests under other names and posts of other pages with 403, and scripts that Dash does not have with
-    404; and send browsers what they may load.
+    """Refuse requests under other names and posts of other pages with 403, scripts that Dash does not have with 404 and
+    callbacks that the page does not have with 400; and send browsers what they may load.
 
     Args:
         allowed: names or addresses beside those of loopback under which the viewer is reached, without a port: a
@@ -46,6 +46,11 @@ def protect(app: Dash, allowed: Collection[str] = ()) -> None:
         origin = request.headers.get("Origin")
         if request.method != "GET" and origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
             return _refused(f"requests of {origin!r} are not answered")
+        if request.path == "/_dash-update-component" and request.method == "POST":
+            asked = request.get_json(silent=True)
+            output = asked.get("output") if isinstance(asked, dict) else None
+            if not isinstance(output, str) or output not in app.callback_map:
+                return _refused("this viewer has no such callback; reload the page", 400)
         return None
 
     def add_headers(response: Response) -> Response:
@@ -59,7 +64,7 @@ def protect(app: Dash, allowed: Collection[str] = ()) -> None:
 
     # Without a handler Flask takes Dash's exception for a bug, and prints a traceback.
     def is_not_there(_: DependencyException) -> Response:
-        return Response("recycle: there is no such file\n", 404, mimetype="text/plain")
+        return _refused("there is no such file", 404)
 
     app.server.before_request(refuse)
     app.server.register_error_handler(DependencyException, is_not_there)
@@ -73,5 +78,5 @@ def _name(address: str) -> str:
         return ""
 
 
-def _refused(why: str) -> Response:
-    return Response(f"recycle: {why}\n", 403, mimetype="text/plain")
+def _refused(why: str, status: int = 403) -> Response:
+    return Response(f"recycle: {why}\n", status, mimetype="text/plain")

@@ -74,6 +74,15 @@ def test_a_path_that_leads_elsewhere_is_not_there_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("body", ["{", "[]", "{}", '{"output": 1}', '{"output": ["x"]}', '{"output": "x.y"}'])
+def test_a_callback_that_the_page_does_not_have_is_refused_and_nothing_is_printed(
+    client: Any, body: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = client.post("/_dash-update-component", data=body, content_type="application/json")
+    assert answer.status_code == 400
+    assert capfd.readouterr() == ("", "")
+
+
 def test_every_answer_says_what_a_browser_may_load(client: Any) -> None:
     for path in ("/", "/assets/lanes_view.js", "/nothing-there"):
         headers = client.get(path).headers

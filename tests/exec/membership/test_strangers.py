@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import uuid
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,31 @@ def test_another_user_of_the_machine_neither_reads_nor_writes_in_a_launchers_sto
     assert stranger.statuses == [0, 0]
     assert run.losses == reference(launch)
     assert not [event for event in run.events if event["kind"] == "detected"]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_nobody_is_told_anything_by_another_user_who_took_the_sockets_name() -> None:
+    name, (told, says) = f"recycle-{uuid.uuid4().hex}", os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setuid(65534)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(f"\0{name}")
+            listener.listen()
+            os.write(says, b"!")
+            listener.accept()[0].recv(1)
+        finally:
+            os._exit(0)
+    assert os.read(told, 1) == b"!"
+    for scheme in ("local", "agent"):
+        with pytest.raises(recycle.RunError, match="another user"):
+            open_store(f"{scheme}://{name}", "", MembershipSection())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(told)
+    os.close(says)
 
 
 def test_nothing_that_comes_over_the_network_is_unpickled() -> None:
