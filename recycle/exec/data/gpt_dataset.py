@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
@@ -36,6 +37,8 @@ from recycle.job import Job
 TRAIN, VALIDATION = 0, 1
 """Numbers of the parts of a split."""
 _PURPOSES = ("train on", "validate with")
+LOCK_SECONDS = 1800.0
+"""How long a process waits for another one that builds an index, which takes minutes for a trillion tokens."""
 
 
 class GptDatasetBatches(Batches):
@@ -165,15 +168,28 @@ def _cache_directory(job: Job) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time builds an index, and the others find it."""
-    # In a folder that others can write to, it may be a link to any file of this user's.
-    path = folder / ".lock"
-    try:
+    """One process at a time builds an index, and the others find it.
+
+    Raises:
+        JobError: the lock cannot be opened, or another process holds it for longer than `LOCK_SECONDS`.
+    """
+    path, deadline = folder / ".lock", time.monotonic() + LOCK_SECONDS
+    try:  # in a folder that others can write to, it may be a link to any file of this user's
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise JobError(f"[data] cache: {path} cannot be opened ({error.strerror}); name another folder") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise JobError(
+                        f"[data] cache: another process has locked {folder} for {LOCK_SECONDS:g} s; end it, or name"
+                        " another folder"
+                    ) from None
+                time.sleep(0.05)
         yield
     finally:
         os.close(lock)
@@ -195,14 +211,17 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_only_rank() -> Iterator[None]:
-    """megatron-core's blend asks torch.distributed for its rank; where there is none, this process is rank 0 of one."""
+    """Let megatron-core's blend, which asks torch.distributed for its rank, get rank 0 where no default group exists.
+
+    A default group made for this would have to be destroyed afterwards, which also clears the table that the tensor
+    group is registered in.
+    """
     if torch.distributed.is_initialized():
         yield
         return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    get_rank = torch.distributed.get_rank
+    torch.distributed.get_rank = lambda group=None: 0
     try:
         yield
     finally:
-        torch.distributed.destroy_process_group()
+        torch.distributed.get_rank = get_rank

@@ -12,6 +12,9 @@ import torch
 from recycle import Job, JobError, RunError
 from recycle.exec.data import load_batches
 from recycle.exec.data.gpt_dataset import GptDatasetBatches
+from recycle.exec.model.parallel_state import ensure_parallel_state
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.base import TransportError
 from tests.exec.megatron_data import dealt_out, training_samples, written
 
 D, M, SIZE, SEQUENCE, STEPS, END = 2, 3, 2, 8, 5, 99
@@ -64,6 +67,21 @@ def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
         assert torch.equal(found["loss_mask"] == 0, found["tokens"] == END)
         seen += int((found["tokens"] == END).sum())
     assert seen > 10
+
+
+def test_building_a_blend_leaves_torchs_process_groups_as_they_are(tmp_path: Path) -> None:
+    """In a worker the tensor group exists before its data are loaded, and torch must know it when a peer dies."""
+    group, initialized = TensorGroup(1, 2), torch.distributed.is_initialized()
+
+    def fail(_: torch.Tensor) -> Any:
+        raise TransportError("a peer is gone")
+
+    group.exchange = fail
+    batches(paths=[str(written(tmp_path / name, 40, 0)) for name in "ab"], weights=[0.3, 0.7], split="1")
+    assert torch.distributed.is_initialized() == initialized
+    ensure_parallel_state()
+    with pytest.raises(TransportError):
+        torch.distributed.all_reduce(torch.ones(1), group=group)
 
 
 @pytest.mark.process
