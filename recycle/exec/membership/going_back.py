@@ -32,11 +32,15 @@ def gone_back(
 ) -> GenerationRecord:
     """The record of a generation that is over from the start, behind which all go on from the verified state.
 
+    It says nothing of the steps after that state: they are run, evaluated and kept again.
+
     Args:
         record: the last one.
         live: the workers that are left. joined: those that have not kept the state, and copy it.
     """
-    names = [str(worker) for worker in sorted(live)]
+    names, evaluated = [str(worker) for worker in sorted(live)], record.evaluated
+    if evaluated is not None and evaluated.step > verified.step:
+        evaluated = None
     return msgspec.structs.replace(
         record,
         generation=record.generation + 1,
@@ -46,6 +50,7 @@ def gone_back(
         commit=verified.commit,
         joins=[str(worker) for worker in sorted(joined)],
         mode="barrier",
+        evaluated=evaluated,
         copies=[],
         behind=[],
         held=verified.holds,

@@ -161,8 +161,7 @@ class Judge:
         odd = {worker: why for name, why in unlike.odd.items() if (worker := Worker.parse(name)) in holders}
         is_right = bool(unlike.odd) and self._is_right(odd, holders)
         if verified is not None and verified.step < step - 1 and (is_right or self._disagreed != step):
-            self._disagreed = step
-            return Rewind(unlike.what, odd if is_right else {})
+            return self._rewind(step, unlike.what, odd if is_right else {})
         return Fence(odd) if is_right else self._from_checkpoint(step, f"step {step}: {unlike.what}")
 
     def _is_right(self, odd: Collection[Worker], holders: Collection[Worker]) -> bool:
@@ -172,6 +171,11 @@ class Judge:
     def _disputed_in(self, stages: Sequence[int]) -> tuple[Checked, ...]:
         """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
         return tuple(Checked(stage, MicroBatch(0, 0)) for stage in stages) if self._job.integrity.every else ()
+
+    def _rewind(self, step: int, cause: str, workers: dict[Worker, str]) -> Rewind:
+        """Each discarded step may be repeated once more; the step that hosts disagreed in may not rewind again."""
+        self._disagreed, self._retried = step, -1
+        return Rewind(cause, workers)
 
     def _from_checkpoint(self, step: int, cause: str) -> GoBack:
         """Once for each iteration; the run cannot go on after that."""
@@ -194,8 +198,7 @@ class Judge:
         if found.is_of_state:
             is_newer = verified is not None and verified.step < step - 1
             if is_newer and (is_right or self._disagreed != step):
-                self._disagreed = step
-                return Rewind(found.what, odd if is_right else {})
+                return self._rewind(step, found.what, odd if is_right else {})
         elif not is_right and self._disagreed != step:
             self._disagreed = step
             return Repeat(found.what, self._disputed_in(found.ranks))
