@@ -1,8 +1,8 @@
 """A Python process that answers: requests in on its standard input, answers out on its standard output, a line each.
 
 The parent starts `python -m module` with a `Child`, the module calls `serve`. The child ends with its parent however
-that ends, leaves Ctrl-C, SIGTERM and SIGUSR1 to it, and keeps standard output for answers: whatever else is printed
-goes to standard error. A child that has ended is seen as the end of its answers; one that hangs is killed by `kill`.
+that ends, leaves Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 to it, and keeps standard output for answers: whatever else is
+printed goes to standard error. A child that has ended is seen as the end of its answers; one that hangs is killed by `kill`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def serve(parent: str) -> tuple[BinaryIO, BinaryIO]:
         parent: process id of whoever started this process, its first argument.
     """
     die_with_parent(int(parent))
-    for left in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for left in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(left, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

@@ -286,6 +286,9 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     `etcd_certificate` and `etcd_key`, unless `insecure` says that the network keeps strangers out. `etcd_ca` names the
     authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good. An
     agent's presence there has a term of `lease` seconds: three elections of etcd's defaults, which take up to two each.
+
+    A run or an agent that is told to end by a signal has ended after `grace` seconds, with a checkpoint of the last
+    committed step if no further step was committed by then. Set it to what the scheduler waits before it kills.
     """
 
     transport: str = "auto"
@@ -307,6 +310,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     transport_timeout: DeadlineSeconds = 300.0
     start_deadline: DeadlineSeconds = 180.0
     rejoin_deadline: DeadlineSeconds = 120.0
+    grace: DeadlineSeconds = 120.0
     drift: Annotated[float, Meta(ge=0)] = 0.15
     drift_iterations: Positive = 8
 

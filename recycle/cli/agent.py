@@ -14,6 +14,7 @@ from recycle.cli.train import (
     ProgressLines,
     PunishOption,
     end_at_termination,
+    print_line,
     requested_faults,
 )
 from recycle.errors import JobError, errors_as
@@ -83,9 +84,9 @@ def agent(
     All agents meet in an etcd. Each starts and watches the workers of its node; one of them coordinates, and when it
     dies another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when
     it dies, and so are the workers of a node whose agent is started again. SIGTERM has the node leave: its workers do
-    at the end of an iteration, with nothing done again, and the agent ends with exit code 143; a second one ends it at
-    once. SIGTERM to all agents ends the run with a checkpoint; started again they go on, with `--resume` also where the
-    store has lost its data.
+    at the end of an iteration, without repeating work, and the agent ends with exit code 143, after [membership] grace
+    seconds at the latest; a second one ends it at once. SIGTERM to all agents ends the run with a checkpoint; started
+    again they go on, with `--resume` also where the store has lost its data. SIGHUP means the same as SIGTERM.
 
     Examples:
 
@@ -131,14 +132,14 @@ def agent(
         observer=ProgressLines(count, described.shape),
     )
     directory = run or Path("runs") / name
-    with end_at_termination() as stop:
+    with end_at_termination(described.membership.grace) as stop:
         try:
             served = serve(request, node=node, run=name, directory=directory, address=address, resume=resume, stop=stop)
         except KeyboardInterrupt:
-            print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
+            print_line(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if served in (Served.LEFT, Served.STOPPED):
-        print(f"node {node}: {served.value}; start its agent again and it takes part again")
+        print_line(f"node {node}: {served.value}; start its agent again and it takes part again")
         raise typer.Exit(TERMINATED)
     if served is Served.ENDED_BEFORE:
         ended = f"the run in {directory} has ended already, after step {count - 1}"

@@ -32,7 +32,7 @@ def report(
         return
     wall = found.wall
     rows = [(part.value, f"{seconds:.3f}", _share(seconds, wall)) for part, seconds in found.parts.items() if seconds]
-    print(f"{found.steps} steps in {wall:.3f} s")
+    print(f"{found.steps} step{'s' * (found.steps != 1)} in {wall:.3f} s")
     print_table(("part", "seconds", "share"), [*rows, None, ("all", f"{wall:.3f}", _share(wall, wall))], left=("part",))
     if found.expected is not None and found.fault_free is not None:
         print(f"iterations: {found.measured:.3f} s, by their plans {found.expected:.3f} s")

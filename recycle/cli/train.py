@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a run that SIGTERM has ended before its last iteration."""
+"""Exit code of a run that SIGTERM or SIGHUP has ended before its last iteration."""
+CLOSING_SECONDS, CLOSING_SHARE = 10.0, 0.25
+"""Of the grace, in which processes are ended: seconds at most, and a share."""
 KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
 
 FaultOption = Annotated[
@@ -92,8 +97,8 @@ def train(
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
 
-    SIGTERM ends the run after the iteration at hand, with a checkpoint to resume from (exit code 143); a second one
-    ends it at once.
+    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the iteration at hand, with a checkpoint to resume
+    from (exit code 143), within [membership] grace seconds; a second one ends it at once.
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
     """
@@ -118,7 +123,7 @@ def train(
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = run or (newest_run(runs, name) if resume else fresh)
     lines = ProgressLines(count, described.shape)
-    with end_at_termination() as stop:
+    with end_at_termination(described.membership.grace) as stop:
         try:
             result = launcher.train(
                 described,
@@ -132,11 +137,13 @@ def train(
                 stop=stop,
             )
         except KeyboardInterrupt:
-            print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
-            print(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
+            print_line(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
+            print_line(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if result.ended_early:
-        print(f"ended after step {lines.last} as told; go on with: recycle train {job} --resume --run {directory}")
+        last = result.metrics[-1]["step"] if result.metrics else -1
+        go_on = f"go on with: recycle train {job} --resume --run {directory}"
+        print_line(f"ended after step {last} as told; {go_on}" if last >= 0 else "ended before the first step as told")
         raise typer.Exit(TERMINATED)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
@@ -144,27 +151,48 @@ def train(
 
 
 @contextmanager
-def end_at_termination() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM or SIGUSR1 to this process sets; a second one interrupts it like Ctrl-C."""
-    stop = threading.Event()
+def end_at_termination(grace: float) -> Iterator[threading.Event]:
+    """An event that the first SIGTERM, SIGHUP or SIGUSR1 to this process sets; a second one interrupts it like Ctrl-C.
+
+    What has not ended shortly before the grace is over is interrupted, and the process ended with it if need be: its
+    workers die with it. Where SIGHUP is ignored, as under nohup, it stays ignored.
+
+    Args:
+        grace: seconds from the first signal.
+    """
+    stop, has_ended = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    def limit() -> None:
+        closing = min(CLOSING_SECONDS, CLOSING_SHARE * grace)
+        stop.wait()
+        if not has_ended.wait(grace - closing):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            if not has_ended.wait(closing):
+                os._exit(TERMINATED)
+
+    numbers = [signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    threading.Thread(target=limit, daemon=True).start()
     try:
         yield stop
     finally:
+        has_ended.set()
+        stop.set()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _steps(result: RunResult) -> str:
     """How many steps ran, how, and how many had to be taken back on the way."""
-    modes = ", ".join(f"{count} {_MODES[mode]}" for mode, count in sorted(result.modes.items()))
-    return f"{len(result.metrics)} steps ({modes}; {len(result.undone)} undone)"
+    count, modes = len(result.metrics), ", ".join(f"{n} {_MODES[mode]}" for mode, n in sorted(result.modes.items()))
+    return f"{count} step{'s' * (count != 1)} ({modes}; {len(result.undone)} undone)"
 
 
 _MODES = {"barrier": "with the barrier", "staggered": "staggered"}
@@ -179,15 +207,15 @@ class ProgressLines(Observer):
 
     def waiting(self, what: str) -> None:
         """Say what the run waits for."""
-        _print(f"waiting for {what}")
+        print_line(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
         """One line per committed step."""
         self.last = line["step"]
-        width = len(str(self._steps - 1))
+        width = len(str(self._steps))
         evaluated = f"  evaluation loss {_loss(line['eval_loss'])}" if "eval_loss" in line else ""
-        _print(
-            f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}{evaluated}"
+        print_line(
+            f"step {line['step']:>{width}}/{self._steps}  loss {_loss(line['loss'])}{evaluated}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
             f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})"
         )
@@ -195,17 +223,22 @@ class ProgressLines(Observer):
     def event(self, event: dict[str, Any]) -> None:
         """One line for what a person wants to know at once."""
         if (text := sentence(event)) is not None:
-            _print(f"  {event['time']:8.3f} s  {text}")
+            print_line(f"  {event['time']:8.3f} s  {text}")
 
 
-def _print(line: str) -> None:
-    """Print at once; a line that goes to a file on a full disk is no reason to stop training."""
+def print_line(line: str) -> None:
+    """Print at once; a line that goes to a file on a full disk is no reason to stop training.
+
+    A reader or a terminal that is gone ends the run as SIGHUP does.
+    """
     try:
         print(line, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError:
-        return
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            return
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if callable(signal.getsignal(signal.SIGHUP)):
+            signal.raise_signal(signal.SIGHUP)
 
 
 def _loss(loss: float | None) -> str:

@@ -47,7 +47,7 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
     assert outcome.err == ""
     lines = outcome.out.splitlines()
     steps = [line for line in lines if line.startswith("step")]
-    assert [line.split()[1] for line in steps] == [f"{n}/5" for n in range(6)]
+    assert [line.split()[1] for line in steps] == [f"{n}/6" for n in range(6)]
     assert [line.split("tokens/s")[1].split()[0] for line in steps] == ["4/4"] * 2 + ["3/4"] * 2 + ["4/4"] * 2
     assert sum("fault: kill:1.1@2 (worker 1.1, step 2)" in line for line in lines) == 1
     assert sum("worker 1.1 is dead: killed by SIGKILL; step 2 starts again without it" in line for line in lines) == 1
@@ -58,8 +58,9 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
 
 
 @pytest.mark.process
-def test_sigterm_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_bits(
-    command: Command, job: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_bits(
+    command: Command, job: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Without it the job would keep none: it has none every so many steps."""
     job.write_text(f"{EMULATED}seconds_per_unit = 0.02".replace("[train]\nsteps = 6\n", "") + "\n[train]\nsteps = 9\n")
@@ -69,7 +70,7 @@ def test_sigterm_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_b
         deadline = time.monotonic() + 60
         while not (metrics.exists() and metrics.read_text().count("\n") > 2) and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     told = threading.Thread(target=terminate)
     told.start()
@@ -83,7 +84,38 @@ def test_sigterm_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_b
     )
     go_on = f"ended after step {count - 1} as told; go on with: recycle train {job} --resume --run run"
     assert outcome.out.splitlines()[-1] == go_on
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is signal.SIG_DFL
+    assert command("train", job, "--resume", "--run", "run").status == 0
+    assert command("train", job, "--run", "calm").status == 0
+    losses, calm = (
+        [(line["step"], line["loss"]) for line in map(json.loads, path.read_text().splitlines())]
+        for path in (metrics, tmp_path / "calm" / "metrics.jsonl")
+    )
+    assert losses == calm
+
+
+@pytest.mark.process
+def test_sigterm_ends_a_run_that_hangs_within_the_grace_and_keeps_the_last_committed_step(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    job.write_text(EMULATED + "[membership]\nhung_after = 1000\nwarm_up = 1000\ngrace = 12\n")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    told_at = [0.0]
+
+    def terminate() -> None:
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") == 2) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        told_at[0] = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    told = threading.Thread(target=terminate)
+    told.start()
+    outcome = command("train", job, "--run", "run", "--fault", "stall:1.1@2")
+    told.join()
+    assert outcome.status == 143
+    assert time.monotonic() - told_at[0] < 13
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
     assert command("train", job, "--resume", "--run", "run").status == 0
     assert command("train", job, "--run", "calm").status == 0
     losses, calm = (

@@ -100,7 +100,7 @@ PARTS_HEAD = ("part", "seconds", "share")
 def facts(report: RunReport) -> list[str]:
     """The report in a few words."""
     useful = percent(report.parts[TimePart.USEFUL] / report.wall)
-    words = [f"{report.steps} steps in {short(report.wall)} s", f"useful {useful}"]
+    words = [f"{parts.counted(report.steps, 'step')} in {short(report.wall)} s", f"useful {useful}"]
     if report.expected is not None and report.fault_free is not None:
         words.append(f"iterations {short(report.measured)} s, by their plans {short(report.expected)} s")
         words.append(f"with all workers all the time {short(report.fault_free)} s")

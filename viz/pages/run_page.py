@@ -171,7 +171,7 @@ class RunPage(Page):
         words = [str(run.shape)] if run.shape else []
         if run.metrics:
             last = run.metrics[-1]
-            words.append(f"{len(run.metrics)} steps committed")
+            words.append(f"{parts.counted(len(run.metrics), 'step')} committed")
             if isinstance(last.get("loss"), int | float):
                 words.append(f"last loss {last['loss']:.5g}")
             if run.evaluations:

@@ -8,7 +8,7 @@ that is slower than the interval makes checkpoints rarer and never stops trainin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,22 +112,23 @@ class CheckpointManager:
             committed: the last committed step; only of that one another host can still write what a dead one did not.
         """
         for step, pending in sorted(self._pending.items()):
-            if pending.finishing is not None:
-                if pending.finishing.done():
-                    self._end(step, pending.finishing.result())
+            is_late = self._now() - pending.since > self._job.train.checkpoint_deadline
+            if pending.finishing is not None and pending.finishing.done():
+                self._end(step, pending.finishing.result())
                 continue
             keys = self._keys(step, pending.writers)
-            if self._store.has_all(keys):
+            if pending.finishing is None and self._store.has_all(keys):
                 saved = [part for part in self._store.read_all(keys) if part is not None]
                 finishing = self._thread.submit(self._finish, pending.commit, saved)
                 finishing.add_done_callback(lambda _: self._wake())
                 self._pending[step] = replace(
                     pending, finishing=finishing, stall=max((part.stall for part in saved), default=0.0)
                 )
-            elif (dead := self._missing(pending, live)) and (step < committed or not live):
-                self._give_up(step, f"worker {dead} ended before it had written its part")
-            elif self._now() - pending.since > self._job.train.checkpoint_deadline:
+            elif is_late:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
+            elif pending.finishing is None and (dead := self._missing(pending, live)):
+                if step < committed or not live:
+                    self._give_up(step, f"worker {dead} ended before it had written its part")
 
     def _keys(self, step: int, stages: Iterable[int]) -> list[SavedKey]:
         """Under which all tensor ranks announce their parts of stages."""
@@ -196,18 +197,13 @@ class CheckpointManager:
         """The newest complete checkpoint, when no worker lives that could still write one; where hosts compare their
         states, of a step behind which they have agreed."""
         for _ in range(2):
-            for pending in list(self._pending.values()):
-                if pending.finishing is not None:
-                    pending.finishing.result()
+            self._wait(self._pending.values())
             self.tick((), max(self._pending, default=0))
         return checkpoint.newest(self._root, warn, self._upto, "the states of all workers have agreed")
 
     def rewind(self, step: int) -> None:
         """Training has gone back to the state after `step`: what is kept of later ones may be wrong."""
-        for at in [at for at in self._pending if at > step]:
-            pending = self._pending.pop(at)
-            if pending.finishing is not None:
-                pending.finishing.result()
+        self._wait([self._pending.pop(at) for at in list(self._pending) if at > step])
         self._forget([at for at in self._announced if at > step])
         for at, folder in checkpoint.folders(self._root):
             if at > step:
@@ -224,6 +220,12 @@ class CheckpointManager:
         self._upto = None
         self._forget(list(self._announced))
 
+    def _wait(self, checkpoints: Iterable[_Pending]) -> None:
+        """Wait for those that are being completed, up to the deadline."""
+        finishing = [pending.finishing for pending in checkpoints if pending.finishing is not None]
+        wait(finishing, self._job.train.checkpoint_deadline)
+
     def close(self) -> None:
-        """Wait for the thread."""
-        self._thread.shutdown()
+        """Wait for what is being completed, up to the deadline, and complete no more."""
+        self._wait(self._pending.values())
+        self._thread.shutdown(wait=False, cancel_futures=True)

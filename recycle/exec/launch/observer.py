@@ -77,7 +77,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "corrupt": lambda e: f"step {e['step']}: {e['what']}",
     "stopped": lambda e: (
-        f"ended early after step {e['step']}, as it was told to; "
+        (f"ended early after step {e['step']}" if e["step"] >= 0 else "ended before the first step")
+        + ", as it was told to; "
         + (f"it can go on from {e['checkpoint']}" if e["checkpoint"] else "without a checkpoint")
     ),
     "warning": lambda e: f"warning: {e['message']}",

@@ -80,6 +80,8 @@ class CoordinatorRuntime:
         self._has_warned = self._can_go_back = self._is_started = False
         self._announced = ""
         self._line: dict[str, Any] = {}
+        self._end_since = 0.0
+        self._is_cut_short = False
         self._observers: list[Observer] = [request.observer]
         self.over = self.ends_early = False
         self.digests: dict[str, dict[int, str]] = {}
@@ -181,6 +183,8 @@ class CoordinatorRuntime:
         """
         self._record_strikes()
         self._plans.look()
+        if self.ends_early and self._end_without_iteration():
+            return
         if self._restart.under_way:
             self._restart.tick()
             self._expect_starts()
@@ -201,9 +205,31 @@ class CoordinatorRuntime:
 
     def end_early(self) -> None:
         """Have the run end with the iteration at hand, or the next if that has begun, and keep its state."""
-        self.ends_early = True
+        self.ends_early, self._end_since = True, time.monotonic()
         self._checkpoints.keep_last()
         self.coordinator.end_early()
+
+    def _end_without_iteration(self) -> bool:
+        """End a run that is told to end and has not committed another step in time; whether it is over with that.
+
+        The committed state goes to a checkpoint, unless it comes from one, or no step was committed.
+        """
+        record, is_started = self.coordinator.record, self._is_started and not self._restart.under_way
+        if self.coordinator.phase is GenerationPhase.FINISHED:
+            return False
+        if is_started and time.monotonic() - self._end_since <= self.coordinator.end_patience:
+            return False
+        if is_started and record.commit is not None:
+            self._is_cut_short = record.is_evaluation_due
+            if self.coordinator.end_at_committed():
+                hosts, ended = self.coordinator.hosts, self.coordinator.record
+                commit = msgspec.structs.replace(record.commit, checkpoint=True)
+                self._checkpoints.committed(commit, ended, hosts)
+            return False
+        step = record.committed
+        self._event("stopped", step=step, checkpoint=self._checkpoints.folder_of(step))
+        self.over = True
+        return True
 
     def _start(self) -> None:
         """Start all workers once their nodes are there, from the checkpoint that was gone back to, if any; wait for
@@ -299,7 +325,7 @@ class CoordinatorRuntime:
         self.digests = digests
         self._pass_on_warning()
         self._compare_final_states()
-        self.ends_early = self.coordinator.next_step < self._request.steps
+        self.ends_early = self.coordinator.next_step < self._request.steps or self._is_cut_short
         if self.ends_early:
             step = self.coordinator.record.committed
             self._event("stopped", step=step, checkpoint=self._checkpoints.folder_of(step))

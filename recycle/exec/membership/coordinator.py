@@ -4,7 +4,8 @@ It alone decides what a silence means; failure_detector.py finds silences. One p
 generation (what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next
 generation, let all acknowledge, let all form their groups, let them run. A death on the way begins the same path again,
 with the next number. Who beats, but does not answer on that way until a deadline, is fenced, and so is who fails twice
-to form its groups though others came.
+to form its groups though others came. A generation in which all workers wait, and none makes progress, for much longer
+than an iteration takes ends as well.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""
+
+
+END_SECONDS, END_ITERATIONS = 5.0, 3.0
+"""A run that is told to end waits so long, and so many times its longest iteration, for the next commit."""
 
 
 class GenerationPhase(Enum):
@@ -124,6 +129,9 @@ class Coordinator:
     _repeated: str | None = None
     _disputed: list[tuple[int, int, int]] = field(default_factory=list)
     _lost_since: float | None = None
+    _is_ending: bool = False
+    _longest: float = 0.0
+    _iteration_since: float = 0.0
     running_since: float | None = None
     _wanted: Hosts | None = None
     _spare: dict[int, int] = field(default_factory=dict)
@@ -168,7 +176,53 @@ class Coordinator:
 
     def end_early(self) -> None:
         """The run ends with the next iteration after which all workers can stop together."""
+        self._is_ending = True
         self._judge.end_early()
+
+    @property
+    def end_patience(self) -> float:
+        """Seconds that a run which is told to end waits for that iteration."""
+        half = self.job.membership.grace / 2
+        return min(half, max(END_SECONDS, END_ITERATIONS * self._longest)) if self._longest else half
+
+    def end_at_committed(self) -> bool:
+        """End the run with the state after the committed step; whether the workers are to keep it in a checkpoint now.
+
+        The next generation is one that has nothing left to do: workers go to the committed state, keep it and end. Who
+        makes no progress although it waits for nobody is fenced, as it would not come there. Raises RunError when the
+        state of a stage is lost with these.
+        """
+        patience = self.end_patience / 2  # it may have been stuck only since the run was told to end
+        stuck = self._detector.stuck(self.live, patience)
+        for worker in sorted(stuck | self._joined):
+            self.processes.kill(worker)
+            self._take_out(worker)
+            if worker in stuck:
+                cause = f"no progress for {patience:g} s, and the run is to end"
+                self.log("detected", worker=str(worker), step=self.next_step, cause=cause, over=True)
+        self._end()
+        if units := self._holdings.lost(self._holders):
+            raise RunError(f"{self._holdings.described(units[0])} no live host that could keep its state")
+        before = self.record.commit
+        assert before is not None, "a step is committed"
+        is_new = not before.checkpoint and self.keeps(before.step, True)
+        commit = msgspec.structs.replace(
+            before, last=before.step, finished=True, evaluate=False, checkpoint=before.checkpoint or is_new
+        )
+        self.record = msgspec.structs.replace(
+            self.record,
+            generation=self.record.generation + 1,
+            live=[str(worker) for worker in sorted(self.live)],
+            joins=[],
+            copies=[],
+            behind=[],
+            commit=commit,
+            held=self._holdings.plan,
+            holds=self._holdings.plan,
+        )
+        self._register.announce(self.record)
+        self._enter(GenerationPhase.FINISHED)
+        return is_new
 
     @property
     def awaited(self) -> set[Worker]:
@@ -339,7 +393,7 @@ class Coordinator:
         """Between generations: let go who leaves, admit who is awaited, then propose as soon as a plan exists."""
         for worker in self.departures.release(self.live, self.next_step):
             self._take_out(worker)
-        if not self._rejoins.settled(self.live, self.next_step, self._admit):
+        if not self._is_ending and not self._rejoins.settled(self.live, self.next_step, self._admit):
             return
         plan = self.plans.ready(self._failed)
         if plan is None:
@@ -405,7 +459,7 @@ class Coordinator:
         self._register.allow(self.record, "run")
         self._holdings.take_up(self.record.holds, self._wanted)
         self._enter(GenerationPhase.RUNNING)
-        self.running_since = self.now()
+        self.running_since = self._iteration_since = self.now()
         log_copies(self.log, self.next_step, self._forming.copied(), self._joined, self._holdings)
         for worker in self._joined:
             self._readiness.forget(worker)
@@ -446,8 +500,17 @@ class Coordinator:
         self._end()
 
     def _watch(self) -> None:
-        """A transport may break while the generation runs, and no death explain it."""
-        self._give_way(self._trouble.look(self.record.generation, self._holders, self._detector))
+        """A transport may break while the generation runs, and no death explain it; or all wait for what never comes."""
+        trouble = self._trouble.look(self.record.generation, self._holders, self._detector)
+        self._give_way(trouble or self._standstill())
+
+    def _standstill(self) -> Again | None:
+        """All workers have waited for so long that what they wait for is not on its way."""
+        limits, seconds = self.job.membership, self._detector.standstill(self.live)
+        usual = max(limits.form_timeout, limits.hung_factor * self._longest)
+        if seconds <= (usual if self._longest else limits.transport_timeout):
+            return None
+        return Again(f"all workers have waited for {seconds:.0f} s, and none has made progress")
 
     def _decide(self) -> bool:
         """Decide what the running generation comes to next: an evaluation or a commit; whether it could be."""
@@ -492,6 +555,8 @@ class Coordinator:
             candidate=candidate,
         )
         self._register.commit(after)
+        now = self.now()
+        self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
         self._attempts, self._disputed = 0, []
         self._forming.forgive()
         self.committed(verdict, after)

@@ -4,7 +4,8 @@ A heartbeat comes from a thread of its own, which only writes a line to the stor
 does, or when something holds the interpreter lock. It tells how far the main thread is, what it is doing, and the
 longest that such an operation has taken this process lately. So a hang shows when the operation at hand lasts a
 multiple of that, on any model and machine; before it has been done once, it may compile, load or warm up, and more
-patience is due. A worker that waits for others never counts as hung; the worker that it waits for may.
+patience is due. A worker that waits for others never counts as hung; the worker that it waits for may. Where all wait,
+none of them can be blamed: `standstill` says for how long they have.
 
 A silence counts only while the coordinator itself ran, because a machine that starves it starves the workers. Nor does
 it count as far as the median process is silent too, up to a second deadline, because many workers on few cores starve
@@ -42,6 +43,7 @@ class FailureDetector:
         count = len(self.members)
         self._last: Beats = np.repeat(unpack_heartbeats([NOT_YET]), count)
         self._changed, self._progressed, self._patience = np.zeros(count), np.zeros(count), np.zeros(count)
+        self._advanced = np.zeros(count)
         self._is_watched = np.zeros(count, bool)
         self._looked = 0.0
 
@@ -71,6 +73,7 @@ class FailureDetector:
             watched = watched[~np.isin(watched, [self._places[name] for name in done])]
         self._changed += late
         self._progressed += late
+        self._advanced += late
         self._watch(watched, now)
         self._take(watched, beats[watched], now)
         silence = now - self._changed[watched]
@@ -91,7 +94,7 @@ class FailureDetector:
     def _watch(self, places: npt.NDArray[np.int64], now: float) -> None:
         """Whoever is watched for the first time has time to start."""
         fresh = places[~self._is_watched[places]]
-        self._changed[fresh] = self._progressed[fresh] = now
+        self._changed[fresh] = self._progressed[fresh] = self._advanced[fresh] = now
         self._patience[fresh] = max(self._limits.warm_up, self._dead_after)
         self._last[fresh] = unpack_heartbeats([NOT_YET])
         self._is_watched[fresh] = True
@@ -102,11 +105,26 @@ class FailureDetector:
         is_new = (_bytes(beats) != _bytes(before)).any(axis=1) & (beats["beats"] >= 0)
         # The first that is seen of a process may be the last that the one before it has left.
         is_later = is_new & (before["beats"] >= 0)
-        moved = is_later & ((beats["progress"] != before["progress"]) | beats["waiting"])
-        self._progressed[places[moved]] = now
+        advanced = is_later & (beats["progress"] != before["progress"])
+        self._advanced[places[advanced]] = now
+        self._progressed[places[advanced | (is_later & beats["waiting"])]] = now
         self._changed[places[is_later]] = now
         self._patience[places[is_later]] = self._patiences(beats["longest"][is_later])
         self._last[places[is_new]] = beats[is_new]
+
+    def standstill(self, live: Collection[Worker]) -> float:
+        """Seconds for which all processes of the workers have waited and none has made progress, when last judged."""
+        places = self._places_of(live)
+        if not len(places) or not self._last["waiting"][places].all():
+            return 0.0
+        return max(0.0, self._looked - float(self._advanced[places].max()))
+
+    def stuck(self, live: Collection[Worker], seconds: float) -> set[Worker]:
+        """Workers with a process that does not wait and has made no progress for so long, when last judged."""
+        places = self._places_of(live)
+        is_stuck = ~self._last["waiting"][places] & (self._looked - self._advanced[places] > seconds)
+        numbers = (places[is_stuck] // self._processes).tolist()
+        return {Worker(*divmod(number, self._ranks)) for number in numbers}
 
     def _common_silence(self, silences: npt.NDArray[np.float64]) -> float:
         """Seconds that the median process is overdue, up to `dead_after`: half of them then wait for a core."""

@@ -130,14 +130,17 @@ class Member:
         """Wait until the generation may form or run; False when it is over instead."""
         return self._decided(schema.PermissionKey(self._generation, what)) == GO
 
-    def _decided(self, key: schema.Decision[schema.Content]) -> schema.Content:
-        """Wait for a decision, which comes in any case."""
+    def _decided(self, key: schema.Decision[schema.Content]) -> schema.Content | None:
+        """Wait for a decision; None when the generation is over without it.
+
+        The coordinator owns the wait: it ends a generation in which all workers wait for too long.
+        """
         self.progress.set_waiting(True)
-        value = None
-        while value is None:
-            value = self.store.wait(key, 3600.0)
+        value = self.store.wait(key, LOOK_SECONDS)
+        while value is None and not self.over.is_set():
+            value = self.store.wait(key, LOOK_SECONDS)
         self.progress.set_waiting(False)
-        return value
+        return self.store.read(key) if value is None else value
 
     def report(self, step: int, report: Report) -> None:
         self.store.set(schema.ReportKey(self._generation, step, self.name), report)

@@ -7,9 +7,10 @@ in buffers that are kept, one copy of the state; beside them only one file at a 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -36,6 +37,8 @@ class Saver:
         stages: that it hosts, at any time.
         store: for the main thread; the writing thread gets a client of its own.
         tensor_parallel: T. Each tensor rank writes its own part.
+        deadline: seconds that writing may take.
+        waits: called with whether this process begins or ends a wait for the disk.
     """
 
     def __init__(
@@ -45,7 +48,10 @@ class Saver:
         stages: Mapping[int, Stage],
         store: Store,
         tensor_parallel: int = 1,
+        deadline: float = math.inf,
+        waits: Callable[[bool], None] = lambda whether: None,
     ) -> None:
+        self._deadline, self._waits = deadline, waits
         self._root, self._name, self._stages = root, name, stages
         self._hosts: dict[int, list[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
@@ -103,9 +109,14 @@ class Saver:
             self._kept = -1
 
     def close(self) -> None:
-        """Wait until all is written; the coordinator has the deadline."""
-        if self._writing is not None:
-            self._writing.result()
+        """Wait until all is written. Raises RunError when that takes longer than the deadline."""
+        if self._writing is None or self._writing.done():
+            return
+        self._waits(True)
+        wait([self._writing], None if math.isinf(self._deadline) else self._deadline)
+        self._waits(False)
+        if not self._writing.done():
+            raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; see to the disk")
 
     @torch.no_grad()
     def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -114,7 +114,8 @@ def run_worker(text: str) -> None:
         shards = HeldShards(stages, is_first, read)
     elif read is not None:
         read(stages.values())
-    saver = Saver(checkpoints, name, stages, store, tensor_parallel)
+    deadline = job.train.checkpoint_deadline
+    saver = Saver(checkpoints, name, stages, store, tensor_parallel, deadline, member.progress.set_waiting)
     injector = start_injector(
         name,
         run.faults,
@@ -143,7 +144,6 @@ def run_worker(text: str) -> None:
             at=at,
             tensor_group=tensor_group,
         ).run()
-        member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
         if trace is not None:
             trace.close()

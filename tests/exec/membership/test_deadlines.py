@@ -40,6 +40,12 @@ class Living:
     def running(self, worker: Worker) -> bool:
         return worker not in self.killed
 
+    def started_in(self, worker: Worker) -> int:
+        return 0
+
+    def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
+        return [0]
+
     def incarnation(self, worker: Worker) -> int:
         return 0
 
@@ -75,7 +81,7 @@ class Simulated:
             committed=lambda commit, record: None,
             now=lambda: self.now,
         )
-        self._beats = 0
+        self._beats, self.is_still = 0, False
         self.tick()
 
     def _log(self, kind: str, **details: Any) -> None:
@@ -89,8 +95,9 @@ class Simulated:
     def tick(self, seconds: float = TICK) -> None:
         self.now += seconds
         self._beats += 1
+        progress = 0 if self.is_still else self._beats
         for worker in sorted(self.coordinator.live):
-            self.store.set(HeartbeatKey(str(worker)), Heartbeat(self._beats, self._beats, True, "form", 0.1))
+            self.store.set(HeartbeatKey(str(worker)), Heartbeat(self._beats, progress, True, "form", 0.1))
         self.coordinator.tick()
 
     def run(self, seconds: float) -> None:
@@ -193,3 +200,27 @@ def test_a_worker_that_does_not_come_back_is_waited_for_until_a_deadline(simulat
     assert rejoins.settled(live, 3, admitted.append)
     assert (events, admitted, simulated.processes.killed) == (["fault 1.1 3"], [], [Worker(1, 1)])
     assert rejoins.settled(live, 4, admitted.append)
+
+
+def test_a_generation_in_which_all_wait_for_what_never_comes_is_repeated(simulated: Simulated) -> None:
+    simulated.acknowledge()
+    simulated.form()
+    simulated.run(2 * LIMITS["transport_timeout"])
+    assert (simulated.record.generation, simulated.coordinator.phase) == (1, GenerationPhase.RUNNING)
+    simulated.is_still = True
+    simulated.run(LIMITS["transport_timeout"] - 1)
+    assert simulated.record.generation == 1
+    simulated.run(2)
+    assert (simulated.record.generation, simulated.events) == (2, [])
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_a_worker_that_is_to_come_back(simulated: Simulated) -> None:
+    """Its node is not there yet, and it was to take part from step 0 on."""
+    simulated.acknowledge(without=["1.1"])
+    simulated.run(LIMITS["form_timeout"] + LIMITS["hung_after"] - 2)
+    simulated.coordinator.expect_rejoins([(Worker(1, 1), 0)])
+    simulated.run(4)
+    assert (simulated.record.generation, simulated.coordinator.phase) == (1, GenerationPhase.BETWEEN)
+    simulated.coordinator.end_early()
+    simulated.tick()
+    assert (simulated.record.generation, simulated.coordinator.phase) == (2, GenerationPhase.PROPOSED)
