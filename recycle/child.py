@@ -2,7 +2,8 @@
 
 The parent starts `python -m module` with a `Child`, the module calls `serve`. The child ends with its parent however
 that ends, leaves Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 to it, and keeps standard output for answers: whatever else is
-printed goes to standard error. A child that has ended is seen as the end of its answers; one that hangs is killed by `kill`.
+printed goes to standard error. A child that has ended is seen as the end of its answers; one that hangs is killed by
+`kill`.
 """
 
 from __future__ import annotations

@@ -126,9 +126,10 @@ class CheckpointManager:
                 )
             elif is_late:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
-            elif pending.finishing is None and (dead := self._missing(pending, live)):
-                if step < committed or not live:
-                    self._give_up(step, f"worker {dead} ended before it had written its part")
+            elif pending.finishing is not None:
+                continue
+            elif (dead := self._missing(pending, live)) and (step < committed or not live):
+                self._give_up(step, f"worker {dead} ended before it had written its part")
 
     def _keys(self, step: int, stages: Iterable[int]) -> list[SavedKey]:
         """Under which all tensor ranks announce their parts of stages."""

@@ -21,6 +21,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Checkpoint
+from recycle.exec.data.gpt_dataset import samples_of
 from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
@@ -62,7 +63,8 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
         text_digest: of the training text.
 
     Raises:
-        JobError: there is no run, it is finished, no checkpoint is complete, or it is of another model or batch.
+        JobError: there is no run, it is finished, no checkpoint is complete, it is of another model or batch, or its
+            data would come in another order.
     """
     if not path.is_dir():
         raise JobError(f"{path}: there is no run directory to resume")
@@ -78,20 +80,23 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
     metrics = whole_metrics(path / "metrics.jsonl", begin)
     done = begin + len(metrics)
     if done >= steps:
-        raise JobError(f"{path}: is finished, it has all {steps} steps; --steps with a larger number trains on")
+        has = f"is finished, it has all {steps} steps" if done == steps else f"has {done} steps, more than {steps}"
+        raise JobError(f"{path}: {has}; --steps with a larger number trains on")
     warnings: list[str] = []
     folder = path / "checkpoints"
     newest = _to_be_evaluated(folder, done)
     newest = newest or checkpoint.newest(folder, warnings.append, upto=done - 1)
-    if newest is None and (newest := checkpoint.newest(folder, lambda _: None)) is not None:
-        warnings = [f"metrics.jsonl has nothing of steps {done} to {newest.manifest.step}"]
+    if newest is None and (newest := checkpoint.newest(folder, (damaged := list[str]()).append)) is not None:
+        warnings = [*damaged, f"metrics.jsonl has nothing of steps {done} to {newest.manifest.step}"]
     if newest is None:
-        why = f"; {warnings[0]}" if warnings else f"; its [train] checkpoint_every was {before.train.checkpoint_every}"
-        raise JobError(f"{path}: holds no complete checkpoint to resume from{why}")
+        why = "; ".join(damaged) or f"its [train] checkpoint_every was {before.train.checkpoint_every}"
+        raise JobError(f"{path}: holds no complete checkpoint to resume from; {why}")
     manifest = newest.manifest
     found = checkpoint.differences(checkpoint.identity(job), manifest.identity)
     if found:
         raise JobError(f"{newest.folder}: is of another model or batch, and cannot be loaded by this job: {found[0]}")
+    if job.data.kind == before.data.kind == "gpt-dataset" and manifest.course.get("[data] text") != text_digest:
+        _require_order(path, job, before)
     for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):
         warnings.append(f"the run goes on otherwise than it began: {difference}")
     return Earlier(
@@ -116,6 +121,22 @@ def holds_steps(path: Path) -> bool:
     """Whether a step was trained in a run directory."""
     metrics = path / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
+
+
+def _require_order(path: Path, job: Job, before: Job) -> None:
+    """Raise JobError when the samples of a GPTDataset, of which something has changed, come in another order."""
+    if (ours := samples_of(job)) != (theirs := samples_of(before)):
+        raise JobError(
+            f"{path}: [data] samples: the order of the data follows from the number of samples, {theirs} in this run"
+            f" and {ours} with this job, whose [train] steps count where samples is left out; write [data] samples ="
+            f" {theirs} to keep the order, and state as many as all steps need from the start of a run on"
+        )
+    for key in ("seed", "split", "weights"):
+        if (value := getattr(job.data, key)) != (other := getattr(before.data, key)):
+            raise JobError(f"{path}: [data] {key}: is {value}, there {other}, which changes the order of the data")
+    contents = ("end_of_document", "mask_loss", "reset_positions")
+    if all(getattr(job.data, key) == getattr(before.data, key) for key in contents):
+        raise JobError(f"{path}: [data] path: the files are not those that this run has trained on so far")
 
 
 def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:

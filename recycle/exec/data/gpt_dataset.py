@@ -58,9 +58,8 @@ class GptDatasetBatches(Batches):
         self._job, data = job, job.data
         self._prefixes = [data.path] if data.path is not None else list(data.paths or ())
         self._opened = [open_indexed(prefix) for prefix in self._prefixes]
-        shape = job.shape
-        self._per_iteration = shape.global_micro_batches * data.micro_batch_size
-        self.samples = data.samples or (iterations or job.train.steps) * self._per_iteration
+        self._per_iteration = samples_per_iteration(job)
+        self.samples = samples_of(job, iterations)
         self._dataset = self._build()
 
     @cached_property
@@ -151,6 +150,26 @@ class GptDatasetBatches(Batches):
 
     def _names(self) -> str:
         return ", ".join(self._prefixes)
+
+
+def samples_per_iteration(job: Job) -> int:
+    """Samples of D*m micro-batches."""
+    return job.shape.global_micro_batches * job.data.micro_batch_size
+
+
+def samples_of(job: Job, iterations: int | None = None) -> int:
+    """The number of samples that the order follows from: `[data] samples`, or those of all iterations."""
+    return job.data.samples or (iterations or job.train.steps) * samples_per_iteration(job)
+
+
+def require_samples(job: Job, steps: int) -> None:
+    """Raise JobError when so many steps need more samples than the order is made of."""
+    needed = steps * samples_per_iteration(job)
+    if job.data.kind == "gpt-dataset" and needed > samples_of(job):
+        raise JobError(
+            f"[data] samples: {steps} steps need {needed} samples, and the order is made of {samples_of(job)}; state as"
+            " many as all steps need, from the start of a run on"
+        )
 
 
 def _cache_directory(job: Job) -> Path:

@@ -94,3 +94,14 @@ def is_going_on(directory: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def require_unused(directory: Path) -> None:
+    """Raise JobError when another launcher has the directory."""
+    if not (directory / "run").is_file() and is_going_on(directory):
+        raise in_use(directory)
+
+
+def in_use(directory: Path) -> JobError:
+    """The error of a directory that another launcher has."""
+    return JobError(f"{directory}: another `recycle train` is running in it")

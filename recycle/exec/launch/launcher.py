@@ -21,7 +21,7 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.data.provided import DataProvider
 from recycle.exec.faults.faults import Fault
-from recycle.exec.launch.contact import leave_contact, remove_contact
+from recycle.exec.launch.contact import leave_contact, remove_contact, require_unused
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
@@ -127,6 +127,8 @@ def train(
         RunError: the run cannot go on.
     """
     job = Providers(model, data, loss, evaluation).named_in(job)
+    if resume and directory is not None:
+        require_unused(Path(directory))
     if schedule is None and planner is None:
         planner = _usual_planner()
     directory = directory or tempfile.mkdtemp(prefix="recycle-")

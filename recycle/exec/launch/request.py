@@ -153,12 +153,15 @@ def check_request(
     check_settings(job, steps)
     if job.model.kind != "emulated":
         from recycle.exec.data import load_batches, load_evaluation
+        from recycle.exec.data.gpt_dataset import require_samples
 
         if job.model.provider is None:
             _require_memory(job)
         if job.model.weights is not None:
             verify_files(Path(job.model.weights))
         providers = providers or Providers.of(job)
+        if providers.data is None:
+            require_samples(job, steps)
         batches = load_batches(job, providers.data)
         batches.require_vocabulary()
         if job.evaluation.every:

@@ -22,7 +22,7 @@ from typing import Any
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier, holds_steps
-from recycle.exec.launch.contact import LOCK
+from recycle.exec.launch.contact import LOCK, in_use
 from recycle.exec.launch.line_log import LineLog
 from recycle.exec.membership.messages import RunInfo
 from recycle.files import read_whole, require_text, write_whole
@@ -107,7 +107,7 @@ class RunDirectory:
     def _take(self, shared: RunInfo | None) -> int:
         descriptor = lock_directory(self.path, fcntl.LOCK_EX if shared is None else fcntl.LOCK_SH)
         if descriptor is None:
-            raise JobError(f"{self.path}: is in use by another `recycle train` or by agents; choose another --run")
+            raise in_use(self.path)
         return descriptor
 
     def _point_latest_here(self) -> None:

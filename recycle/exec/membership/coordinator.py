@@ -500,7 +500,7 @@ class Coordinator:
         self._end()
 
     def _watch(self) -> None:
-        """A transport may break while the generation runs, and no death explain it; or all wait for what never comes."""
+        """A transport may break while the generation runs, and no death explain it; or all wait in vain."""
         trouble = self._trouble.look(self.record.generation, self._holders, self._detector)
         self._give_way(trouble or self._standstill())
 

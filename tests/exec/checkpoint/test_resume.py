@@ -21,6 +21,7 @@ from recycle import Job, JobError, RunError
 from recycle.cli.planner import plan_for_training
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
+from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
@@ -253,6 +254,7 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     cases = [
         (small(), 5, begun, "is finished, it has all 5 steps"),
+        (small(), 4, begun, "has 5 steps, more than 4"),
         (job(3, 2, 3, train=EVERY), 12, begun, r"another model or batch, .*\(D\*m\) is 9, there 6"),
         (job(2, 3, 3, train=EVERY), 12, begun, r"another model or batch, .*layers is 6, there 4"),
         (small(), 12, tmp_path / "nowhere", "there is no run directory to resume"),
@@ -264,6 +266,13 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch
     with pytest.raises(JobError, match="holds a run already"):
         launch(small(), 12, begun)
     assert {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()} == before
+    manifests = sorted((begun / "checkpoints").glob("*/manifest.json"))
+    assert len(manifests) == 2
+    for manifest in manifests:
+        manifest.write_text("{")
+    with pytest.raises(JobError) as refused:
+        launch(small(), 12, begun, resume=True)
+    assert all(manifest.parent.name in str(refused.value) for manifest in manifests)
     shutil.rmtree(begun / "checkpoints")
     with pytest.raises(JobError, match="holds no complete checkpoint to resume from"):
         launch(small(), 12, begun, resume=True)
@@ -276,7 +285,35 @@ def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Any, tmp
     shutil.copy(begun / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
     with pytest.raises(JobError, match="is in use by another"):
         launch(small(), 12, tmp_path / "other", resume=True)
+    with pytest.raises(JobError, match="another `recycle train` is running in it"):
+        launch(small(), 1, tmp_path / "other", resume=True)  # fewer steps than it has: that says nothing of its end
     opened.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({}, ["[data] samples", "samples = 72"]),
+        ({"samples": 120}, ["[data] samples", "samples = 72"]),
+        ({"samples": 72, "seed": 3}, ["[data] seed"]),
+        ({"samples": 72, "split": "1"}, ["[data] split"]),
+        ({"samples": 72}, ["[data] path"]),
+        ({"samples": 72, "end_of_document": 5, "mask_loss": True}, []),
+    ],
+)
+def test_a_resume_that_changes_the_order_of_samples_is_refused_and_names_the_key(
+    keys: dict[str, Any], names: list[str], begun: Path
+) -> None:
+    """The run began with the samples of 12 steps; the job has 20 by now, and its data another digest."""
+    data = {"kind": "gpt-dataset", "path": "a"}
+    (begun / "job.toml").write_text(job(3, 2, 2, data=data, train={**EVERY, "steps": 12}).to_toml())
+    of = job(3, 2, 2, data=data | keys, train={**EVERY, "steps": 20})
+    if not names:
+        assert find_earlier(begun, of, 12, "another digest").warnings
+        return
+    with pytest.raises(JobError) as refused:
+        find_earlier(begun, of, 12, "another digest")
+    assert all(name in str(refused.value) for name in names)
 
 
 def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, launch: Any, tmp_path: Path) -> None:
