@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Collection
 from typing import Any
 
@@ -42,6 +43,33 @@ from recycle.exec.processes.processes import REFUSED_THE_JOB
 from recycle.exec.processes.waker import Waker
 from recycle.runs import merge_logs
 from recycle.shape import Worker
+
+WINDOW_SECONDS, WINDOW_STEPS = 10.0, 4
+"""Tokens per second are the mean over the last steps that took so long together, and over as many steps at least:
+commits come in bursts, and the time between two of them says little."""
+
+
+class Throughput:
+    """The mean time of a step over a window of the last ones."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step counts yet."""
+        return not self._steps
+
+    def mean_after(self, seconds: float) -> float:
+        """Seconds of a step on average, the last of which took so long."""
+        self._steps.append(seconds)
+        while len(self._steps) > WINDOW_STEPS and sum(self._steps) - self._steps[0] >= WINDOW_SECONDS:
+            self._steps.popleft()
+        return max(sum(self._steps) / len(self._steps), 1e-9)
+
+    def start_over(self) -> None:
+        """What follows has nothing to do with the steps so far."""
+        self._steps.clear()
 
 
 class CoordinatorRuntime:
@@ -77,6 +105,7 @@ class CoordinatorRuntime:
         self._workers = frozenset(job.shape.workers())
         self._struck: set[int] = set()
         self._last_commit, self._last_generation = time.monotonic(), 0
+        self._throughput = Throughput()
         self._has_warned = self._can_go_back = self._is_started = False
         self._announced = ""
         self._line: dict[str, Any] = {}
@@ -407,6 +436,7 @@ class CoordinatorRuntime:
         """Training goes on behind `step`: what was written of later iterations may be wrong."""
         self._directory.rewind(step)
         self._checkpoints.rewind(step)
+        self._throughput.start_over()
 
     def _evaluated(self, record: GenerationRecord) -> None:
         """The evaluation of the committed state is done: write the step's line."""
@@ -429,13 +459,15 @@ class CoordinatorRuntime:
         tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
         # The first iteration of a generation begins from a standstill, so its time says nothing about the plan.
         is_comparable = not is_first and period > 0
+        running = self.coordinator.running_since
+        counted = now - running if running is not None and self._throughput.is_empty else seconds
         line: dict[str, Any] = {
             "step": commit.step,
             "time": round(self._directory.now(), 6),
             "loss": commit.loss if math.isfinite(commit.loss) else None,
             "grad_norm": None if math.isnan(commit.grad_norm) else commit.grad_norm,
             "mode": commit.mode,
-            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(tokens / self._throughput.mean_after(counted), 1),
             "live_workers": len(record.live) or len(self.coordinator.live),
             "plan": record.plan,
             "period": period,
