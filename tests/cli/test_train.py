@@ -95,23 +95,26 @@ def test_a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("fault", "lines"), [("stall:1.1@2", 2), ("stall:1.1@1.evaluation", 1)])
 def test_sigterm_ends_a_run_that_hangs_within_the_grace_and_keeps_the_last_committed_step(
-    command: Command, job: Path, tmp_path: Path
+    command: Command, job: Path, tmp_path: Path, fault: str, lines: int
 ) -> None:
-    job.write_text(EMULATED + "[membership]\nhung_after = 1000\nwarm_up = 1000\ngrace = 12\n")
+    """Step 1 is the last one each time; its line in the metrics comes with its evaluation."""
+    limits = "[membership]\nhung_after = 1000\nwarm_up = 1000\ngrace = 12\n"
+    job.write_text(f"{EMULATED}{limits}" + "[eval]\nevery = 2\n" * (lines == 1))
     metrics = tmp_path / "run" / "metrics.jsonl"
     told_at = [0.0]
 
     def terminate() -> None:
         deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text().count("\n") == 2) and time.monotonic() < deadline:
+        while not (metrics.exists() and metrics.read_text().count("\n") == lines) and time.monotonic() < deadline:
             time.sleep(0.01)
         told_at[0] = time.monotonic()
         os.kill(os.getpid(), signal.SIGTERM)
 
     told = threading.Thread(target=terminate)
     told.start()
-    outcome = command("train", job, "--run", "run", "--fault", "stall:1.1@2")
+    outcome = command("train", job, "--run", "run", "--fault", fault)
     told.join()
     assert outcome.status == 143
     assert time.monotonic() - told_at[0] < 13
@@ -119,7 +122,7 @@ def test_sigterm_ends_a_run_that_hangs_within_the_grace_and_keeps_the_last_commi
     assert command("train", job, "--resume", "--run", "run").status == 0
     assert command("train", job, "--run", "calm").status == 0
     losses, calm = (
-        [(line["step"], line["loss"]) for line in map(json.loads, path.read_text().splitlines())]
+        [(line["step"], line["loss"], line.get("eval_loss")) for line in map(json.loads, path.read_text().splitlines())]
         for path in (metrics, tmp_path / "calm" / "metrics.jsonl")
     )
     assert losses == calm

@@ -53,6 +53,8 @@ ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""
 
 
+PLAN_SECONDS = 3600.0
+"""How long a plan that is needed now may take; most have shorter deadlines (planner_process.py)."""
 END_SECONDS, END_ITERATIONS = 5.0, 3.0
 """A run that is told to end waits so long, and so many times its longest iteration, for the next commit."""
 
@@ -397,6 +399,9 @@ class Coordinator:
             return
         plan = self.plans.ready(self._failed)
         if plan is None:
+            if self._waited > PLAN_SECONDS:
+                dead = " ".join(map(str, sorted(self._failed))) or "any"
+                raise RunError(f"no plan without workers {dead} was made within {PLAN_SECONDS:g} s; see [planner]")
             return
         if units := self._holdings.lost(self._holders):
             raise RunError(f"{self._holdings.described(units[0])} no live host among the workers that are there")

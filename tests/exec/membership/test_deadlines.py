@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from recycle import RunError
+from recycle.exec.membership import coordinator
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import ATTEMPTS, Coordinator, GenerationPhase
 from recycle.exec.membership.forming import GRACE_SECONDS
@@ -224,3 +225,14 @@ def test_a_run_that_is_to_end_does_not_wait_for_a_worker_that_is_to_come_back(si
     simulated.coordinator.end_early()
     simulated.tick()
     assert (simulated.record.generation, simulated.coordinator.phase) == (2, GenerationPhase.PROPOSED)
+
+
+def test_a_plan_that_never_comes_ends_the_run(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "PLAN_SECONDS", 30.0)
+    simulated.acknowledge(without=["1.1"])
+    simulated.coordinator.plans.ready = lambda failed: None  # type: ignore[method-assign]
+    simulated.run(LIMITS["form_timeout"] + LIMITS["hung_after"] + 1)
+    simulated.run(28)
+    assert simulated.coordinator.phase is GenerationPhase.BETWEEN
+    with pytest.raises(RunError, match=r"no plan without workers 1\.1"):
+        simulated.run(4)
