@@ -157,8 +157,8 @@ def test_all_agents_that_are_told_end_the_run_with_a_checkpoint_and_go_on_when_t
     before = keys(etcd)
     cluster = start(small())
     cluster.reach_step(3)
-    for node in range(3):
-        cluster.agents[node].send_signal(signal.SIGTERM)
+    for node, number in enumerate((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)):
+        cluster.agents[node].send_signal(number)
     for node in range(3):
         cluster.reach_end(node, 128 + signal.SIGTERM)
     (stopped,) = cluster.events("stopped")
