@@ -1,6 +1,7 @@
 """The `recycle` command: parse, call, print. One file per command; no logic here.
 
-Exit codes: 0 done; 1 errors found by `check`, or a run that could not go on; 2 bad input; 130 Ctrl-C; 143 SIGTERM or SIGHUP.
+Exit codes: 0 done; 1 errors found by `check`, or a run that could not go on; 2 bad input; 130 Ctrl-C; 143 SIGTERM or
+SIGHUP.
 An error is one line on standard error, never a traceback. What a terminal's encoding lacks is printed as an escape.
 """
 

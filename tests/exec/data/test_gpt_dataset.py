@@ -11,7 +11,7 @@ import torch
 
 from recycle import Job, JobError, RunError
 from recycle.exec.data import load_batches
-from recycle.exec.data.gpt_dataset import GptDatasetBatches
+from recycle.exec.data.gpt_dataset import GptDatasetBatches, require_samples
 from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError
@@ -169,3 +169,10 @@ def test_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     small = Job.from_toml(toml(path=prefix).replace("vocabulary = 100", "vocabulary = 99"))
     with pytest.raises(JobError, match=r"\[model\] vocabulary: 99, but token \d+ of .*a\.bin is 99"):
         load_batches(small).require_vocabulary()
+
+
+def test_more_steps_than_the_order_was_made_for_are_refused_before_a_run_starts() -> None:
+    job = Job.from_toml(toml(path="a", samples=SAMPLES))
+    require_samples(job, STEPS)
+    with pytest.raises(JobError, match=rf"\[data\] samples: {STEPS + 1} steps need {SAMPLES + D * M * SIZE} samples"):
+        require_samples(job, STEPS + 1)
