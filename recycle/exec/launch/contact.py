@@ -103,5 +103,5 @@ def require_unused(directory: Path) -> None:
 
 
 def in_use(directory: Path) -> JobError:
-    """The error of a directory that another launcher has."""
-    return JobError(f"{directory}: another `recycle train` is running in it")
+    """The error of a directory that another launcher or an agent has locked."""
+    return JobError(f"{directory}: another `recycle train` or an agent is running in it")
