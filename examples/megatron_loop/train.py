@@ -96,6 +96,7 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         num_layers=4,
         hidden_size=64,
         num_attention_heads=4,
+        transformer_impl="local",
         hidden_dropout=0.0,
         attention_dropout=0.0,
         pipeline_dtype=torch.float32,
