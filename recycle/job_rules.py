@@ -29,20 +29,7 @@ def require_possible(job: Sections) -> None:
             if not 0 <= entry < float("inf"):
                 place = f"stage {stage} " if isinstance(value, list) else ""
                 raise JobError(f"[times] {key}: {place}must be finite and at least 0, got {entry}")
-    limit = job.memory.limit
-    if isinstance(limit, str):
-        if limit != AUTO:
-            parse_bytes(limit)
-        if job.times.profile is None:
-            raise JobError("[memory] limit: bytes need [times] profile, which says what an activation weighs")
-    elif limit is not None:
-        limits = limit if isinstance(limit, list) else [limit]
-        if isinstance(limit, list) and len(limit) != shape.ranks:
-            raise JobError(f"[memory] limit: lists {len(limit)} ranks, the shape has {shape.ranks}")
-        if min(limits) < shape.chunks:
-            raise JobError(f"[memory] limit: a worker must hold at least {shape.chunks} activation(s), got {limit}")
-        if max(limits) > _MOST_ACTIVATIONS:
-            raise JobError(f"[memory] limit: at most {_MOST_ACTIVATIONS} activations, got {limit}")
+    _require_memory(job)
     if job.times.profile == ANALYTIC:
         job.layers_per_stage()
     _require_store(job)
@@ -73,6 +60,41 @@ def require_possible(job: Sections) -> None:
             _require_data(job, job.data, part=1)
     _require_train(job)
     _require_integrity(job)
+
+
+def _require_memory(job: Sections) -> None:
+    shape, memory, limit = job.shape, job.memory, job.memory.limit
+    for key, written in (("activation", memory.activation), ("static", memory.static)):
+        if written is None:
+            continue
+        if job.times.profile is not None:
+            raise JobError(f"[memory] {key}: [times] profile states it too; take out one of them")
+        if isinstance(written, list) and len(written) != shape.stages:
+            raise JobError(f"[memory] {key}: lists {len(written)} stages, the shape has {shape.stages} (P*V)")
+        for text in written if isinstance(written, list) else [written]:
+            if not parse_bytes(text, f"[memory] {key}") and key == "activation":
+                raise JobError(f"[memory] activation: must be more than 0 bytes, got {text!r}")
+    if memory.static is not None and memory.activation is None:
+        raise JobError("[memory] static: needs activation, the bytes of an activation of a stage")
+    if isinstance(limit, str):
+        if limit != AUTO:
+            parse_bytes(limit, "[memory] limit")
+        if limit == AUTO and job.times.profile is None:
+            raise JobError(
+                '[memory] limit: "auto" needs [times] profile, which states what the device has; state bytes'
+            )
+        if job.times.profile is None and memory.activation is None:
+            raise JobError(
+                "[memory] limit: bytes need the bytes of an activation; state [memory] activation, or [times] profile"
+            )
+    elif limit is not None:
+        limits = limit if isinstance(limit, list) else [limit]
+        if isinstance(limit, list) and len(limit) != shape.ranks:
+            raise JobError(f"[memory] limit: lists {len(limit)} ranks, the shape has {shape.ranks}")
+        if min(limits) < shape.chunks:
+            raise JobError(f"[memory] limit: a worker must hold at least {shape.chunks} activation(s), got {limit}")
+        if max(limits) > _MOST_ACTIVATIONS:
+            raise JobError(f"[memory] limit: at most {_MOST_ACTIVATIONS} activations, got {limit}")
 
 
 def _require_named(job: Sections) -> None:

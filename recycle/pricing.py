@@ -11,7 +11,7 @@ from math import ceil
 from recycle import analytic
 from recycle.cut import profile_of_cut, units_of
 from recycle.errors import JobError
-from recycle.profile import Profile
+from recycle.profile import PerStage, Profile
 from recycle.sections import ANALYTIC, AUTO, Sections
 from recycle.shape import Shape
 
@@ -28,6 +28,7 @@ _WEIGHED_BY = {
     "activation": "activation",
 }
 """What of an analytic layer says how much of a stage's price lies on it."""
+_MOST_DIGITS = 30
 
 
 def profile_of(job: Sections) -> Profile:
@@ -41,14 +42,23 @@ def profile_of(job: Sections) -> Profile:
         return analytic.profile(job, job.layers_per_stage())
     if times.profile is not None:
         return Profile.load(times.profile)
+    memory = job.memory
     return Profile(
         forward=times.forward,
         backward_input=times.backward_input,
         backward_weight=times.backward_weight,
         latency=times.link,
         step=times.step,
-        weight_stash=job.memory.weight_stash,
+        activation=1.0 if memory.activation is None else _bytes_per_stage(memory.activation, "activation"),
+        static=0.0 if memory.static is None else _bytes_per_stage(memory.static, "static"),
+        weight_stash=memory.weight_stash,
     )
+
+
+def _bytes_per_stage(written: str | list[str], key: str) -> PerStage:
+    if isinstance(written, list):
+        return [parse_bytes(text, f"[memory] {key}") for text in written]
+    return parse_bytes(written, f"[memory] {key}")
 
 
 def layer_seconds(job: Sections) -> list[float]:
@@ -110,7 +120,7 @@ def byte_limit(job: Sections, profile: Profile) -> float | None:
     if not isinstance(limit, str):
         return None
     if limit != AUTO:
-        return parse_bytes(limit)
+        return parse_bytes(limit, "[memory] limit")
     if profile.capacity is None:
         raise JobError(
             '[memory] limit: "auto" is what the device has, which this profile does not say; measure one on such a'
@@ -119,13 +129,12 @@ def byte_limit(job: Sections, profile: Profile) -> float | None:
     return profile.capacity
 
 
-def parse_bytes(text: str) -> float:
-    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
+def parse_bytes(text: str, key: str) -> float:
+    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError that begins with `key`."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
-    if match is None:
-        raise JobError(
-            f'[memory] limit: {text!r} is not a size: write "20 GiB", say, "auto", or a number of activations'
-        )
+    if match is None or len(match[1]) > _MOST_DIGITS:
+        others = ', "auto", or a number of activations' if key == "[memory] limit" else ""
+        raise JobError(f'{key}: {text!r} is not a size: write for example "20 GiB"{others}')
     return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
 
 

@@ -74,6 +74,8 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     limit: int | list[int] | str | None = None
+    activation: str | list[str] | None = None
+    static: str | list[str] | None = None
     weight_stash: Share = 1.0
     state_limit: Annotated[float, Meta(ge=1.0)] = 1.25
 

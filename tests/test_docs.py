@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recycle import ScheduleError, Shape, check
+from recycle import Profile, ScheduleError, Shape, check
 from recycle.cli import main
 from recycle.cli.app import COMMANDS, command_of
 from recycle.ir import families
@@ -117,6 +118,15 @@ def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None
     assert check(schedule) == []
     keys = (DOCS / "file-format.md").read_text().split("## Instructions")[0]
     assert all(f"`{key}`" in keys for key in json.loads(text))
+
+
+def test_the_profile_of_the_profile_page_can_be_read_and_every_key_is_in_its_table() -> None:
+    (text,) = blocks("docs/profile.md", "json")
+    profile = Profile.from_bytes(text.encode(), "docs/profile.md")
+    profile.require(Shape(2, 2, 1))
+    table = (DOCS / "profile.md").read_text().split("| key | value |")[1].split("\n\n")[0]
+    keys = [key for row in table.splitlines() if row.startswith("| `") for key in re.findall("`(.*?)`", row.split("|")[1])]
+    assert sorted(keys) == sorted(field.name for field in fields(Profile))
 
 
 def test_every_instruction_on_the_format_page_can_be_read() -> None:

@@ -39,6 +39,20 @@ def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> 
     assert job.activation_limits() == [6.0, 20.0, 20.0, 20.0]
 
 
+def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
+    limit = SHAPE + '[memory]\nlimit = "20 GiB"\n'
+    assert Job.from_toml(limit + 'activation = "2 GiB"\n').activation_limits() == [10.0] * 4
+    job = Job.from_toml(limit + 'activation = ["2 GiB", "1 GiB", "1 GB", "4 GiB"]\nstatic = "10 GiB"\n')
+    assert job.activation_limits() == [5.0, 10.0, 10.0, 2.0]
+    assert job.profile().static == 10 * 2**30
+    chunks = Job.from_toml(
+        SHAPE.replace("ranks = 4", "ranks = 2\nchunks = 2") + '[memory]\nlimit = "9 B"\n'
+        'activation = ["1 B", "1 B", "2 B", "1 B"]\nstatic = ["1 B", "2 B", "0 B", "3 B"]\n'
+    )
+    assert chunks.activation_limits() == [4.0, 4.0]
+    assert Job.from_toml(job.to_toml()) == job
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -55,7 +69,18 @@ def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> 
         (SHAPE + '[times]\nforward = "fast"\n', r"\[times\] forward: "),
         (SHAPE + "[memory]\nlimit = 0\n", r"\[memory\] limit: .*must hold at least 1"),
         (SHAPE + "[memory]\nlimit = [1, 2]\n", r"\[memory\] limit: lists 2 ranks"),
-        (SHAPE + '[memory]\nlimit = "20 GiB"\n', r"need \[times\] profile"),
+        (SHAPE + '[memory]\nlimit = "20 GiB"\n', r"\[memory\] limit: bytes need .* \[memory\] activation"),
+        (SHAPE + '[memory]\nlimit = "auto"\nactivation = "2 GiB"\n', r"\[memory\] limit: "),
+        (SHAPE + '[memory]\nactivation = "2"\n', r"\[memory\] activation: '2' is not a size"),
+        (SHAPE + '[memory]\nactivation = "0 B"\n', r"\[memory\] activation: must be more than 0"),
+        (SHAPE + f'[memory]\nactivation = "{"9" * 400} GiB"\n', r"\[memory\] activation: .* is not a size"),
+        (SHAPE + "[memory]\nactivation = 2\n", r"\[memory\] activation: "),
+        (SHAPE + '[memory]\nactivation = ["2 GiB"]\n', r"\[memory\] activation: lists 1 stages, the shape has 4"),
+        (SHAPE + '[memory]\nstatic = "2 GiB"\n', r"\[memory\] static: needs activation"),
+        (
+            SHAPE + '[memory]\nactivation = "2 GiB"\n[times]\nprofile = "analytic"\n',
+            r"\[memory\] activation: \[times\] profile states it too",
+        ),
         (SHAPE + '[memory]\nlimit = "much"\n', r"'much' is not a size"),
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
         (
@@ -116,9 +141,9 @@ def test_layers_divide_or_are_stated() -> None:
 def test_sizes_are_decimal_or_binary_by_their_unit(text: str, size: float | None) -> None:
     if size is None:
         with pytest.raises(JobError, match="is not a size"):
-            parse_bytes(text)
+            parse_bytes(text, "--size")
     else:
-        assert parse_bytes(text) == size
+        assert parse_bytes(text, "--size") == size
 
 
 def test_the_explanation_of_a_job_is_itself_a_job_with_every_section() -> None:
@@ -137,7 +162,7 @@ def test_a_limit_that_is_left_to_the_device_wants_a_profile_that_knows_it(tmp_pa
         Job.load(tmp_path / "job.toml").activation_limits()
     Profile(activation=10.0, static=100.0, workspace=5.0, capacity=149.0).save(tmp_path / "p.json")
     assert Job.load(tmp_path / "job.toml").activation_limits() == [4.0] * 4
-    with pytest.raises(JobError, match=r"\[memory\] limit: bytes need \[times\] profile"):
+    with pytest.raises(JobError, match=r"\[memory\] limit: .* needs \[times\] profile"):
         Job.from_toml(SHAPE + '[memory]\nlimit = "auto"\n')
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from recycle.cli.terminal import TwentiethLines, progress_bars
-from recycle.errors import JobError
 from recycle.pricing import parse_bytes
 
 
@@ -37,10 +36,7 @@ def export_hf(
 
     from recycle.hugging_face.conversion import DTYPES, export_model
 
-    try:
-        most_bytes = int(parse_bytes(shard_size))
-    except JobError:
-        raise JobError(f'export-hf: --shard-size: {shard_size!r} is no size such as "2 GiB"') from None
+    most_bytes = int(parse_bytes(shard_size, "export-hf: --shard-size"))
     with progress_bars(otherwise=TwentiethLines()) as report:
         found = export_model(
             checkpoint,

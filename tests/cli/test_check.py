@@ -95,6 +95,16 @@ def test_a_limit_in_bytes_counts_static_bytes_too(command: Command, valid: Path,
     assert [(f["rule"], f["instruction"]) for f in outcome.json["findings"]] == [("byte-limit", "0F0.1")]
 
 
+def test_bytes_written_in_the_job_count_as_those_of_a_profile(command: Command, valid: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    bytes_of_stages = 'activation = "100 B"\nstatic = ["1000 B", "50 B"]\n'
+    for limit, status, rules in (("1200 B", 0, []), ("1199 B", 1, ["byte-limit"])):
+        job.write_text(JOB + f'[memory]\nlimit = "{limit}"\n{bytes_of_stages}')
+        outcome = command("check", valid, "--job", job, "--json")
+        assert (outcome.status, [finding["rule"] for finding in outcome.json["findings"]]) == (status, rules)
+    assert max(command("simulate", valid, "--job", job, "--json").json["peak_bytes"]) == 1200
+
+
 def test_a_job_of_another_shape_is_refused(command: Command, valid: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB.replace("ranks = 2", "ranks = 3"))

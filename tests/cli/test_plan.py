@@ -302,6 +302,14 @@ def test_memory_that_one_micro_batch_does_not_fit_into_names_the_stage(run, tmp_
         " has memory for 0 activations beside its static bytes, and one micro-batch"
         " needs 1; raise the limit\n"
     )
+    text = TINY.replace("limit = 3", 'limit = "4 GB"\nactivation = "1 GB"\nstatic = ["1 GB", "5 GB"]')
+    assert run(text)[1:] == (out, err.replace(f" with {tmp_path / 'bytes.json'}", ""))
+
+
+def test_a_limit_in_bytes_plans_as_the_same_one_in_activations(run):
+    in_bytes = TINY.replace("limit = 3", 'limit = "7 GB"\nactivation = "2 GB"\nstatic = "1 GB"')
+    planned = [json.loads(run(text, "--failed", "1.1", "--json")[1]) for text in (TINY, in_bytes)]
+    assert [(plan["period"], plan["lower_bound"]) for plan in planned] == [(planned[0]["period"],) * 2] * 2
 
 
 @pytest.mark.parametrize(
