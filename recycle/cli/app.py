@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module, metadata, resources
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,12 @@ COMMANDS = (
     "view",
 )
 """In the order of `recycle --help`."""
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE", help="Import a module that registers schedule families or kinds of instruction."
+    ),
+]
 
 
 class LazyGroup(TyperGroup):
@@ -63,15 +70,21 @@ def command_of(name: str) -> Any:
     """The command `name`, whose file this imports."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = name.replace("-", "_")
-    single.command(name)(_naming_its_job(getattr(import_module(f"recycle.cli.{function}"), function)))
+    single.command(name)(_with_imports(getattr(import_module(f"recycle.cli.{function}"), function)))
     return get_command(single)
 
 
-def _naming_its_job(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, whose errors about a key of the job ("[section] key: ...") begin with the job file it was given."""
+def _with_imports(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the option `--import`.
+
+    Its errors about a key of the job ("[section] key: ...") begin with the job file that it was given.
+    """
 
     @wraps(command)
-    def named(**arguments: Any) -> None:
+    def named(*, modules: list[str] | None = None, **arguments: Any) -> None:
+        from recycle.ir.plugins import load_plugins
+
+        load_plugins(modules or ())
         try:
             command(**arguments)
         except JobError as error:
@@ -81,6 +94,12 @@ def _naming_its_job(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             raise JobError(f"{job}: {error}") from None
 
+    own = signature(command, eval_str=True)
+    added = Parameter("modules", Parameter.KEYWORD_ONLY, default=None, annotation=ImportOption)
+    named.__signature__ = own.replace(parameters=[*own.parameters.values(), added])  # type: ignore[attr-defined]
+    named.__annotations__ = {name: parameter.annotation for name, parameter in own.parameters.items()} | {
+        "modules": ImportOption
+    }
     return named
 
 

@@ -37,6 +37,7 @@ from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
+from recycle.ir.plugins import load_plugins
 from recycle.job import Job
 from recycle.plans.replaying import rotation_of
 from recycle.shape import Worker
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _train(given: argparse.Namespace, first: bool) -> None:
     if "RANK" not in os.environ:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
+    load_plugins()
     described = Job.load(given.job)
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from recycle.child import Child, serve
 from recycle.exec.processes.waker import Waker
+from recycle.ir.plugins import load_plugins
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Plan, Vector
@@ -212,6 +213,7 @@ def _serve(parent: str, name: str) -> None:
     """The child: answer one question after the other; a solver's chatter goes elsewhere."""
     requests, answers = serve(parent)
     os.nice(5)
+    load_plugins()
     module, _, function = name.partition(":")
     planner = getattr(importlib.import_module(module), function)
     first = requests.readline()

@@ -54,6 +54,7 @@ def main(launcher: str, folders: str, *modules: str) -> None:
     sys.path[:0] = filter(None, folders.split(os.pathsep))
     for module in ("recycle.exec.worker.worker", *modules):
         importlib.import_module(module)
+    importlib.import_module("recycle.ir.plugins").load_plugins()
     importlib.import_module("recycle.exec.worker.warm_up").warm_up()
     gc.collect()
     gc.freeze()  # what is imported stays, so that no worker's collector looks at it, and so copies its pages

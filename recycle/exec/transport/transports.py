@@ -6,27 +6,30 @@ from importlib import import_module
 
 from recycle.errors import JobError
 from recycle.exec.transport.plugin import TransportPlugin
+from recycle.ir.plugins import TRANSPORTS_GROUP, entry_points
 from recycle.job import Job
 
 TRANSPORTS = {
     "nccl": "recycle.exec.transport.nccl:Nccl",
     "gloo": "recycle.exec.transport.gloo:Gloo",
 }
-"""Name -> `module:class` of its plug-in; "auto" takes the first that can move what the job's stages make."""
+"""Name -> `module:class` of its plug-in; "auto" takes the first that can move what the job's stages make. Entry points
+of other packages add names."""
 ANYWHERE = "gloo"
 """The transport that needs nothing of a machine: what links are measured over."""
 
 
 def transport_named(name: str) -> type[TransportPlugin]:
     """The plug-in with this name, or at this `package.module:Class`. Raises JobError when there is none."""
-    module, _, attribute = TRANSPORTS.get(name, name).partition(":")
+    known = {entry.name: entry.value for entry in entry_points(TRANSPORTS_GROUP)} | TRANSPORTS
+    module, _, attribute = known.get(name, name).partition(":")
     try:
         plugin = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError):
         plugin = None
     if not isinstance(plugin, type) or not issubclass(plugin, TransportPlugin):
-        known = ", ".join(f'"{known}"' for known in ("auto", *TRANSPORTS))
-        raise JobError(f'[membership] transport: "{name}" is none of {known}, nor the "package.module:Class" of one')
+        names = ", ".join(f'"{known}"' for known in ("auto", *known))
+        raise JobError(f'[membership] transport: "{name}" is none of {names}, nor the "package.module:Class" of one')
     return plugin
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.families import FAMILIES, TWO_CHUNKS
+from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment
@@ -24,12 +24,12 @@ from recycle.solve.search.list_scheduling import schedule_by_priority, warm_up
 
 
 def family_orders(problem: Problem) -> Iterator[Order]:
-    """The orders of all families that fit; none where workers are dead."""
-    for name, family in FAMILIES.items():
+    """The orders of all families of the package that fit; none where workers are dead."""
+    for name in BUILT_IN:
         if problem.dead or name in TWO_CHUNKS:  # those are on the V
             continue
         try:
-            order = order_of(problem, family(problem.shape))
+            order = order_of(problem, FAMILIES[name](problem.shape))
         except ScheduleError:
             continue
         if order is not None and problem.is_within_caps(order):
