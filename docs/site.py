@@ -29,7 +29,17 @@ RANKS, MICRO_BATCHES = 4, 8
 NAVIGATION = {
     "Schedules": ["write-a-schedule", "read-a-timeline", "viewer", "file-format", "add-a-family", "add-an-instruction"],
     "Planning": ["elastic", "profile", "memory", "compare", "comparison", "results"],
-    "Training": ["models", "data", "dials", "checkpoints", "hugging-face", "megatron", "tensor-parallel", "zero1"],
+    "Training": [
+        "job",
+        "models",
+        "data",
+        "dials",
+        "checkpoints",
+        "hugging-face",
+        "megatron",
+        "tensor-parallel",
+        "zero1",
+    ],
     "Failures": ["faults", "report", "cluster", "transports", "security", "support"],
     "Project": ["how-it-works", "glossary", "testing", "contributing"],
 }

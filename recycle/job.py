@@ -1,7 +1,8 @@
 """Job: everything a run is made of, read from one TOML file.
 
 Each section is a typed struct whose fields carry their defaults; `Job.load` names the file and the key of whatever
-does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `explain_job` prints every key with its value.
+does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `recycle.job_reference`
+describes every key.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         for section in msgspec.structs.fields(Job):
             values = msgspec.to_builtins(getattr(self, section.name))
             lines.append(f"[{section.encode_name}]")
-            lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
+            lines += [f"{key} = {toml_value(value)}" for key, value in values.items() if value is not None]
             lines.append("")
         return "\n".join(lines)
 
@@ -218,23 +219,6 @@ def price(job: Job) -> PricedJob:
     return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 
-def explain_job(job: Job) -> str:
-    """Every key with the value that the job gives it, as TOML; keys left at their default say so."""
-    lines: list[str] = []
-    for section in msgspec.structs.fields(Job):
-        kind: Any = section.type
-        values = getattr(job, section.name)
-        about = (kind.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
-        lines.append(f"[{section.encode_name}]  # {about}")
-        for key in msgspec.structs.fields(kind):
-            value = getattr(values, key.name)
-            text = f"# {key.encode_name}" if value is None else f"{key.encode_name} = {_toml_value(value)}"
-            default = key.default if key.default_factory is msgspec.NODEFAULT else key.default_factory()
-            lines.append(f"{text:<36}  # default" if value == default else text)
-        lines.append("")
-    return "\n".join(lines)
-
-
 def _text(path: str | Path) -> str:
     content = read_whole(path, JobError, _MOST_BYTES)
     try:
@@ -266,10 +250,11 @@ def _resolved(data: DataSection, folder: Path) -> DataSection:
     )
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value of a key as TOML."""
     if isinstance(value, dict):
         stated = {key: entry for key, entry in value.items() if entry is not None}
-        return f"{{{', '.join(f'{_toml_value(key)} = {_toml_value(entry)}' for key, entry in stated.items())}}}"
+        return f"{{{', '.join(f'{toml_value(key)} = {toml_value(entry)}' for key, entry in stated.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml_value, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,8 @@
-"""The sections of a job file: every key with its type, its limits and its default, and what it means."""
+"""The sections of a job file: every key with its type, its limits and its default, and what it means.
+
+The lines below "Attributes:" of each section, `key (unit): meaning`, are what `recycle train JOB --explain` and
+docs/job.md print (`recycle.job_reference`).
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,18 @@ Recompute = Literal["none", "full", "layers", "selective"]
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[shape]`: size of the job.
 
-    With `tensor_parallel` T a worker is T processes, each with a T-th of its stages' attention heads, feed-forward
-    units and vocabulary, which T must divide. They fail as one: see docs/tensor-parallel.md. With `sequence_parallel`
-    each also holds a T-th of every sequence wherever a layer does not need the whole. With `expert_parallel` each has a
-    T-th of the experts of every layer, whole; else each has all of them.
+    A worker consists of `tensor_parallel` processes, which fail as one (docs/tensor-parallel.md).
+
+    Attributes:
+        pipelines: data-parallel replicas of the model, D.
+        ranks: workers of a pipeline, P.
+        micro_batches: micro-batches of each pipeline in an iteration, m.
+        chunks: stages of a worker, V; the model has P·V stages.
+        tensor_parallel: processes of a worker, T. Each has a T-th of the attention heads, feed-forward units and
+            vocabulary, which T must divide.
+        sequence_parallel: whether each of the T processes holds a T-th of every sequence where a layer does not need
+            the whole.
+        expert_parallel: whether each of the T processes has a T-th of the experts of every layer; else all of them.
     """
 
     pipelines: Positive
@@ -48,9 +60,18 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[times]`: seconds (or any one unit) of each instruction; or the file that `recycle profile` wrote.
+    """`[times]`: times of each instruction, or the file that `recycle profile` wrote.
 
-    `profile = "analytic"` computes seconds and bytes from `[model]` and `[analytic]` (see `recycle.analytic`).
+    All times are in one unit, which may be any: numbers are for planning alone.
+
+    Attributes:
+        forward (seconds or any unit): F of one micro-batch in a stage.
+        backward_input (seconds or any unit): I of one micro-batch, the gradient of its input.
+        backward_weight (seconds or any unit): W of one micro-batch, the gradients of the weights. B takes I + W.
+        link (seconds or any unit): a transfer between two workers.
+        step (seconds or any unit): reduction and optimizer step of a stage.
+        profile: path of a profile file (docs/profile.md), in place of the other keys; or "analytic", which computes
+            seconds and bytes from `[model]` and `[analytic]`.
     """
 
     forward: PerStage = 1.0
@@ -62,15 +83,19 @@ class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[memory]`: what a worker may hold. A number or a list per rank, in activations; or text such as "20 GiB".
+    """`[memory]`: what a worker may hold.
 
-    `limit = "auto"` is what a worker's device has, as the profile says: with a measured one what was free on the GPU
-    that it was measured on, or on a CPU the machine's memory in equal parts for the workers that the job starts on a
-    machine; with the analytic one the GPU's memory. A tenth is left to what is not counted.
-
-    `state_limit` is what a worker of an elastic layout may hold of parameters and optimizer state, over what the
-    largest fault-free stage has; without bytes in the profile that counts units of the model. A worker takes on whole
-    layers: with L layers per worker, layers move from 1 + 1/L on.
+    Attributes:
+        limit: activations that a worker may hold, one number or a list with one for each rank; or bytes as text such as
+            "20 GiB"; or "auto", what the device has by the profile (docs/memory.md). No limit when left out.
+        activation: bytes of an activation of one micro-batch in a stage, as text such as "2 GiB", for times that are
+            written by hand. A profile states its own.
+        static: bytes of a stage's parameters, gradients and optimizer state, as text such as "30 GiB", for times that
+            are written by hand. 0 when left out.
+        weight_stash: share of an activation that is still held between I and W.
+        state_limit: what a worker of an elastic layout may hold of parameters and optimizer state, as a multiple of
+            what the largest fault-free stage holds. Without bytes in the profile, units of the model are counted. A
+            worker takes on whole layers: with L layers per worker, layers move from 1 + 1/L on.
     """
 
     limit: int | list[int] | str | None = None
@@ -81,18 +106,24 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[planner]`: effort per plan, and which of the three techniques may be used.
+    """`[planner]`: effort per plan, and the techniques that plans may use.
 
-    `ahead` failures are planned for while training runs; a set of dead workers beyond that is planned when it happens.
-
-    With `move` a live worker may change stage where that pays: what it gains per iteration, times
-    `iterations_between_changes`, must exceed the seconds of copying the stage. A change every 1,000 iterations is what
-    large jobs see: 419 unexpected interruptions in 54 days (Llama 3, arXiv 2407.21783) are one in three hours, at some
-    ten seconds an iteration.
-
-    With `layout = "elastic"` live workers host other layers where that is faster than re-routing alone
-    (docs/elastic.md). While a job trains layers move when that is "worth" its pause by the same rule, or with
-    `move_when = "always"` whenever there is a faster layout.
+    Attributes:
+        seconds (seconds): time of the search for a plan, at most.
+        steps: steps of the search, in place of seconds; the result then depends on the seed and this number alone.
+        seed: seed of the search.
+        decoupled: whether a backward may be split into I and W.
+        staggered: whether each stage steps by itself; if false, all stages step together after a barrier.
+        reroute: whether peers may run micro-batches of dead workers.
+        ahead: number of failures that are planned for in advance. A set of dead workers beyond that is planned when it
+            happens.
+        move: whether a live worker may change its stage where that pays: what it gains per iteration, times
+            `iterations_between_changes`, must exceed the seconds of copying the stage.
+        layout: "elastic" if live workers may host other layers where that is faster than re-routing alone
+            (docs/elastic.md).
+        move_when: when layers move in a job that trains: if the gain is worth the pause, or always.
+        iterations_between_changes (iterations): expected iterations from one failure to the next. The default is about
+            three hours of iterations of ten seconds, the rate of Llama 3's training (arXiv 2407.21783).
     """
 
     seconds: Annotated[float, Meta(ge=0.01)] = 30.0
@@ -109,30 +140,33 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[model]`: a GPT, or a model of another family. `split` lists the layers of each stage; else they divide evenly.
+    """`[model]`: a built-in model, or a model that a function builds (docs/models.md).
 
-    With `split = "auto"` the slowest stage is as fast as can be: with a profile, measured or analytic, by the analytic
-    model's seconds, which put the embedding on the first layer and the head on the last; else all layers are alike.
-    A job's file in the run directory has the list that this came to.
-
-    With `tied` the output layer uses the embedding's weight: first and last stage hold it and reduce together.
-    `dropout` is that of the embedding and the residual stream, `attention_dropout` (the same when left out) that of the
-    attention's weights. With `recompute = "full"` a stage keeps only its input between F and I, which runs the forward
-    again: an activation then weighs a message, and I takes F's time on top. What W needs is held from I on as ever, so
-    `[planner] decoupled = false` goes with it where memory is short. With "layers" each layer is run again by itself,
-    with "selective" parts of it (`[model.config] recompute_modules`); a list states it for each stage.
-
-    `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
-
-    Of the families (`recycle.architecture`, docs/models.md) "gpt" has learned positions, the others rotary ones, whose
-    angles fall from 1 to 1 / `rotary_base`; `rotary_scaling` is the factor by which Llama 3.1 slows the slow ones down.
-
-    `provider = "package.module:function"` builds the stages in place of recycle (docs/models.md); it is looked for in
-    the folders `import_from`, that of the job file when left out, and then on Python's path. `[model.config]` has
-    further fields of megatron-core's TransformerConfig.
-
-    `weights` is a checkpoint that training starts from, one of a run or one that `recycle import-hf` made; the model's
-    sizes are then those of its weights and can be left out.
+    Attributes:
+        kind: family of the model. "emulated" computes nothing and takes the times of the profile.
+        provider: function that builds the stages in place of recycle, as "package.module:function".
+        weights: path of a checkpoint that training starts from, of a run or of an import. Sizes of the model can then
+            be left out.
+        import_from: folders in which modules of functions are looked for before Python's path; the folder of the job
+            file when left out.
+        config: further fields of megatron-core's TransformerConfig.
+        seconds_per_unit (seconds): duration of one unit of `[times]`, for kind "emulated".
+        layers: transformer layers.
+        hidden: width of the model.
+        heads: attention heads; they must divide `hidden`.
+        sequence (tokens): length of a sequence.
+        vocabulary (tokens): size of the vocabulary.
+        ffn: width of the feed-forward part; 4 times `hidden` when left out.
+        split: layers of each stage. "auto" makes the slowest stage as fast as possible, by the analytic model if there
+            is a profile. Layers are divided evenly when left out.
+        tied: whether the output layer uses the weight of the embedding. First and last stage then reduce together.
+        dropout: dropout of the embedding and the residual stream.
+        attention_dropout: dropout of the attention's weights; that of `dropout` when left out.
+        rotary_base: base of rotary positions; not for kind "gpt".
+        rotary_scaling: factor by which Llama 3.1 slows the slow rotary angles down; not for kind "gpt".
+        recompute: what a stage runs again in its backward: nothing, all of it ("full"), each layer by itself
+            ("layers"), or parts of each layer ("selective"). One value, or a list with one for each stage.
+        seed: seed of the initial weights.
     """
 
     kind: Literal["gpt", "llama", "qwen", "mixtral", "emulated"] = "gpt"
@@ -162,16 +196,25 @@ OF_GPT_DATASET = ("paths", "weights", "split", "samples", "cache", "end_of_docum
 
 
 class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
+    """`[data]`: what micro-batches hold (docs/data.md).
 
-    With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`, which `recycle tokenize` makes.
-    With `kind = "gpt-dataset"` the samples of megatron-core's GPTDataset in the order of Megatron-LM's own loop, of one
-    such file (`path`) or a blend of several (`paths`, by `weights`; by their sizes when left out). `split` has the
-    shares of the documents for training, validation and test. The order is that of a run of
-    `samples`, as many as `[train] steps` needs when left out. `mask_loss` leaves tokens that end a document
-    (`end_of_document`, its number) out of the loss; with `reset_positions` positions begin anew behind them.
-
-    With `provider = "package.module:function"`, batches of one's own (docs/models.md).
+    Attributes:
+        kind: "text" is bytes of text, "megatron" Megatron-LM's token files, "gpt-dataset" the samples of
+            megatron-core's GPTDataset in the order of Megatron-LM's own loop.
+        provider: function that gives batches, as "package.module:function".
+        path: a text file or a folder of text; of token files the path without `.bin` and `.idx`. The source code of
+            Python's standard library when left out.
+        micro_batch_size (sequences): sequences of a micro-batch.
+        seed: seed of the order.
+        paths: several token files of a "gpt-dataset", without suffix.
+        weights: weight of each of `paths`; their sizes when left out.
+        split: shares of the documents of a "gpt-dataset" for training, validation and test.
+        samples (sequences): length of the run that the order of a "gpt-dataset" is made for; as many as `[train] steps`
+            needs when left out.
+        cache: folder of the index of a "gpt-dataset"; beside the first file when left out.
+        end_of_document: number of the token that ends a document.
+        mask_loss: whether tokens that end a document are left out of the loss.
+        reset_positions: whether positions start again after each document.
     """
 
     kind: Literal["text", "megatron", "gpt-dataset"] = "text"
@@ -190,15 +233,13 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[eval]`: after which steps the loss on other data is computed, and on how many of them (docs/data.md).
+    """`[eval]`: evaluation on other data (docs/data.md).
 
-    After every `every` steps, 0 for never, and after the last one. `batches` counts as iterations do: each is as many
-    micro-batches as an iteration has. They are the same ones each time, and dropout is off.
-
-    `data` has the keys of `[data]`. Left out, it is the validation part of the `split` of a "gpt-dataset"; of any other
-    kind, whose data have no part that is not trained on, `[data]` itself with the next `seed`. A "gpt-dataset" that is
-    named here also gives its validation part: `split = "0,1"` takes all of it. Rows per micro-batch are those of
-    `[data]`.
+    Attributes:
+        every (iterations): interval of evaluations, of which one also follows the last iteration; 0 for never.
+        batches: batches of an evaluation, each of as many micro-batches as an iteration; the same ones each time.
+        data: data of the evaluation, with the keys of `[data]`. When left out, the validation part of a "gpt-dataset";
+            for other kinds `[data]` with the next seed. `split = "0,1"` takes all of a "gpt-dataset".
     """
 
     every: Count = 0
@@ -207,38 +248,44 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the loss, the optimizer (AdamW), how gradients are summed, and how often the state is kept.
+    """`[train]`: the loss, the optimizer (AdamW), the sum of gradients, and checkpoints.
 
-    `loss = "package.module:function"` gives a micro-batch's sum and count of losses (docs/models.md); without it, that
-    is the cross entropy of the labels, over the tokens that the batch's `loss_mask`, if any, has.
-
-    With `schedule` the learning rate is Megatron-LM's: from 0 over `warmup` iterations to `learning_rate`, then
-    constant, or down a line or half a cosine to `minimum_learning_rate` at iteration `steps`; "warmup-stable-decay" is
-    constant until the last `decay` of `steps` (a tenth of them when left out), in which it goes down as `decay_shape`
-    says. Without `schedule`, from `learning_rate` / `warmup` on and down half a cosine to a tenth of it in the last of
-    `steps`.
-
-    With `precision = "bf16"` weights, activations and messages are bf16; gradients are summed, and the weights updated,
-    from fp32 copies.
-
-    With `sharded_optimizer` the hosts of a stage share its optimizer state, and each part of it is held by
-    `optimizer_copies` of them: so many deaths but one lose nothing (docs/zero1.md). After a death copies are made while
-    training goes on; `copy_bytes` is the most that one worker sends another for that in an iteration, as many as fit
-    beside it when left out.
-
-    A staggered step may have to be taken back, so the state before it is kept, 12 bytes per parameter or 14 in bf16:
-    with `undo = "host"` in pinned memory of the host, to which it is copied while the worker waits for others.
-
-    With `reduce_buckets` = N the gradients of a stage are summed over its hosts in N buckets, each as soon as the last
-    W's have computed it, while they go on with the next (docs/write-a-schedule.md). The bits are those of one bucket.
-
-    A checkpoint is written every `checkpoint_every` iterations, 0 for never, and at the end of a run that has as many;
-    the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
-    C and a loss every T: with iterations of 10 s, a stall of 1 s and all hosts of a stage, or the launcher, lost once
-    in five days it is 93 iterations. One that is not complete after `checkpoint_deadline` seconds is given up.
-
-    `trace` says of which iterations the executed instructions are logged: "all", every so many, or "off". A worker's
-    log that has grown by 256 MiB keeps every second iteration from there on, and again after each 256 MiB more.
+    Attributes:
+        steps (iterations): length of the run.
+        learning_rate: highest learning rate.
+        warmup (iterations): length of the linear warm-up.
+        schedule: Megatron-LM's learning rate: from 0 to `learning_rate` in the warm-up, then to
+            `minimum_learning_rate`. When left out, it goes from `learning_rate` / `warmup` to `learning_rate` and down
+            half a cosine to a tenth of it.
+        minimum_learning_rate: learning rate at the end of `schedule`.
+        decay (iterations): length of the last part of "warmup-stable-decay"; a tenth of `steps` when left out.
+        decay_shape: shape of that part.
+        weight_decay: AdamW's weight decay.
+        beta1: AdamW's decay of the first moment.
+        beta2: AdamW's decay of the second moment.
+        epsilon: AdamW's term in the denominator.
+        clip: largest norm of the gradient; a larger one is scaled down.
+        precision: type of weights, activations and messages. With "bf16" gradients are summed, and weights updated, in
+            fp32.
+        sharded_optimizer: whether the hosts of a stage share its optimizer state (docs/zero1.md).
+        optimizer_copies: hosts that hold each part of a sharded optimizer state; one less may die without loss.
+        copy_bytes (bytes): the most that a worker sends another per iteration for copies of a sharded state after a
+            death; as many as fit beside the iteration when left out.
+        accumulation: "exact" sums gradients so that the order has no effect on the bits; "fast" sums in fp32.
+        reduce_buckets: parts in which a stage's gradients are summed over its hosts, each as soon as it is complete.
+        undo: where the state before a staggered step is kept: on the device, or in pinned memory of the host.
+        gradient_exponent: exponent e of the bound 2^e on the absolute gradient of a micro-batch, for "exact" sums.
+        non_finite: what happens after a gradient that is not finite when the iteration is repeated, too: the step is
+            skipped, or the run ends.
+        threads: threads that torch uses in a process.
+        checkpoint_every (iterations): interval of checkpoints, of which one also follows the last iteration of a run
+            that has as many; 0 for never (docs/checkpoints.md).
+        checkpoint_keep: checkpoints that are kept.
+        checkpoint_deadline (seconds): time after which a checkpoint that is not complete is given up.
+        trace (iterations): of which iterations executed instructions are logged: all, every so many, or none. The
+            log of a worker keeps every second iteration after each 256 MiB.
+        loss: function that computes the loss of a micro-batch, as "package.module:function"; cross entropy when left
+            out.
     """
 
     steps: Positive = 30
@@ -271,26 +318,38 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: who counts as alive, in seconds; and as slow; and the store that knows it.
+    """`[membership]`: when a worker counts as dead, hung or slow, and the store that holds the register.
 
-    `dead_after` without a heartbeat, or without an answer on a connection, a worker is dead or cut off. It hangs when
-    an operation takes longer than `hung_after` and than `hung_factor` times the longest of its kind lately; the first
-    of its kind may take `warm_up`. Each is argued in docs/faults.md.
+    The deadlines are explained in docs/faults.md.
 
-    A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
-    or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
-
-    `transport` moves tensors: "gloo", "nccl", or "package.module:Class" of another plug-in; "auto" is NCCL where stages
-    compute on GPUs, gloo elsewhere (docs/transports.md).
-
-    `store` is "launcher", or "etcd://host:port[,host:port...]" (`etcds://` for TLS). A store that is reached over the
-    network wants `etcd_user` with a password, from `etcd_password_file` or the environment (RECYCLE_ETCD_PASSWORD), or
-    `etcd_certificate` and `etcd_key`, unless `insecure` says that the network keeps strangers out. `etcd_ca` names the
-    authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good. An
-    agent's presence there has a term of `lease` seconds: three elections of etcd's defaults, which take up to two each.
-
-    A run or an agent that is told to end by a signal has ended after `grace` seconds, with a checkpoint of the last
-    committed step if no further step was committed by then. Set it to what the scheduler waits before it kills.
+    Attributes:
+        transport: what moves tensors: "gloo", "nccl", the name of an entry point, or "package.module:Class"; "auto" is
+            NCCL where stages compute on GPUs, else gloo (docs/transports.md).
+        store: "launcher", or "etcd://host:port[,host:port...]", with `etcds://` for TLS (docs/cluster.md).
+        store_timeout (seconds): time without an answer after which etcd counts as lost.
+        lease (seconds): term of an agent's presence in etcd.
+        etcd_user: user of etcd; an etcd that is reached over the network needs one, or a certificate.
+        etcd_password_file: file with the password of that user; the environment variable RECYCLE_ETCD_PASSWORD when
+            left out.
+        etcd_ca: file with the authority that signed the certificates of etcd's servers.
+        etcd_certificate: file with the certificate for etcd.
+        etcd_key: file with the key of that certificate.
+        insecure: whether an etcd on the network may be used without user and certificate.
+        heartbeat (seconds): interval of a process's heartbeats.
+        dead_after (seconds): time without a heartbeat, or without an answer on a connection, after which a worker is
+            dead.
+        hung_after (seconds): time without progress after which a worker hangs.
+        hung_factor: a worker hangs only after this multiple of the longest recent operation of the same kind, too.
+        warm_up (seconds): time that the first operation of each kind may take.
+        form_timeout (seconds): time in which the groups of a generation must form.
+        transport_timeout (seconds): time after which a wait of the transport fails.
+        start_deadline (seconds): time in which all workers must have started.
+        rejoin_deadline (seconds): time that a run waits for a worker that comes back, or for missing agents.
+        grace (seconds): time after which a run, or an agent, that is told to end by a signal has ended, with a
+            checkpoint of the last committed step; what the scheduler waits before it kills.
+        drift: departure of a worker's times from its peers', or of a stage's from the profile, for which a new plan is
+            made; a share, 0 for never (docs/profile.md).
+        drift_iterations (iterations): window of which more than half must show the departure.
     """
 
     transport: str = "auto"
@@ -318,9 +377,11 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[cluster]`: how workers lie on nodes, and how often one that died is started again by its node's agent.
+    """`[cluster]`: how workers lie on nodes, and how often one is started again.
 
-    `restarts` counts all processes of a worker after its first. A worker that fails more often stays out.
+    Attributes:
+        workers_per_node: workers of a node. Peers of a stage are never all on one node.
+        restarts: processes of a worker after its first; a worker that fails more often stays out.
     """
 
     workers_per_node: Positive = 1
@@ -338,6 +399,11 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
     With `every` = N each micro-batch of each stage is run again by a peer once in N iterations, and what comes of it is
     compared; states are compared every N iterations, too. "gaps" does so where the schedule has room for it, one of
     each worker in an iteration, and 0 never.
+
+    Attributes:
+        digests (iterations): interval of comparisons of states; 0 for never.
+        every (iterations): interval in which each micro-batch is run again by a peer once; "gaps" does so where the
+            schedule has room, 0 for never.
     """
 
     digests: Count = 0
@@ -350,12 +416,14 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[dials]`: where the curves of a run are shown beside its run directory; see docs/dials.md.
+    """`[dials]`: where the curves of a run are shown besides its run directory (docs/dials.md).
 
-    `tensorboard` writes its files to `tensorboard/` in the run directory. `wandb` is a project of Weights & Biases;
-    with `wandb_mode = "offline"` what is logged stays in `wandb/` there until `wandb sync`. `peak_flops` is what one
-    process's device computes per second at most, for the share of it that the model uses (MFU); that of the first GPU
-    where it is a known one and this is left out.
+    Attributes:
+        tensorboard: whether TensorBoard's files are written to `tensorboard/` in the run directory.
+        wandb: project at Weights & Biases.
+        wandb_mode: "offline" keeps what is logged in the run directory until `wandb sync`.
+        peak_flops (operations per second): the most that the device of a process computes, for the model's share of it
+            (MFU); that of the first GPU when left out and known.
     """
 
     tensorboard: bool = False
@@ -365,12 +433,17 @@ class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[analytic]`: the GPUs of the analytic model, with `[times] profile = "analytic"`.
+    """`[analytic]`: the GPUs of the analytic model, for `[times] profile = "analytic"`.
 
-    `achieved` is the share of the GPU's peak that every kernel reaches: 44 to 52 % for GPTs of 18 to 1,000 billion
-    parameters on A100 (Narayanan et al. 2021). `activations` says what is kept between F and I: "all", all but
-    attention's products ("selective"), or the layer's input ("full"). `link_bandwidth` is in bytes per second of one
-    GPU between nodes; the GPU's usual network if left out.
+    Attributes:
+        gpu: model of the GPU.
+        achieved: share of the GPU's peak that kernels reach: 0.44 to 0.52 for GPTs of 18 to 1,000 billion parameters on
+            A100 (Narayanan et al. 2021).
+        activations: what is kept between F and I: all, all but the products of attention ("selective"), or the input of
+            the layer ("full").
+        link_bandwidth (bytes per second): bandwidth of one GPU between nodes; that of the GPU's usual network when left
+            out.
+        link_latency (seconds): latency of a transfer between nodes.
     """
 
     gpu: Literal["A100-40GB", "A100-80GB", "H100-80GB"] = "A100-80GB"
@@ -381,12 +454,17 @@ class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[pauses]`: what a change of the live nodes costs whichever system makes it, in seconds, for `recycle compare`.
+    """`[pauses]`: what a change of the live nodes costs in `recycle compare`, whatever the system.
 
-    A failure is noticed after `detect`; `plan` passes until it is known what runs next, `rebuild` until groups of
-    workers can talk again. A node that came (back) can be used after `start`. A `restart` of all processes takes so
-    long before they read a checkpoint, each its part at `storage_bandwidth` bytes per second. Training stops for
-    `snapshot` and while workers copy their state to the host at `snapshot_bandwidth`; storage is written behind that.
+    Attributes:
+        detect (seconds): time until a failure is noticed.
+        plan (seconds): time until it is known what runs next.
+        rebuild (seconds): time until groups of workers can communicate again.
+        start (seconds): time until a node that came back can be used.
+        restart (seconds): time that a restart of all processes takes before they read a checkpoint.
+        storage_bandwidth (bytes per second): rate at which a process reads its part of a checkpoint.
+        snapshot (seconds): time that training stops for a checkpoint, besides copying the state.
+        snapshot_bandwidth (bytes per second): rate at which a worker copies its state to the host.
     """
 
     detect: Seconds = 5.0

@@ -21,6 +21,7 @@ WORDS = ("errors", "child", "shape", "files", "manifest", "endpoints", "named", 
 JOB = (
     "job",
     "job_messages",
+    "job_reference",
     "job_rules",
     "cut",
     "initial_weights",

@@ -24,7 +24,8 @@ from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
-from recycle.job import Job, explain_job
+from recycle.job import Job
+from recycle.job_reference import explain_job
 from recycle.shape import Shape
 
 if TYPE_CHECKING:

@@ -1,0 +1,146 @@
+"""Every key of a job file with its meaning, unit, values and default: for `recycle train JOB --explain` and docs/job.md.
+
+    python -m recycle.job_reference docs/job.md
+
+writes the page. All of it comes from the types in `recycle.sections` and the docstrings there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect as types
+
+from recycle.files import write_whole
+from recycle.job import Job, toml_value
+from recycle.sections import Sections
+
+_ATTRIBUTE = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
+_LARGEST = 2**31 - 1
+"""A bound of whole numbers that is not printed."""
+_INTRODUCTION = """# The job file
+
+A job is one TOML file. `[shape]` is required; every other key has a default. Paths are relative to the folder of the file. `recycle train JOB
+--explain` prints all keys with their values in a job.
+
+This page is written by `python -m recycle.job_reference docs/job.md`, from the types in `recycle/sections.py`.
+"""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a job file.
+
+    Attributes:
+        name: as the file has it.
+        meaning: a sentence or more.
+        unit: "" where the value has none.
+        values: what the key takes, in words.
+        default: as TOML; "required" or "not set" where there is none.
+    """
+
+    name: str
+    meaning: str
+    unit: str
+    values: str
+    default: str
+
+
+def section_about(section: Any) -> str:
+    """The first line of the docstring of a section without its name."""
+    return inspect.cleandoc(section.__doc__).splitlines()[0].split(": ", 1)[1]
+
+
+def section_keys(section: Any) -> list[Key]:
+    """The keys of a section, in the order of the file. Raises KeyError for one without a line in the docstring."""
+    meanings = {
+        name: (unit or "", " ".join(text.split()))
+        for name, unit, text in _ATTRIBUTE.findall(inspect.cleandoc(section.__doc__).split("Attributes:")[1])
+    }
+    keys = []
+    for field in msgspec.structs.fields(section):
+        unit, meaning = meanings[field.name]
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        text = "required" if default is msgspec.NODEFAULT else "not set" if default is None else toml_value(default)
+        values = _values(types.type_info(field.type))
+        keys.append(Key(field.encode_name, meaning[0].upper() + meaning[1:], unit, values, text))
+    return keys
+
+
+def explain_job(job: Job) -> str:
+    """Every key with its meaning and the value that the job gives it, as TOML; keys left at their default say so."""
+    lines: list[str] = []
+    for section in msgspec.structs.fields(Sections):
+        values = getattr(job, section.name)
+        lines.append(f"[{section.encode_name}]  # {section_about(section.type)}")
+        for field, key in zip(msgspec.structs.fields(section.type), section_keys(section.type), strict=True):
+            value = getattr(values, field.name)
+            text = f"# {key.name}" if value is None else f"{key.name} = {toml_value(value)}"
+            unit = f"; {key.unit}" if key.unit else ""
+            about = f"{key.meaning} Takes: {key.values}{unit}."
+            lines += textwrap.wrap(about, 110, initial_indent="# ", subsequent_indent="#   ", break_long_words=False)
+            is_default = key.default == ("not set" if value is None else toml_value(value))
+            lines.append(f"{text:<36}  # default" if is_default else text)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def reference_page() -> str:
+    """The page docs/job.md."""
+    lines = [_INTRODUCTION]
+    for section in msgspec.structs.fields(Sections):
+        about = section_about(section.type)
+        lines += [f"## [{section.encode_name}]", "", f"{about[0].upper()}{about[1:]}", ""]
+        lines += ["| key | values | unit | default | meaning |", "|---|---|---|---|---|"]
+        for key in section_keys(section.type):
+            default = key.default if key.default in ("required", "not set") else f"`{key.default}`"
+            cells = (f"`{key.name}`", key.values, key.unit, default, key.meaning)
+            lines.append("| " + " | ".join(_linked(cell.replace("|", "\\|")) for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(_linked(line) if line.endswith(").") else line for line in lines)
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"docs/([a-z0-9-]+\.md)(?!\])", r"[\1](\1)", text)
+
+
+def _values(kind: Any) -> str:
+    """What a type takes, in words."""
+    match kind:
+        case types.Metadata():
+            return _values(kind.type)
+        case types.UnionType():
+            return " or ".join(_values(each) for each in kind.types if not isinstance(each, types.NoneType))
+        case types.LiteralType():
+            return " or ".join(json.dumps(value) for value in kind.values)
+        case types.BoolType():
+            return "true or false"
+        case types.IntType() | types.FloatType():
+            word = "whole number" if isinstance(kind, types.IntType) else "number"
+            return " ".join(filter(None, (word, _bounds(kind))))
+        case types.StrType():
+            return "text"
+        case types.ListType():
+            return f"list (each: {_values(kind.item_type)})"
+        case types.DictType():
+            return "table"
+        case types.StructType():
+            return "table"
+    raise TypeError(f"a key of a job file has a type that is not described here: {kind}")
+
+
+def _bounds(kind: Any) -> str:
+    bounds = (("≥", kind.ge), (">", kind.gt), ("≤", kind.le), ("<", kind.lt))
+    return ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None and bound != _LARGEST)
+
+
+if __name__ == "__main__":
+    write_whole(Path(sys.argv[1]), reference_page())
