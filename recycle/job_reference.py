@@ -1,4 +1,4 @@
-"""Every key of a job file with its meaning, unit, values and default: for `recycle train JOB --explain` and docs/job.md.
+"""Every key of a job file with meaning, unit, values and default, for `recycle train JOB --explain` and docs/job.md.
 
     python -m recycle.job_reference docs/job.md
 
@@ -28,8 +28,8 @@ _LARGEST = 2**31 - 1
 """A bound of whole numbers that is not printed."""
 _INTRODUCTION = """# The job file
 
-A job is one TOML file. `[shape]` is required; every other key has a default. Paths are relative to the folder of the file. `recycle train JOB
---explain` prints all keys with their values in a job.
+A job is one TOML file. `[shape]` is required; every other key has a default. Paths are relative to the folder of the
+file. `recycle train JOB --explain` prints all keys with their values in a job.
 
 This page is written by `python -m recycle.job_reference docs/job.md`, from the types in `recycle/sections.py`.
 """

@@ -11,6 +11,7 @@ import typer
 from recycle.cli.train import (
     TERMINATED,
     FaultOption,
+    HelpFaultsOption,
     ProgressLines,
     PunishOption,
     end_at_termination,
@@ -69,6 +70,7 @@ def agent(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.", min=1)] = None,
     fault: FaultOption = None,
+    help_faults: HelpFaultsOption = False,
     punish: PunishOption = None,
     resume: Annotated[
         bool,
@@ -79,14 +81,12 @@ def agent(
         ),
     ] = False,
 ) -> None:
-    """Be the agent of one node of a cluster; start one on every node, in any order.
+    """Run the agent of one node of a cluster; start one on every node, in any order.
 
-    All agents meet in an etcd. Each starts and watches the workers of its node; one of them coordinates, and when it
-    dies another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when
-    it dies, and so are the workers of a node whose agent is started again. SIGTERM has the node leave: its workers do
-    at the end of an iteration, without repeating work, and the agent ends with exit code 143, after [membership] grace
-    seconds at the latest; a second one ends it at once. SIGTERM to all agents ends the run with a checkpoint; started
-    again they go on, with `--resume` also where the store has lost its data. SIGHUP means the same as SIGTERM.
+    Agents meet in an etcd, and start and watch the workers of their nodes (docs/cluster.md). SIGTERM or SIGHUP lets the
+    workers of the node leave at the end of an iteration, then the agent ends with exit code 143, after [membership]
+    grace seconds at the latest; a second one ends it at once. SIGTERM to all agents ends the run with a checkpoint;
+    started again they go on, with --resume also where the store has lost its data.
 
     Examples:
 

@@ -21,11 +21,13 @@ def drain(
         ),
     ] = None,
 ) -> None:
-    """Have a worker or all workers of a node leave a run, with nothing done again; return when they have ended.
+    """Let a worker, or all workers of a node, leave a run without repeated work; return when they have ended.
 
     The plan without them is made while training goes on; they leave at the end of the iteration after that.
 
-    Examples: **recycle drain runs/tiny 1.1** (a worker), **recycle drain runs/tiny 2 --in 60** (node 2)
+    Example: **recycle drain runs/tiny 1.1** (a worker)
+
+    Example: **recycle drain runs/tiny 2 --in 60** (node 2)
     """
     from recycle.exec.launch import drain as requests
 

@@ -35,7 +35,7 @@ def tokenize(
 
     Example: **recycle tokenize corpus.jsonl -o corpus --tokenizer models/llama**
 
-    Example: **recycle tokenize book.txt -o book --tokenizer tokenizer.json --eod "</s>"**
+    Example: **recycle tokenize book.txt -o book --tokenizer tokenizer.json --eod '<|endoftext|>'**
     """
 
     from recycle.tokens.tokenize import tokenize as write

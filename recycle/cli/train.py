@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recycle.cli.terminal import print_table
 from recycle.errors import JobError
 from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
@@ -35,11 +36,29 @@ TERMINATED = 128 + signal.SIGTERM
 """Exit code of a run that SIGTERM or SIGHUP has ended before its last iteration."""
 CLOSING_SECONDS, CLOSING_SHARE = 10.0, 0.25
 """Of the grace, in which processes are ended: seconds at most, and a share."""
-KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
+FAULT_SYNTAX = "KIND[=ARGUMENT]:WORKER[,WORKER]@STEP[-STEP][.PHASE]"
+
+
+def _help_faults(is_asked: bool) -> None:
+    if not is_asked:
+        return
+    print(f"A fault is {FAULT_SYNTAX}.")
+    titles = ("example", "what happens")
+    print_table(titles, ((kind.example, kind.does) for kind in KINDS.values()), left=titles)
+    print(f"Phases: {', '.join(PHASES)}.\nSteps count from 0. docs/faults.md describes how each fault is detected.")
+    raise typer.Exit
+
 
 FaultOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="FAULT", help=f"Strike on purpose: KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]. {KINDS_HELP}"),
+    typer.Option(
+        metavar="FAULT",
+        help="Inject a fault, such as kill:1.1@5, rejoin:1.1@9 or slow=3:1.1@4-8; any number of times."
+        " --help-faults lists all kinds.",
+    ),
+]
+HelpFaultsOption = Annotated[
+    bool, typer.Option("--help-faults", is_eager=True, callback=_help_faults, help="List the kinds of faults and stop.")
 ]
 PunishOption = Annotated[
     str | None,
@@ -81,6 +100,7 @@ def train(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.")] = None,
     fault: FaultOption = None,
+    help_faults: HelpFaultsOption = False,
     punish: PunishOption = None,
     run: Annotated[
         Path | None,
@@ -93,15 +113,19 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Check the settings, print every key of the job and stop.")
+        bool, typer.Option("--explain", help="Check the settings, print every key of the job with its meaning and stop.")
     ] = False,
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
 
-    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the iteration at hand, with a checkpoint to resume
+    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the current iteration, with a checkpoint to resume
     from (exit code 143), within [membership] grace seconds; a second one ends it at once.
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
+
+    Example: **recycle train job.toml --schedule zb-h1 --steps 100 --run runs/mine**
+
+    Example: **recycle train job.toml --resume --run runs/mine**
     """
 
     described = Job.load(job)

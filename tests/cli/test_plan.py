@@ -430,13 +430,6 @@ def test_a_manifest_of_another_job_counts_for_nothing_but_is_kept(run, tmp_path)
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.columns")} == before
 
 
-def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "--help"])
-    assert ended.value.code == 0
-    assert "recycle plan job.toml --failed 1.2 -o plan.json" in capsys.readouterr().out
-
-
 @pytest.mark.process
 def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     job = tmp_path / "job.toml"

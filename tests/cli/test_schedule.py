@@ -2,14 +2,18 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from inspect import getdoc
 from pathlib import Path
 
 import pytest
 
 from recycle import Schedule, Shape, lower
+from recycle.cli.app import COMMANDS, command_of
+from recycle.exec.faults.kinds import KINDS
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
 from tests.cli.command import Command
 from tests.ir.families.chunks import ANY, chunks_of
@@ -121,11 +125,23 @@ def test_usage_errors_exit_2(command: Command) -> None:
         assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("name", ["schedule", "check", "simulate", "convert"])
-def test_help_shows_an_example(command: Command, name: str) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short_and_shows_its_examples_whole(command: Command, name: str) -> None:
     outcome = command(name, "--help")
     assert outcome.status == 0
-    assert f"Example: recycle {name}" in outcome.out
+    assert len(outcome.out.splitlines()) <= 60
+    written = getdoc(command_of(name).callback) or ""
+    examples = re.findall(r"^(?:Example: )?(?:\*\*)?((?:srun .*)?recycle .*?)(?:\*\*.*)?$", written, flags=re.MULTILINE)
+    assert examples
+    shown = " ".join(outcome.out.split())
+    assert [example for example in examples if example not in shown] == []
+
+
+@pytest.mark.parametrize("name", ["train", "agent"])
+def test_all_kinds_of_faults_are_listed(command: Command, name: str) -> None:
+    listed = command(name, "--help-faults")
+    assert listed.status == 0
+    assert [kind.example for kind in KINDS.values() if kind.example not in listed.out] == []
 
 
 @pytest.mark.process
