@@ -13,8 +13,11 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver, reduction
@@ -169,6 +172,56 @@ class WarmCommand:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def run_torchrun(arguments: Sequence[str], directory: Path, limit: float = 240.0) -> str:
+    """What the processes of `torchrun *arguments` print: `--nproc-per-node N`, then a script or `-m MODULE`.
+
+    Raises:
+        AssertionError: one of them fails, or they take longer than `limit` seconds.
+    """
+    option, count, *command = arguments
+    assert option == "--nproc-per-node"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = warm_context()  # before the server is asked for its address, which starts it
+    processes, outputs = [], []
+    for rank in range(int(count)):
+        environment = {
+            **os.environ,
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"},
+        }
+        outputs.append(tempfile.TemporaryFile())  # noqa: SIM115
+        streams = [_Descriptor(outputs[-1].fileno()) for _ in range(2)]
+        started = (_address_of_server(), list(command), streams, environment, str(directory))
+        processes.append(context.Process(target=_run_python, args=started, daemon=True))
+        processes[-1].start()
+    ends = time.monotonic() + limit
+    for process in processes:
+        process.join(max(0.0, ends - time.monotonic()))
+    printed = ""
+    for process, output in zip(processes, outputs, strict=True):
+        process.kill()
+        output.seek(0)
+        printed += output.read().decode()
+        output.close()
+    assert [process.exitcode for process in processes] == [0] * len(processes), printed[-4000:]
+    return printed
+
+
+def _run_python(
+    server: str, command: list[str], streams: list[int], environment: dict[str, str], directory: str
+) -> None:
+    _share_server(server)
+    _settle(streams, environment, directory, first=1)
+    sys.argv = command[command[0] == "-m" :]
+    if command[0] == "-m":
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(directory, command[0]).parent))
+        runpy.run_path(str(Path(directory, command[0])), run_name="__main__")
 
 
 def _run_command(

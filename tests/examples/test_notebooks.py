@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm import warm_children
+
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 
 
@@ -60,9 +62,10 @@ def test_failures_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown[-1]._repr_svg_().count("rerouted") > 0
 
 
-@pytest.mark.soak
+@pytest.mark.process
 def test_training_goes_through_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    names, shown = run_cells("train_through_one")
+    with warm_children():
+        names, shown = run_cells("train_through_one")
     assert names["struck"].losses == names["calm"].losses
     assert "worker 1.1 re-joined at step 8" in capsys.readouterr().out
     assert "failed" in shown[-1]._repr_svg_()
