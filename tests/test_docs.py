@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import fields
-from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 
 from recycle import Profile, ScheduleError, Shape, check
 from recycle.cli import main
-from recycle.cli.app import COMMANDS, command_of
 from recycle.ir import families
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
@@ -141,30 +138,6 @@ def test_the_readme_example_runs_and_draws_its_timeline(capsys: pytest.CaptureFi
     (code,) = blocks("README.md", "python")
     exec(compile(code, "README.md", "exec"), {})
     assert "  1.1 xxx" in capsys.readouterr().out
-
-
-def printed_commands() -> Iterator[tuple[str, list[str]]]:
-    """(where it is printed, its words after "recycle") of each command of README, docs and --help."""
-    lines = [(page.name, line) for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) for line in page.open()]
-    for name in COMMANDS:
-        text = getdoc(command_of(name).callback) or ""
-        lines += [(f"recycle {name} --help", line.removeprefix("Example: ")) for line in text.splitlines()]
-    for place, line in lines:
-        found = re.match(r"\**(?:\$ )?recycle ([a-z].*?)(?:\*\*.*)?$", line.strip())
-        if found and found[1].split()[0] in COMMANDS:
-            words = shlex.split(re.sub(r"[\[\]]", "", found[1]), comments=True)
-            yield place, ["1" if word in ("N", "SECONDS") else word for word in words]
-
-
-def test_every_printed_command_has_arguments_that_its_command_takes() -> None:
-    found = list(printed_commands())
-    assert len(found) > 60
-    assert {words[0] for _, words in found} == set(COMMANDS)
-    for place, (name, *arguments) in found:
-        try:
-            command_of(name).make_context(name, arguments)
-        except Exception as error:
-            pytest.fail(f"{place}: recycle {name} {' '.join(arguments)}: {error}")
 
 
 def test_the_first_commands_of_the_readme_run_as_printed(

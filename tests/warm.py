@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -182,16 +181,17 @@ def run_torchrun(arguments: Sequence[str], directory: Path, limit: float = 240.0
     """
     option, count, *command = arguments
     assert option == "--nproc-per-node"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's own process has it
     context = warm_context()  # before the server is asked for its address, which starts it
     processes, outputs = [], []
     for rank in range(int(count)):
         environment = {
             **os.environ,
             **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"},
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         outputs.append(tempfile.TemporaryFile())  # noqa: SIM115
         streams = [_Descriptor(outputs[-1].fileno()) for _ in range(2)]

@@ -31,7 +31,7 @@ def export_hf(
 
     Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine**
 
-    Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine --dtype bf16 --shard-size "5 GB"**
+    Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine-bf16 --dtype bf16 --shard-size "5 GB"**
     """
 
     from recycle.hugging_face.conversion import DTYPES, export_model
