@@ -141,4 +141,7 @@ def parse_bytes(text: str, key: str) -> float:
 def size_text(amount: float, like: str) -> str:
     """Bytes as `parse_bytes` reads them, rounded up to a hundredth of the unit of `like`; of GiB for "auto"."""
     unit = "GiB" if like == AUTO else like.lstrip(" 0123456789.").strip()
-    return f"{ceil(amount / parse_bytes(f'1 {unit}') * 100 - 1e-9) / 100:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    return (
+        f"{ceil(amount / parse_bytes(f'1 {unit}', '[memory] limit') * 100 - 1e-9) / 100:.2f}".rstrip("0").rstrip(".")
+        + f" {unit}"
+    )

@@ -113,7 +113,8 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Check the settings, print every key of the job with its meaning and stop.")
+        bool,
+        typer.Option("--explain", help="Check the job, print every key with its meaning and stop."),
     ] = False,
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
