@@ -39,6 +39,7 @@ from recycle.exec.faults.faults import Fault
 from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
+from recycle.exec.membership.verified_states import Comparison
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.updates import Updates
 from recycle.job import PricedJob, price
@@ -98,8 +99,8 @@ def cost(every: int, repeats: int, layers: int, hidden: int, micro_batches: int)
             stage.forward(MicroBatch(0, index), None)
             stage.backward(MicroBatch(0, index), None)
         if is_compared:
-            updates.keep_state(iteration - 1)
-            updates.kept_checksums()
+            updates.compare_state(Comparison(iteration - 1))
+            updates.checksums()
         stage.gradient_norms_squared()
         stage.step(iteration, 1.0)
         if iteration >= 2:

@@ -5,8 +5,6 @@ Types and single ranges are those of the sections' fields (`sections`); what tak
 
 from __future__ import annotations
 
-import json
-
 from recycle.architecture import config_of, is_rotary
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
@@ -258,20 +256,12 @@ def _require_integrity(job: Sections) -> None:
     every, digests, kept = job.integrity.every, job.integrity.digests, job.train.checkpoint_every
     if not job.integrity.compares_states:
         return
-    key, interval = ("every", every) if every else ("digests", digests)
     if job.grid.pipelines < 2:
-        compares = "who could run its work again" if every else "to compare its state with"
+        key, compares = "digests", "to compare its state with"
+        if every:
+            key, compares = "every", "that could run its work again"
         raise JobError(f"[integrity] {key}: with 1 pipeline no worker has a peer {compares}; write 0")
-    if job.train.sharded_optimizer:
-        raise JobError(
-            f"[integrity] {key}: not there yet with [train] sharded_optimizer = true, whose hosts hold different"
-            " shards; leave out one of the two"
-        )
-    if every and digests not in (0, every):
-        raise JobError(
-            f"[integrity] digests: {digests}, but with every = {json.dumps(every)} states are compared whenever"
-            " everything was replayed once; leave digests out"
-        )
+    key, interval = ("digests", digests) if digests else ("every", every)
     if isinstance(interval, int) and kept % interval:
         raise JobError(
             f"[integrity] {key}: {interval} does not divide [train] checkpoint_every = {kept}, so that checkpoints"

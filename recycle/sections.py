@@ -29,6 +29,10 @@ AUTO = "auto"
 """In place of bytes: what the device has."""
 
 
+COMPARED_EVERY = 100
+"""Iterations between comparisons of states, where nothing else says how many."""
+
+
 Recompute = Literal["none", "full", "layers", "selective"]
 """What of a stage is run again in its backward: nothing, all of it, each layer by itself, or parts of each layer."""
 
@@ -392,18 +396,22 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[integrity]`: whether hosts that should hold the same are compared, so that nothing wrong goes unnoticed.
 
     With `digests` = N the hosts of each stage compare their parameters and optimizer state every N iterations, and in
-    the first iteration of each generation; 0 for never. The last state on which all agreed is kept in memory, twice the
-    state beside it, and training goes back to it where they do not (docs/faults.md). N must divide `[train]
-    checkpoint_every`, so that no checkpoint is gone back to that was not compared.
+    the first iteration of each generation. The last state on which all agreed is kept in memory, twice the state beside
+    it, and training goes back to it where they do not (docs/faults.md). N must divide `[train] checkpoint_every`, so
+    that no checkpoint is gone back to that was not compared. With `[train] sharded_optimizer` the hosts of each shard
+    compare its state, and all hosts of a stage its parameters.
 
     With `every` = N each micro-batch of each stage is run again by a peer once in N iterations, and what comes of it is
-    compared; states are compared every N iterations, too. "gaps" does so where the schedule has room for it, one of
-    each worker in an iteration, and 0 never.
+    compared.
+
+    With `every` and without `digests` states are compared whenever everything was replayed; with "gaps" and a plan that
+    has no room every `[train] checkpoint_every` iterations, or every 100 in a job without checkpoints. With neither
+    nothing is compared.
 
     Attributes:
-        digests (iterations): interval of comparisons of states; 0 for never.
+        digests (iterations): interval of comparisons of states; 0 leaves it to `every`.
         every (iterations): interval in which each micro-batch is run again by a peer once; "gaps" does so where the
-            schedule has room, 0 for never.
+            schedule has room, one micro-batch of each worker in an iteration; 0 for never.
     """
 
     digests: Count = 0
@@ -519,6 +527,16 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether an evaluation follows this step."""
         every = self.evaluation.every
         return every > 0 and (is_last or (step + 1) % every == 0)
+
+    def compared_every(self, rounds: int) -> int:
+        """Iterations from one comparison of the states of hosts to the next; 0 for none.
+
+        Args:
+            rounds: iterations in which the plan has everything replayed once; 0 where nothing is.
+        """
+        if not self.integrity.compares_states:
+            return 0
+        return self.integrity.digests or rounds or self.train.checkpoint_every or COMPARED_EVERY
 
     @property
     def ties(self) -> tuple[tuple[int, ...], ...]:

@@ -26,7 +26,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.membership.commit import finite_or_none
+from recycle.exec.membership.commit import finite_or_none, names_of_numbers
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.endings import with_last_lines
 from recycle.exec.membership.failure_detector import FailureDetector
@@ -160,6 +160,11 @@ class CoordinatorRuntime:
             self._warn(
                 "[train] optimizer_copies = 1: every death goes back to a checkpoint; with 2 any one of a stage may die"
             )
+            if self._job.integrity.compares_states:
+                self._warn(
+                    "[integrity]: with [train] optimizer_copies = 1 no other worker holds the optimizer's state of a"
+                    " shard, so only parameters are compared; with 2 the state is compared too"
+                )
         if earlier is not None:
             for warning in earlier.warnings:
                 self._warn(warning)
@@ -364,16 +369,17 @@ class CoordinatorRuntime:
     def _compare_final_states(self) -> None:
         """Say which hosts end with another state than their peers. Where hosts compare their states, what was computed
         since they agreed is taken back and the run ends with a RunError."""
-        of_stages: dict[int, dict[str, str]] = {}
+        held_by: dict[int, dict[str, str]] = {}
         for worker, digests in self.digests.items():
-            for stage, digest in digests.items():
-                of_stages.setdefault(stage, {})[worker] = digest
-        unlike = {stage: held for stage, held in sorted(of_stages.items()) if len(set(held.values())) > 1}
+            for number, digest in digests.items():
+                held_by.setdefault(number, {})[worker] = digest
+        unlike = {number: held for number, held in sorted(held_by.items()) if len(set(held.values())) > 1}
         if not unlike:
             return
         step = self.coordinator.record.committed
+        named = names_of_numbers(self._job)
         what = "; ".join(
-            f"workers {' and '.join(held)} end with different states of stage {s}" for s, held in unlike.items()
+            f"workers {' and '.join(held)} end with different states of {named(n)}" for n, held in unlike.items()
         )
         self._event("corrupt", step=step, workers=[], what=what, held=unlike)
         verified = self.coordinator.record.verified

@@ -138,7 +138,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         ties=schedule.ties,
         buckets=schedule.buckets,
         evaluation=evaluation,
-        compared_every=(0 if rotation is None else rotation.rounds) or job.integrity.digests,
+        compared_every=job.compared_every(0 if rotation is None else rotation.rounds),
         rotation=rotation,
     ).run()
 

@@ -8,7 +8,7 @@ staggered only while the norms stay well below the limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -31,6 +31,7 @@ from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.made import Making
 from recycle.exec.model.optimizer import clip_factor
+from recycle.exec.model.shards import PARAMETERS
 from recycle.exec.model.stage import Stage
 from recycle.ir.replays import Checked
 from recycle.job import Job
@@ -91,7 +92,9 @@ def report_of(
         if common:
             replicated[number] = exact_parts([found[place] for place in sorted(common)])
         checksums[number] = checksum
-    state_sums = {index: (checksum.words, checksum.places) for index, checksum in states.items()}
+    state_sums = {number: (checksum.words, checksum.places) for number, checksum in states.items()}
+    for number in states:
+        norms.setdefault(number, [])  # live parameters have none
     made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
     made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
     longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
@@ -126,8 +129,7 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
         Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
     if not reports.agree():
-        named = shards_of(job, Hosts.at_start(job, None)).named if job.train.sharded_optimizer else stage_name
-        compare(step, reports.reports(), named)
+        compare(step, reports.reports(), names_of_numbers(job))
     squared = math.fsum(reports.squared_norms())
     loss = reports.loss_sum() / job.shape.global_micro_batches
     finite = math.isfinite(squared)
@@ -141,6 +143,14 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
         next_mode=step_mode(kept, job.train.clip),
         recent=kept,
     )
+
+
+def names_of_numbers(job: Job) -> Callable[[int], str]:
+    """What gives the words for a number that reports have: of a stage, or of a shard where the optimizer is sharded."""
+    if not job.train.sharded_optimizer:
+        return stage_name
+    shards = shards_of(job, Hosts.at_start(job, None))
+    return lambda number: shards.named(number) if number < PARAMETERS else stage_name(number)
 
 
 def evaluation_report(losses: Sequence[tuple[float, float]]) -> EvaluationReport:

@@ -550,7 +550,9 @@ class Coordinator:
         if not isinstance(verdict, Commit):
             self._carry_out(verdict)
             return False
-        verified, candidate = verified_after(self.record, reports.has_states)
+        verified, candidate = verified_after(
+            self.record, reports.has_states, lambda: self._holdings.name_of_states(reports.states())
+        )
         self.record = after = msgspec.structs.replace(
             self.record,
             committed=self.next_step,
@@ -602,13 +604,13 @@ class Coordinator:
 
     def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
         """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
-        return named_bits(
+        plan = self._holdings.layout or schema.GIVEN
+        named = named_bits(
             bits,
-            lambda stage, rank: (
-                self.store.read(schema.StateLayoutKey(stage, rank, self.record.holds or schema.GIVEN)) or []
-            ),
+            lambda number, rank: self.store.read(schema.StateLayoutKey(number, rank, plan)) or [],
             self.job.grid.tensor_parallel,
         )
+        return [bit | {"stage": self._holdings.stage_of(bit["stage"])} for bit in named]
 
     def _carry_out(self, verdict: Repeat | Fence | Rewind | GoBack) -> None:
         """End the generation as the verdict on an iteration asks for."""

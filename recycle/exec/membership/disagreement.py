@@ -21,6 +21,7 @@ from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Report
 from recycle.exec.model.checksum import BitPlace, Checksum, differing_bit
+from recycle.exec.model.shards import PARAMETERS
 
 _Held = tuple[object, ...]
 _NOT_FINITE = (math.nan,)
@@ -66,8 +67,8 @@ class Disagreement(RunError):
 
 
 def stage_name(number: int) -> str:
-    """A stage in words."""
-    return f"stage {number}"
+    """A stage in words; also the one whose live parameters a number stands for."""
+    return f"stage {number % PARAMETERS}"
 
 
 def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str] = stage_name) -> None:
@@ -76,6 +77,9 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
     Args:
         reports: process -> its report; all processes of each worker, all hosts of each stage.
         named: gives the words for the number under which reports have a stage, or a shard of one.
+
+    Live parameters that differ accuse somebody only where all states of optimizers agree: a wrong state spreads to the
+    live parameters of hosts that do not hold it.
     """
     workers: dict[str, list[Report]] = defaultdict(list)
     for member in sorted(reports, key=split_member):
@@ -96,10 +100,17 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
         for stage in ranks[0].norms:
             of_stages[stage][worker] = _held(ranks, stage)
     for stage, hosts in sorted(of_stages.items()):
-        states: dict[str, _Held] = {name: tuple(one.states.get(stage) for one in workers[name]) for name in hosts}
-        for what, of_hosts in (("state", states), ("gradient", hosts)):
+        if stage >= PARAMETERS and is_of_state:
+            break
+        states: dict[str, _Held] = {
+            name: tuple(one.states[stage] for one in workers[name])
+            for name in hosts
+            if all(stage in one.states for one in workers[name])  # one that is still copied is not compared
+        }
+        name_of_state = "state" if stage < PARAMETERS else "parameter"
+        for what, of_hosts in ((name_of_state, states), ("gradient", hosts)):
             votes = Counter(of_hosts.values())
-            if len(votes) == 1:
+            if len(votes) <= 1:
                 continue
             for worker in of_hosts:
                 held.setdefault(worker, "; ".join(_text(report, stage, named) for report in workers[worker]))
@@ -111,7 +122,7 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
                     differences.append(f"worker {worker} holds another {what} of {named(stage)} than {most}")
             else:
                 differences.append(f"{_names(of_hosts)} hold different {what}s of {named(stage)}")
-            if what == "state":
+            if of_hosts is states:
                 is_of_state = True
                 peer = next(worker for worker, its in of_hosts.items() if its == value)
                 bits += (bit for worker in of_hosts for bit in _bits(worker, workers[worker], workers[peer], stage))

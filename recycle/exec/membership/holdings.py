@@ -8,7 +8,7 @@ nothing, and any plan can follow on any other. A worker that joins holds nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from recycle.exec.membership.messages import Copy
@@ -78,6 +78,23 @@ class Holdings:
     def name_of(self, digest: str, hosts: Hosts | None) -> str:
         """The hash of a plan by which its holdings are known; empty where each hosts what it started with."""
         return "" if hosts is None or is_same(hosts, self._initial) else digest
+
+    def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
+        """The name of what workers hold in the states that they have kept.
+
+        Args:
+            states: of each worker, the numbers of the states that it has reported (`Stage.compared`).
+        """
+        return self.plan
+
+    @property
+    def layout(self) -> str:
+        """Hash of the plan that says how the tensors of a state lie in it; empty for what processes start with."""
+        return self.plan
+
+    def stage_of(self, number: int) -> int:
+        """The stage that reports speak of by a number."""
+        return number
 
     def of(self, worker: Worker) -> tuple[UnitRange, ...]:
         """What a worker holds that has not joined since."""

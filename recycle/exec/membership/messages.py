@@ -133,6 +133,11 @@ class GenerationRecord(Struct, frozen=True):
     behind: list[Copy] = []
 
     @property
+    def has_gone_back(self) -> bool:
+        """Whether all went back to the committed state from a later one, and nothing has been committed since."""
+        return self.verified is not None and self.verified.step == self.committed
+
+    @property
     def is_evaluation_due(self) -> bool:
         """Whether the next thing to do is the evaluation of the committed state."""
         is_done = self.evaluated is not None and self.evaluated.step == self.committed
@@ -198,7 +203,8 @@ class Report(Struct, frozen=True):
         compute: the F, I, W and B of each of its stages.
         replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
         checksums: of all bits of the sums of each hosted stage, as `Stage.gradient_checksum` makes it.
-        states: likewise the checksums of the states that the iteration began with, where these are compared.
+        states: likewise the checksums of the states that the iteration began with, where these are compared, by the
+            numbers of `Stage.compared`.
         replayed: what came of micro-batches that were replayed.
         links: of the worker's messages, where the transport times them; those that took longest, if they are many.
     """

@@ -6,6 +6,7 @@ Thousands of reports come at once, so nothing here is done one by one: texts of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ from recycle.exec.membership.packed_report import (
     unpack_report,
     unpack_rows,
 )
+from recycle.shape import Worker
 
 Column = npt.NDArray[Any]
 
@@ -146,8 +148,19 @@ class ReportColumns:
 
     @property
     def has_states(self) -> bool:
-        """Whether every host of every stage says what state it began with."""
-        return len(self.flags) > 0 and bool((self.flags & HAS_STATE).all())
+        """Whether the workers say what states they began with: all of them do in the same iterations."""
+        return bool((self.flags & HAS_STATE).any())
+
+    def states(self) -> dict[Worker, set[int]]:
+        """Worker -> the numbers of the states that all its tensor ranks say."""
+        said = np.flatnonzero(self.flags & HAS_STATE)
+        processes = Counter(self._of.worker.tolist())
+        told = Counter(zip(self._of.worker[self.host[said]].tolist(), self.stage[said].tolist(), strict=True))
+        found: dict[Worker, set[int]] = {worker: set() for worker in self._of.workers}
+        for (place, number), count in told.items():
+            if count == processes[place]:
+                found[self._of.workers[place]].add(number)
+        return found
 
     def squared_norms(self) -> list[float]:
         """Numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.

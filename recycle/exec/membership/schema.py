@@ -335,10 +335,11 @@ GIVEN = "given"
 
 
 class StateLayoutKey(Note[list[tuple[str, int, int, int]]], writer=Writer.WORKER):
-    """Where the tensors of a stage's state lie, as `checksum.StateTensor`s, for events that name one; `layout` is the
-    plan that it is a stage of, as `GenerationRecord.holds` has it, and `GIVEN` where that is empty."""
+    """Where the tensors of what hosts compare lie, as `checksum.StateTensor`s, for events that name one; by the numbers
+    of `Stage.compared`. `layout` is the plan that it is a stage of, as `Holdings.layout` has it, and `GIVEN` where that
+    is empty."""
 
-    stage: int
+    number: int
     tensor_rank: int = 0
     layout: str = GIVEN
 

@@ -10,11 +10,12 @@ shard may have no holder among those who host its unit next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from recycle.exec.membership.holdings import Holdings, copies_between
 from recycle.exec.membership.messages import Copy
+from recycle.exec.model.shards import PARAMETERS
 from recycle.plans.hosting import Hosts, UnitRange, is_same
 from recycle.plans.shard_holders import held_by, plan_of, text_of
 from recycle.plans.shards import ShardHosts, StageShards
@@ -71,6 +72,19 @@ class ShardHoldings(Holdings):
         assert hosts is not None
         shards = _of(hosts)
         return text_of(shards, self._workers, hosts, "" if shards is self._given else digest)
+
+    def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
+        """Of a shard that a worker is still copying it has no state."""
+        held = {worker: [number for number in numbers if number < PARAMETERS] for worker, numbers in states.items()}
+        return self.name_of(plan_of(self.plan), self._shards.as_hosts(held))
+
+    @property
+    def layout(self) -> str:
+        """A shard is the same in all plans."""
+        return ""
+
+    def stage_of(self, number: int) -> int:
+        return number - PARAMETERS if number >= PARAMETERS else self._shards.stage_of(number)
 
     def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
         digest = plan_of(name)

@@ -168,8 +168,9 @@ class Judge:
         """Whether there is somebody to fence, and those that are left hold everything."""
         return bool(odd) and not self._holdings.lost(set(holders) - set(odd))
 
-    def _disputed_in(self, stages: Sequence[int]) -> tuple[Checked, ...]:
+    def _disputed_in(self, numbers: Sequence[int]) -> tuple[Checked, ...]:
         """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
+        stages = sorted({self._holdings.stage_of(number) for number in numbers})
         return tuple(Checked(stage, MicroBatch(0, 0)) for stage in stages) if self._job.integrity.every else ()
 
     def _rewind(self, step: int, cause: str, workers: dict[Worker, str]) -> Rewind:

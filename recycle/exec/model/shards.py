@@ -16,6 +16,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+PARAMETERS = 1 << 31
+"""Added to the number of a stage, stands for the live parameters of the stage among numbers of shards."""
+
 
 class Shard(Protocol):
     """The state of one shard; `before` is always laid out as `state_tensors`."""
@@ -108,6 +111,11 @@ class Shards:
     def numbers(self) -> list[int]:
         """Of the owned shards in the whole model."""
         return [self._first + place for place in self.owned]
+
+    @property
+    def live(self) -> torch.Tensor:
+        """The live parameters of all shards, flat."""
+        return self._weights
 
     def own(self, numbers: Collection[int]) -> None:
         """Hold the state of these shards of the stage too; of a new one the initial state."""

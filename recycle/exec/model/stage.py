@@ -17,7 +17,7 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
 from recycle.exec.model.made import Made, Making
-from recycle.exec.model.shards import Shard, Shards, digest
+from recycle.exec.model.shards import PARAMETERS, Shard, Shards, digest
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
@@ -25,10 +25,10 @@ from recycle.shape import MicroBatch
 
 
 class StoredPart(NamedTuple):
-    """What a checkpoint has in files of its own.
+    """A part of a stage that a checkpoint has in files of its own, or that hosts compare.
 
     Attributes:
-        kind: what it is, "stage" or "shard".
+        kind: what it is, "stage" or "shard", or of the parts that hosts compare "parameters".
         tensors: the live ones.
         named: gives the views of tensors laid out as these, as `Stage.named_state`.
         cuts: as `Stage.cuts`.
@@ -290,6 +290,17 @@ class Stage(ABC):
             number: StoredPart("shard", shard.state_tensors(), partial(self._stored_here, shard), self.cuts())
             for number, shard in zip(self.shards.numbers, self.shards.owned.values(), strict=True)
         }
+
+    def compared(self) -> dict[int, StoredPart]:
+        """What this host compares with other hosts of the stage that have the same numbers.
+
+        Where all of the state is on each host, the state, by the stage's number. Else each owned shard that is
+        complete, by the shard's number, and the live parameters, by `PARAMETERS` and the stage's number.
+        """
+        if self.shards is None:
+            return self.stored()
+        shards = {number: part for number, part in self.stored().items() if number not in self.shards.incomplete}
+        return {**shards, PARAMETERS + self.index: StoredPart("parameters", [self.shards.live], lambda _: {}, {})}
 
     def _stored_here(self, shard: Shard, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The named state of a shard but what tied stages have of a shared weight too: the first of them stores it."""

@@ -252,8 +252,9 @@ class PlanService:
         rounds = 0 if rotation is None else rotation.rounds
         if self._job.integrity.every and not rounds:
             self._warn(
-                f'[integrity] every = "gaps": plan {digest} has no gap that holds a replay, so nothing is replayed or'
-                " compared while it runs; write every = N to have it done all the same"
+                f'[integrity] every = "gaps": plan {digest} has no gap that holds a replay: nothing is replayed while'
+                f" it runs, and states are compared every {self._job.compared_every(0)} iterations; write every = N to"
+                " replay all the same"
             )
         hosts = self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
         return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept, hosts, rounds)

@@ -98,14 +98,23 @@ class HeldShards:
         if lacking := self._wanted - self._held.keys() - set(copied):
             self._make(lacking)
         owned = self._wanted | self._behind
-        for index, of in self._of_stages(owned):
-            of.own(self._shards.of_stage(index, owned))
+        for of, numbers in self._of_stages(owned):
+            of.own(numbers)
             of.incomplete = frozenset(self._behind)
         for number in self._wanted & self._held.keys():
             here, there = self._placed(number), self._held[number]
             if here is not there:  # the stage has been built anew
                 copy_state(here.state_tensors(), there.state_tensors())
         return owned != self._run
+
+    def hold_only(self, numbers: Collection[int]) -> None:
+        """Hold these shards of the hosted stages, whose state is written next: a kept one, which is gone back to."""
+        self._wanted, self._behind, self._initial = set(numbers), set(), None
+        self._settle()
+        for of, mine in self._of_stages(self._wanted):
+            of.own(mine)
+            of.incomplete = frozenset()
+        self.confirm()
 
     def confirm(self) -> None:
         """The state of all wanted shards is complete, and nothing else counts from now on."""
@@ -119,13 +128,13 @@ class HeldShards:
 
     def apart(self, number: int) -> list[torch.Tensor]:
         """What of a shard is copied while a generation runs: `Shards.apart`."""
-        return self._of(self._shards.stage_of(number)).apart(number)
+        return self._of(number).apart(number)
 
     def complete(self, numbers: Collection[int]) -> None:
         """All of these shards has come while the generation runs."""
         self._held |= {number: self._placed(number) for number in numbers}
-        for _, of in self._of_stages(numbers):
-            of.incomplete -= set(numbers)
+        for of, mine in self._of_stages(numbers):
+            of.incomplete -= set(mine)
 
     def held(self, first: int, last: int) -> list[torch.Tensor]:
         """The state of shards from `first` up to but without `last`, to be sent.
@@ -143,12 +152,12 @@ class HeldShards:
 
     def publish(self) -> None:
         """Write the live parameters of the owned shards."""
-        for _, of in self._of_stages(self._wanted):
+        for of, _ in self._of_stages(self._wanted):
             of.publish()
 
     def _placed(self, number: int) -> Shard:
         """A shard as the stage has it that is hosted now."""
-        return self._of(self._shards.stage_of(number)).shard(number)
+        return self._of(number).shard(number)
 
     def _make(self, numbers: Collection[int]) -> None:
         """Make the initial state of shards, or read it. Raises RunError where that does not count any more."""
@@ -164,13 +173,15 @@ class HeldShards:
         if lacking := set(numbers) - self._held.keys():
             raise RunError(f"{self._shards.named(min(lacking))} is of no stage that this process began with")
 
-    def _of_stages(self, numbers: Collection[int]) -> list[tuple[int, Shards]]:
-        """The hosted stages that have some of these shards, each with its own."""
-        stages = sorted({self._shards.stage_of(number) for number in numbers})
-        return [(stage, self._of(stage)) for stage in stages]
+    def _of_stages(self, numbers: Collection[int]) -> list[tuple[Shards, list[int]]]:
+        """The shards of each hosted stage that has some of these, and which."""
+        stages = [_of(self._stages[index]) for index in sorted(self._stages)]
+        found = [(of, [number for number in numbers if number in of.all_numbers]) for of in stages]
+        return [(of, mine) for of, mine in found if mine]
 
-    def _of(self, stage: int) -> Shards:
-        return _of(self._stages[stage])
+    def _of(self, number: int) -> Shards:
+        ((of, _),) = self._of_stages([number])
+        return of
 
     def _settle(self) -> None:
         for stage in self._stages.values():

@@ -22,7 +22,7 @@ from recycle.exec.faults.kinds import GATHER, REDUCED
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Commit, GenerationRecord, LinkTime, Report, StepMode
 from recycle.exec.membership.progress import Progress
-from recycle.exec.membership.verified_states import kept_state
+from recycle.exec.membership.verified_states import Comparison, comparison
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Messaged, Transport
@@ -170,10 +170,16 @@ class Iterations:
             checked = self.rotation.checked(self._iteration)
         self.injector.begin(self.program, self._iteration)
         self._interpreter.begin(self.program, self._iteration, checked=checked)
-        is_first = self._iteration == self.record.committed + 1
-        self._is_compared = self.compared_every > 0 and (is_first or self._iteration % self.compared_every == 0)
-        if not is_first:  # the first of a generation waits for its own commit
-            self.updates.begin(self._iteration, self._is_compared, self._kept_besides())
+        record, verified = self.record, self.record.verified
+        self._comparison: Comparison | None = comparison(
+            self._iteration,
+            record.committed + 1,
+            self.compared_every,
+            record.rounds,
+            None if verified is None else verified.step,
+        )
+        if self._iteration != record.committed + 1:  # the first of a generation waits for its own commit
+            self.updates.begin(self._iteration, self._comparison)
         self._late: list[StageWide] = []
         self._is_reported = False
         if self.background is not None and self.background.begin():
@@ -238,27 +244,21 @@ class Iterations:
         self.updates.reduced(self._iteration)
         self.device.clock.set()
         self.injector.at_phase(REDUCED, self._iteration)
-        states = self._keep_state() if self._is_compared else {}
+        states = self._compare_state() if self._comparison is not None else {}
         interpreter = self._interpreter
         links = [LinkTime(one.process.pipeline, one.process.rank, *one[1:]) for one in self.messaged()]
         report = report_of(self.stages, interpreter.compute, states, interpreter.replayed, links)
         self.commits.report(self._iteration, report)
         self.injector.at_phase("commit", self._iteration)
 
-    def _keep_state(self) -> Mapping[int, Checksum]:
-        """The checksums of the state that the iteration began with, which is kept; that of the one before is committed
-        by then, so that an older one is not needed any more."""
+    def _compare_state(self) -> Mapping[int, Checksum]:
+        """The checksums of the state that the iteration began with. The iteration before is committed by then, so that
+        an older state is not needed any more."""
+        assert self._comparison is not None
         if self._iteration > self.record.committed + 1:
             self._committed(self._iteration - 1)
-        self.updates.keep_state(self._iteration - 1, self._kept_besides())
-        return self.updates.kept_checksums()
-
-    def _kept_besides(self) -> int | None:
-        """The step of the state that stays kept besides that which this iteration begins with."""
-        if not self.record.rounds:
-            return None
-        verified = None if self.record.verified is None else self.record.verified.step
-        return kept_state(self._iteration, self.record.committed + 1, self.record.rounds, verified)
+        self.updates.compare_state(self._comparison)
+        return self.updates.checksums()
 
     def _mode(self) -> StepMode:
         """How this iteration steps; waits for the commit of the one before, which every step needs."""
@@ -275,8 +275,8 @@ class Iterations:
         self.injector.at_phase("step", self._iteration)
         if self.background is not None:
             self.background.settle()
-        if self._is_compared:
-            self.updates.keep_state(self._iteration - 1, self._kept_besides())
+        if self._comparison is not None:
+            self.updates.compare_state(self._comparison)
         if self._commit is not None and self._commit.step == self._iteration:
             self.updates.step(stage, self._commit)
         else:

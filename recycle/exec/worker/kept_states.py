@@ -1,21 +1,25 @@
-"""Copies of whole states with their checksums: what hosts compare, and what training goes back to where they differ.
+"""Checksums of states, which hosts compare, and copies of them, which training goes back to where hosts differ.
 
-A copy is made of the state that an iteration begins with, piece by piece, and is what the checksum is of. Two are held:
-the one that is gone back to, and the one that is being compared. Which one is gone back to the caller knows: the last
-one on which all hosts agreed, or where they replay each other's work an older one (verified_states.py).
+What is compared of a stage the stage says (`Stage.compared`): its whole state, or each shard that this worker holds and
+the live parameters. A checksum is taken of the state that an iteration begins with, piece by piece. Of a state that is
+kept a copy is made first, and the checksum is that of the copy. Two copies are held: the one that is gone back to, and
+the one that takes its place. Which is which verified_states.py decides. Live parameters follow from shards, so they are
+compared and not kept.
 
-A copy is of the stages that the worker hosted then. Where layers have moved since, it hosts those again when it goes
-back, and what the next generation wants is copied from there.
+A copy is of the stages and shards that the worker had then. Where layers or shards have moved since, the worker has
+those again when it goes back, and what the next generation wants is copied from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
+from recycle.exec.membership.verified_states import Comparison
 from recycle.exec.model.checksum import PIECE, Checksum, RunningChecksum
+from recycle.exec.model.shards import PARAMETERS
 from recycle.exec.model.stage import Stage, copy_state
 
 _COPIES = 2
@@ -37,20 +41,34 @@ class StageHost(Protocol):
         """The state of all stages is complete, and nothing else counts from now on."""
 
 
+class ShardHost(Protocol):
+    """Who holds shards; `recycle.exec.worker.held_shards.HeldShards` where the optimizer's state is sharded."""
+
+    def hold_only(self, numbers: Collection[int]) -> None:
+        """Hold these shards of the hosted stages, whose state is written next."""
+
+
 class _Kept(NamedTuple):
-    """A copy: of what was hosted, by stage."""
+    """A copy: what was hosted, and the state by the numbers of `Stage.compared`."""
 
     layout: HostedStages
     buffers: dict[int, list[torch.Tensor]]
 
 
 class _Copying:
-    """The copy of one stage's state, on its way."""
+    """The checksum of one part of a stage on its way, and where the part is kept the copy before it.
 
-    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+    Args:
+        live: tensors of the part.
+        into: of the copy; None for a part that is compared only.
+    """
+
+    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
+        into = live if into is None else into
         self._pieces = [
             pair
             for one, other in zip(live, into, strict=True)
+            if one is not other
             for pair in zip(torch.split(one.view(-1), PIECE), torch.split(other.view(-1), PIECE), strict=True)
         ]
         self._is_awaited = any(one.is_cuda and not other.is_cuda for one, other in zip(live, into, strict=True))
@@ -80,6 +98,7 @@ class KeptStates:
         stages: that it hosts, at any time.
         empty_like: makes a buffer for a tensor of a state.
         hosting: hosts them; None where it always hosts the same.
+        shards: holds their shards; None where all of the state is on each host.
     """
 
     def __init__(
@@ -87,46 +106,55 @@ class KeptStates:
         stages: Mapping[int, Stage],
         empty_like: Callable[[torch.Tensor], torch.Tensor],
         hosting: StageHost | None = None,
+        shards: ShardHost | None = None,
     ) -> None:
-        self._stages, self._empty_like, self._hosting = stages, empty_like, hosting
+        self._stages, self._empty_like, self._hosting, self._shards = stages, empty_like, hosting, shards
         self._kept: dict[int, _Kept] = {}
-        self._copying: dict[int, _Copying] = {}
-        self._begun: int | None = None
+        self._copying: dict[int, dict[int, _Copying]] = {}
+        self._begun: Comparison | None = None
         self.checksums: dict[int, Checksum] = {}
 
-    def begin(self, step: int, besides: int | None = None) -> None:
-        """The state after `step`, which all stages have now and which is committed, is to be kept and compared.
-
-        Args:
-            besides: the step of the state that stays kept besides; the newest one when left out.
-        """
-        if self._begun == step:
+    def begin(self, comparison: Comparison) -> None:
+        """Begin to compare a state, which all stages have now and which is committed."""
+        if self._begun is not None and self._begun.step == comparison.step:
             return
-        self._begun, self.checksums = step, {}
-        older, layout, last = sorted(self._kept), self._layout(), None
-        if step in self._kept:
-            last = self._kept.pop(step)
+        self._begun, self.checksums = comparison, {}
+        parts = {
+            index: {number: part.tensors for number, part in stage.compared().items()}
+            for index, stage in self._stages.items()
+        }
+        state = {n: live for of in parts.values() for n, live in of.items() if n < PARAMETERS}
+        buffers = self._buffers(comparison, state) if comparison.is_kept else {}
+        self._copying = {i: {n: _Copying(t, buffers.get(n)) for n, t in of.items()} for i, of in parts.items()}
+
+    def _buffers(
+        self, comparison: Comparison, state: Mapping[int, Sequence[torch.Tensor]]
+    ) -> dict[int, list[torch.Tensor]]:
+        """The buffers of the copy, those of an older one that fit among them."""
+        older, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
+        if comparison.step in self._kept:
+            last = self._kept.pop(comparison.step).buffers
         elif len(older) == _COPIES:
-            last = self._kept.pop(next(kept for kept in older if kept != besides))
-        if last is not None and last.layout == layout:
-            buffers = last.buffers
-        else:
-            del last  # its memory is for the new one
-            buffers = {i: [self._empty_like(one) for one in s.state_tensors()] for i, s in self._stages.items()}
-        self._kept[step] = _Kept(layout, buffers)
-        self._copying = {i: _Copying(s.state_tensors(), buffers[i]) for i, s in self._stages.items()}
+            last = self._kept.pop(next(kept for kept in older if kept != comparison.besides)).buffers
+        for number in list(last):
+            if not _is_laid_out_as(last[number], state.get(number, ())):
+                del last[number]  # its memory is for the new ones
+        for number, tensors in state.items():
+            if number not in last:
+                last[number] = [self._empty_like(tensor) for tensor in tensors]
+        self._kept[comparison.step] = _Kept(self._layout(), last)
+        return last
 
     def piece(self) -> bool:
         """Do a piece of what was begun; whether there was one."""
-        return any(copying.piece() for copying in self._copying.values())
+        return any(copying.piece() for of in self._copying.values() for copying in of.values())
 
     def finish(self, index: int) -> None:
         """Do all that is left of a stage: it steps next, or the worker reports."""
-        if index in self._copying:
-            self.checksums[index] = self._copying.pop(index).finish()
+        self.checksums |= {number: one.finish() for number, one in self._copying.pop(index, {}).items()}
 
     def finish_all(self) -> dict[int, Checksum]:
-        """Do all that is left; the checksums of all stages."""
+        """Do all that is left; the checksums of all parts of all stages, by the numbers of `Stage.compared`."""
         for index in list(self._copying):
             self.finish(index)
         return self.checksums
@@ -134,18 +162,22 @@ class KeptStates:
     def go_back(self, step: int) -> bool:
         """Have all stages be in the state after `step`, if it is kept; states of later steps count no more.
 
-        The stages are those that were hosted then.
+        The stages and shards are those that the worker had then.
         """
         self.cancel()
         for later in [kept for kept in self._kept if kept > step]:
             del self._kept[later]
         if step not in self._kept:
             return False
-        layout, of_stages = self._kept[step]
+        layout, buffers = self._kept[step]
         if self._hosting is not None:
             self._hosting.place(*layout)
-        for index, buffers in of_stages.items():
-            copy_state(self._stages[index].state_tensors(), buffers)
+        if self._shards is not None:
+            self._shards.hold_only(buffers.keys())
+        for stage in self._stages.values():
+            for number, part in stage.compared().items():
+                if number in buffers:
+                    copy_state(part.tensors, buffers[number])
         if self._hosting is not None:
             self._hosting.confirm()
         return True
@@ -159,11 +191,15 @@ class KeptStates:
 
     def cancel(self) -> None:
         """The generation has ended: what was begun is begun anew in the next one."""
-        if self._copying and self._begun is not None:
-            self._kept.pop(self._begun, None)  # a part of it is missing
+        if self._copying and self._begun is not None and self._begun.is_kept:
+            self._kept.pop(self._begun.step, None)  # a part of it is missing
         self._copying, self._begun, self.checksums = {}, None, {}
 
     def clear(self) -> None:
         """The worker's states come from elsewhere now."""
         self._kept.clear()
         self._copying, self._begun, self.checksums = {}, None, {}
+
+
+def _is_laid_out_as(buffers: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> bool:
+    return [(one.shape, one.dtype) for one in buffers] == [(one.shape, one.dtype) for one in live]

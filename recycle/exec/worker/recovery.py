@@ -78,7 +78,8 @@ class WorkerLoop:
 
     def __post_init__(self) -> None:
         on_host = self.job.train.undo == "host"
-        self._updates = Updates(self.hosted.stages, self.at, self.member.decisions(), on_host, self.hosted)
+        decided, hosted = self.member.decisions(), self.hosted
+        self._updates = Updates(hosted.stages, self.at, decided, on_host, hosted, self.shards)
         self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
@@ -104,11 +105,11 @@ class WorkerLoop:
         if self.member.worker in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
-        way = self._updates.way_to(record.committed)
+        way = self._updates.way_to(record.committed, record.has_gone_back)
         self.member.progress.begins(way, warms_up=way == REHOST)  # which makes stages
         if ahead:
             self.injector.at_phase("undo", record.committed + 1)
-        self._updates.settle(record.committed, record.commit)
+        self._updates.settle(record.committed, record.commit, record.has_gone_back)
         self.saver.went_back(record.committed)
         if ahead:
             self._undone = record.committed + 1
@@ -146,7 +147,7 @@ class WorkerLoop:
                 return None
             self.hosted.confirm()
             if self.job.integrity.compares_states:
-                self._publish_layouts(record.holds)
+                self._publish_layouts("" if self.shards is not None else record.holds)
             if self.shards is None:
                 self.saver.use_hosts_of(schedule, record)
             else:
@@ -170,7 +171,7 @@ class WorkerLoop:
                 streams=self._streams,
                 device=self.transport.progress,
                 evaluation=self._evaluation(record, schedule, role, transport),
-                compared_every=record.rounds or self.job.integrity.digests,
+                compared_every=self.job.compared_every(record.rounds),
                 rotation=rotation,
                 messaged=transport.messaged,
                 background=self._background(record, transport),
@@ -357,17 +358,17 @@ class WorkerLoop:
         return BackgroundCopies(copies, transport, come)
 
     def _publish_layouts(self, holds: str) -> None:
-        """Say once where the tensors of the stages' states lie, for events that name one.
+        """Say once where the tensors of what hosts compare lie, for events that name one.
 
         Args:
-            holds: hash of the plan whose stages these are; empty for those that processes start with.
+            holds: hash of the plan whose stages these are; empty for those that processes start with, and for shards,
+                which are the same in all plans.
         """
         _, rank = split_member(self.member.name)
-        for index, stage in self.hosted.stages.items():
-            key = StateLayoutKey(index, rank, holds or GIVEN)
+        for number, part in [item for stage in self.hosted.stages.values() for item in stage.compared().items()]:
+            key = StateLayoutKey(number, rank, holds or GIVEN)
             if not self.member.store.has_all([key]):
-                state = stage.state_tensors()
-                layout = layout_of(state, stage.named_state(state))
+                layout = layout_of(part.tensors, part.named(part.tensors))
                 self.member.store.set(key, [(one.name, one.first, one.elements, one.size) for one in layout])
 
     def _waits(self, whether: bool) -> None:

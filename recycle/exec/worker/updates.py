@@ -22,9 +22,10 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.membership.messages import Commit
+from recycle.exec.membership.verified_states import Comparison
 from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage, copy_state
-from recycle.exec.worker.kept_states import KeptStates, StageHost
+from recycle.exec.worker.kept_states import KeptStates, ShardHost, StageHost
 
 REHOST = "rehost"
 """What it is called to go back to a state in which the worker hosted other stages."""
@@ -42,6 +43,7 @@ class Updates:
             is copied early.
         on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
         hosting: hosts the stages; None where they are always the same.
+        shards: holds their shards; None where all of the state is on each host.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Updates:
         decided: Callable[[int], Commit | None] | None = None,
         on_host: bool = False,
         hosting: StageHost | None = None,
+        shards: ShardHost | None = None,
     ) -> None:
         self._stages, self._decided, self._on_host = stages, decided, on_host
         self._at = dict.fromkeys(stages, at)
@@ -58,24 +61,22 @@ class Updates:
         self._gathered: dict[int, int] = {}
         self._before: dict[int, list[torch.Tensor]] = {}
         self._kept: dict[int, int] = {}
-        self._last, self._is_due, self._is_compared = -1, False, False
-        self._besides: int | None = None
-        self.kept_states = KeptStates(stages, self._empty_like, hosting)
+        self._last, self._is_due = -1, False
+        self._comparison: Comparison | None = None
+        self.kept_states = KeptStates(stages, self._empty_like, hosting, shards)
         self._waits = threading.Event()
         self._lock = threading.Lock()
         if decided is not None:
             threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
 
-    def begin(self, iteration: int, is_compared: bool = False, besides: int | None = None) -> None:
+    def begin(self, iteration: int, comparison: Comparison | None = None) -> None:
         """`iteration` begins, and will end with a step; the steps of the one before are done.
 
         Args:
-            is_compared: whether hosts compare the state that it begins with, which is kept then.
-            besides: the step of the state that stays kept besides; the newest one of those when left out.
+            comparison: of the state that it begins with; None where hosts do not compare that.
         """
         with self._lock:
-            self._besides = besides
-            self._last, self._kept, self._is_compared = iteration - 1, dict.fromkeys(self._stages, 0), is_compared
+            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), comparison
             self._is_due = self._decided is not None
 
     def waits(self, whether: bool) -> None:
@@ -97,17 +98,13 @@ class Updates:
         """Whether all live parameters of all stages are those behind `iteration`."""
         return all(self._gathered.get(index) == iteration for index in self._stages)
 
-    def keep_state(self, step: int, besides: int | None = None) -> None:
-        """The committed state after `step` is to be kept and compared, in waits or when `kept_checksums` is called.
-
-        Args:
-            besides: as of `begin`.
-        """
+    def compare_state(self, comparison: Comparison) -> None:
+        """The state, which is committed, is to be compared, in waits or when `checksums` is called."""
         with self._lock:
-            self.kept_states.begin(step, besides)
+            self.kept_states.begin(comparison)
 
-    def kept_checksums(self) -> Mapping[int, Checksum]:
-        """The checksums of the state that was to be kept last, complete now."""
+    def checksums(self) -> Mapping[int, Checksum]:
+        """The checksums of the state that was to be compared last, complete now."""
         with self._lock:
             return dict(self.kept_states.finish_all())
 
@@ -166,17 +163,19 @@ class Updates:
         """Whether there is something to take back. Who hosts nothing is at no step, but may have hosted something."""
         return bool(self.ahead(committed)) if self._at else committed < self._settled
 
-    def way_to(self, committed: int) -> str:
+    def way_to(self, committed: int, goes_back: bool = False) -> str:
         """What `settle` will do, as the heartbeat's name of the operation: each takes another time."""
         if self._is_ahead(committed):
-            return REHOST if self.kept_states.is_of_others(committed) else "undo"
+            return REHOST if goes_back and self.kept_states.is_of_others(committed) else "undo"
         return "settle" if self.stand_at(committed) else "roll-forward"
 
-    def settle(self, committed: int, commit: Commit | None) -> None:
+    def settle(self, committed: int, commit: Commit | None, goes_back: bool = False) -> None:
         """Bring every stage to the committed iteration; or to a kept state and the stages that were hosted then.
 
         Args:
             commit: of that iteration, None before the first.
+            goes_back: whether what came after that iteration was committed and does not count any more: only a kept
+                state is right then.
 
         Raises:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
@@ -184,12 +183,14 @@ class Updates:
         with self._lock:
             self._kept, self._is_due = {}, False
             self._waits.clear()
-            if self._is_ahead(committed) and self.kept_states.go_back(committed):
+            if goes_back and self._is_ahead(committed):
+                if not self.kept_states.go_back(committed):
+                    raise RunError(f"the state after step {committed} is to be gone back to, and is not kept here")
                 self._hosts_others(committed)
             self.kept_states.cancel()
             self._settled = committed
         if any(at > committed + 1 for at in self._at.values()):
-            raise RunError(f"the state after step {committed} is to be gone back to, and is not kept here")
+            raise RunError(f"a stage is ahead of step {committed} by more than one step")
         for index in self.ahead(committed):
             copy_state(self._stages[index].state_tensors(), self._buffers(index))
             self._gathered.pop(index, None)
@@ -233,15 +234,14 @@ class Updates:
                     with self._lock:
                         if self._last != last:
                             break
-                        if (commit.next_mode == "barrier" or not self._copy_piece()) and not self._keep_piece(last):
+                        if (commit.next_mode == "barrier" or not self._copy_piece()) and not self._compare_piece():
                             self._is_due = False
                             self._waits.clear()
 
-    def _keep_piece(self, step: int) -> bool:
-        """Do a piece of the state that is to be kept, if there is one after `step`, which is committed; whether there
-        was one."""
-        if self._is_compared:
-            self.kept_states.begin(step, self._besides)
+    def _compare_piece(self) -> bool:
+        """Do a piece of the comparison of the last state, which is committed; whether there was one."""
+        if self._comparison is not None:
+            self.kept_states.begin(self._comparison)
         return self.kept_states.piece()
 
     def _copy_piece(self) -> bool:

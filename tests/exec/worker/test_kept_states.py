@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from recycle import RunError
 from recycle.exec.membership.messages import Commit
+from recycle.exec.membership.verified_states import Comparison
 from recycle.exec.model import checksum
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.checksum import RunningChecksum
@@ -43,21 +44,21 @@ def test_the_last_two_are_kept_and_each_can_be_gone_back_to(stages: list[Stage])
     updates, after = Updates(dict(enumerate(stages))), {-1: digests(stages)}
     for step in range(6):
         if step % 2 == 0:
-            updates.keep_state(step - 1)
-            sums = updates.kept_checksums()
+            updates.compare_state(Comparison(step - 1))
+            sums = updates.checksums()
             assert sums == {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
         take(stages, updates, step)
         after[step] = digests(stages)
     assert len(set(map(str, after.values()))) == 7
-    updates.settle(3, commit(3))
+    updates.settle(3, commit(3), goes_back=True)
     assert digests(stages) == after[3]
-    updates.settle(1, commit(1))
+    updates.settle(1, commit(1), goes_back=True)
     assert digests(stages) == after[1]
     for step in (2, 3):
         take(stages, updates, step)
         assert digests(stages) == after[step]
     with pytest.raises(RunError, match=r"the state after step -1 is to be gone back to, and is not kept here"):
-        updates.settle(-1, None)
+        updates.settle(-1, None, goes_back=True)
 
 
 def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -> None:
@@ -73,8 +74,8 @@ def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -
         its.settle(step, commit(step))
 
     def kept(step: int) -> list[int]:
-        updates.keep_state(step)
-        return [one.words for _, one in sorted(updates.kept_checksums().items())]
+        updates.compare_state(Comparison(step))
+        return [one.words for _, one in sorted(updates.checksums().items())]
 
     given, initial = hosted.layout, kept(-1)
     iterate(hosted, updates, 0)
@@ -83,9 +84,9 @@ def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -
     hosted.confirm()
     kept(0)
     iterate(hosted, updates, 1)
-    assert updates.way_to(0) == "undo"
-    assert updates.way_to(-1) == "rehost"
-    updates.settle(-1, None)
+    assert updates.way_to(0, True) == "undo"
+    assert updates.way_to(-1, True) == "rehost"
+    updates.settle(-1, None, goes_back=True)
     assert hosted.layout == given
     assert hosted.missing() == set()
     assert kept(-1) == initial
@@ -101,28 +102,28 @@ def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -
 def test_who_hosted_nothing_goes_back_to_what_it_hosted_before() -> None:
     hosted = Hosted(partial(build_stages, job(1, 2, 2)), (), [0])
     updates, given = Updates(hosted.stages, hosting=hosted), hosted.layout
-    updates.keep_state(-1)
-    before = updates.kept_checksums()
+    updates.compare_state(Comparison(-1))
+    before = updates.checksums()
     hosted.place((4,), [])
     updates.rehost(-1)
     hosted.confirm()
     updates.settle(4, commit(4))
     assert hosted.stages == {}
-    updates.settle(-1, None)
+    updates.settle(-1, None, goes_back=True)
     assert hosted.layout == given
-    updates.keep_state(-1)
-    assert updates.kept_checksums() == before
+    updates.compare_state(Comparison(-1))
+    assert updates.checksums() == before
 
 
 def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages: list[Stage]) -> None:
     updates = Updates(dict(enumerate(stages)))
     before = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
     train(stages, updates, 0)
-    updates.keep_state(-1)
+    updates.compare_state(Comparison(-1))
     updates.step_ahead(0, 0)
-    assert updates.kept_checksums() == before
+    assert updates.checksums() == before
     updates.step_ahead(1, 0)
-    assert updates.kept_checksums() == before
+    assert updates.checksums() == before
 
 
 def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_undone_as_ever(
@@ -130,27 +131,27 @@ def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_
 ) -> None:
     monkeypatch.setattr(checksum, "PIECE", 4)
     updates, before = Updates(dict(enumerate(stages))), digests(stages)
-    updates.keep_state(-1)
+    updates.compare_state(Comparison(-1))
     train(stages, updates, 0)
     updates.step_ahead(0, 0)
     updates.settle(-1, None)
     assert digests(stages) == before
     assert updates.stand_at(-1)
-    updates.keep_state(-1)
-    assert updates.kept_checksums() == {
+    updates.compare_state(Comparison(-1))
+    assert updates.checksums() == {
         index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES
     }
 
 
 def test_states_that_come_from_a_peer_leave_nothing_to_go_back_to(stages: list[Stage]) -> None:
     updates = Updates(dict(enumerate(stages)))
-    updates.keep_state(-1)
-    updates.kept_checksums()
+    updates.compare_state(Comparison(-1))
+    updates.checksums()
     for step in (0, 1):
         take(stages, updates, step)
     updates.joined(1)
     with pytest.raises(RunError, match="not kept here"):
-        updates.settle(-1, None)
+        updates.settle(-1, None, goes_back=True)
 
 
 def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_step_before_is_committed(
@@ -160,7 +161,7 @@ def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_s
     updates = Updates(dict(enumerate(stages)), decided=known.get)
     take(stages, updates, 0)
     expected = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
-    updates.begin(1, is_compared=True)
+    updates.begin(1, Comparison(0))
     updates.waits(True)
     assert not updates.kept_states.checksums
     known[0] = replace(commit(0), next_mode="barrier")
@@ -172,4 +173,4 @@ def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_s
     updates.waits(False)
     assert not updates._is_due
     assert not updates.kept_states.piece()
-    assert updates.kept_checksums() == expected
+    assert updates.checksums() == expected
