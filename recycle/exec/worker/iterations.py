@@ -80,7 +80,7 @@ class Iterations:
         device: that the stages compute on.
         buckets: in how many the gradients of each stage are reduced.
         evaluation: between iterations; None for a job without.
-        compared_every: iterations from one whose state hosts compare to the next; the first is always one. 0: never.
+        compared_every: iterations from one whose state hosts compare to the next (`Sections.compared_every`).
         rotation: the plan with its replays, which gives the program of each iteration; None without any.
         messaged: what messages took since it was asked last.
         background: copies that are made meanwhile; None for none.

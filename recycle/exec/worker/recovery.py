@@ -365,10 +365,14 @@ class WorkerLoop:
                 which are the same in all plans.
         """
         _, rank = split_member(self.member.name)
-        for number, part in [item for stage in self.hosted.stages.values() for item in stage.compared().items()]:
-            key = StateLayoutKey(number, rank, holds or GIVEN)
+        parts = {number: part for stage in self.hosted.stages.values() for number, part in stage.compared().items()}
+        keys = {number: StateLayoutKey(number, rank, holds or GIVEN) for number in parts}
+        if self.member.store.has_all(list(keys.values())):
+            return
+        for number, key in keys.items():
             if not self.member.store.has_all([key]):
-                layout = layout_of(part.tensors, part.named(part.tensors))
+                tensors = parts[number].tensors
+                layout = layout_of(tensors, parts[number].named(tensors))
                 self.member.store.set(key, [(one.name, one.first, one.elements, one.size) for one in layout])
 
     def _waits(self, whether: bool) -> None:

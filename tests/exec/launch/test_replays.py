@@ -17,11 +17,12 @@ STEPS = 9
 pytestmark = pytest.mark.xdist_group("replays")
 
 
-def replayed(pipelines: int, kind: str = "emulated", every: int | str = 1, **sections: Any) -> PricedJob:
+def replayed(
+    pipelines: int, kind: str = "emulated", every: int | str = 1, digests: int = 0, **sections: Any
+) -> PricedJob:
     train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
-    return job(
-        pipelines, 2, 2, kind=kind, integrity={"every": every}, train=train, planner={"seconds": 0.2}, **sections
-    )
+    integrity = {"every": every, "digests": digests}
+    return job(pipelines, 2, 2, kind=kind, integrity=integrity, train=train, planner={"seconds": 0.2}, **sections)
 
 
 def two_processes(pipelines: int, ranks: int) -> ShapeSection:
@@ -31,7 +32,7 @@ def two_processes(pipelines: int, ranks: int) -> ShapeSection:
 
 def calm_of(of: PricedJob, launch: Run) -> RunResult:
     """A run without faults that replays in every iteration, to whose bits all others come."""
-    integrity = msgspec.structs.replace(of.integrity, every=1)
+    integrity = msgspec.structs.replace(of.integrity, every=1, digests=0)
     train = msgspec.structs.replace(of.train, checkpoint_every=0)
     return calm_run(of.with_sections(integrity=integrity, train=train), launch, STEPS)
 
@@ -120,9 +121,21 @@ def test_who_computes_wrong_in_two_processes_is_fenced(fault: str, every: int, l
     assert only(run, "detected")["worker"] == "1.1"
 
 
-def test_a_plan_without_room_for_replays_is_told_of(launch: Run) -> None:
-    run = launch(replayed(3, every="gaps"), 2)
-    assert "has no gap that holds a replay, so nothing is replayed" in str(only(run, "warning"))
+def test_a_plan_without_room_for_replays_is_told_of_and_states_are_compared(launch: Run) -> None:
+    of = replayed(3, every="gaps", train={"checkpoint_every": 2})
+    run = launch(of, STEPS, "flip=weight,40:1.1@4")
+    assert_calm(run, calm_of(of, launch))
+    assert "states are compared every 2 iterations" in only(run, "warning")["message"]
+    assert only(run, "corrupt")["workers"] == ["1.1"]
+
+
+def test_states_are_compared_more_often_than_all_is_replayed(launch: Run) -> None:
+    """The flip at step 7 shows where step 8 begins; all go back to the state since which everything was replayed."""
+    of = replayed(3, every=4, digests=2)
+    run = launch(of, STEPS, "flip=weight,40:1.1@7")
+    assert_calm(run, calm_of(of, launch))
+    assert (only(run, "corrupt")["workers"], only(run, "corrupt")["step"]) == (["1.1"], 8)
+    assert only(run, "undone")["step"] == 4
 
 
 def test_a_stuck_unit_is_found_in_the_gaps_of_a_schedule(launch: Run) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from recycle import RunError
+from recycle import RunError, Worker
 from recycle.exec.membership.disagreement import Bit, Disagreement, compare
 from recycle.exec.membership.messages import Report
+from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.checksum import BitPlace
+from recycle.exec.model.shards import PARAMETERS
 from tests.exec.runs import Run, job, kinds
 
 STEPS = 7
@@ -123,6 +125,35 @@ def test_a_state_is_odd_also_where_the_gradients_of_all_are_not_finite() -> None
     told = with_states(w0_0=(7, 9), w1_0=(8, 9), w2_0=(7, 9))
     found = disagreement(**{name: replace(one, norms={0: [math.nan]}) for name, one in told.items()})
     assert list(found.odd) == ["1.0"]
+
+
+def of_shards(*, holds: bool, state: int = 1, parameters: int = 1) -> Report:
+    """Of a host of stage 0 that holds its only shard, or does not."""
+    norms, states = {PARAMETERS: list[float]()}, {PARAMETERS: (parameters, 0)}
+    return Report(norms | ({0: [1.0]} if holds else {}), None, states=states | ({0: (state, 0)} if holds else {}))
+
+
+def test_live_parameters_accuse_whoever_differs_from_most_hosts() -> None:
+    holders = {"w0_0": of_shards(holds=True), "w1_0": of_shards(holds=True)}
+    found = disagreement(**holders, w2_0=of_shards(holds=False, parameters=2))
+    assert found.is_of_state
+    assert found.odd == {"2.0": "it holds another parameter of stage 0 than workers 0.0 and 1.0"}
+
+
+def test_live_parameters_that_a_wrong_state_has_spread_to_accuse_nobody() -> None:
+    """The first holder's parameters are everywhere but on the second holder, who is right."""
+    wrong = {"w0_0": of_shards(holds=True, state=2, parameters=2), "w2_0": of_shards(holds=False, parameters=2)}
+    found = disagreement(**wrong, w1_0=of_shards(holds=True))
+    assert found.is_of_state
+    assert found.odd == {}
+
+
+def test_a_shard_that_is_still_copied_is_not_compared() -> None:
+    copying = replace(of_shards(holds=True), states={PARAMETERS: (1, 0)})
+    compare(4, {"0.0": of_shards(holds=True), "1.0": of_shards(holds=True), "2.0": copying})
+    columns = ReportColumns.of({"0.0": of_shards(holds=True), "2.0": copying})
+    assert columns.has_states
+    assert columns.states() == {Worker(0, 0): {0, PARAMETERS}, Worker(2, 0): {PARAMETERS}}
 
 
 def events(directory: Path) -> list[dict]:

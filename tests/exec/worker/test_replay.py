@@ -25,9 +25,9 @@ def test_losses_and_states_are_those_of_the_schedule_without_replays(kind: str) 
         assert with_them.digests == without.digests
 
 
-@pytest.mark.parametrize("every", [3, "gaps"])
-def test_all_workers_of_one_process_replay_in_turn(every: int | str) -> None:
-    of = job(3, 2, 2, kind="gpt", train={"checkpoint_every": 0})
+@pytest.mark.parametrize(("every", "is_sharded"), [(3, False), ("gaps", False), (3, True)])
+def test_all_workers_of_one_process_replay_in_turn(every: int | str, is_sharded: bool) -> None:
+    of = job(3, 2, 2, kind="gpt", train={"checkpoint_every": 0, "sharded_optimizer": is_sharded})
     compared = of.with_sections(integrity=IntegritySection(every=every))
     schedule = one_f_one_b(of.shape)
     with_them, without = (run(schedule, one, steps=4) for one in (compared, of))
