@@ -136,8 +136,8 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
 def check_faults_of_job(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
     """`check_faults` for a run of `steps` iterations of a job."""
     compares, replays = job.integrity.compares_states, bool(job.integrity.every)
-    tensor_parallel, gathers = job.grid.tensor_parallel, job.train.sharded_optimizer
-    check_faults(faults, job.shape, steps, absent, tensor_parallel, compares, gathers, replays)
+    copies = job.train.optimizer_copies if job.train.sharded_optimizer else None
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, compares, copies, replays)
 
 
 def check_faults(
@@ -147,7 +147,7 @@ def check_faults(
     absent: frozenset[Worker] = frozenset(),
     tensor_parallel: int = 1,
     are_compared: bool = False,
-    gathers: bool = True,
+    copies: int | None = MAJORITY_HOSTS,
     are_replayed: bool = False,
 ) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
@@ -156,7 +156,7 @@ def check_faults(
         absent: workers that the job starts without.
         tensor_parallel: processes of each worker.
         are_compared: hosts compare their states, so that whoever is struck in memory is fenced some time later.
-        gathers: the job shards its optimizer's state.
+        copies: hosts of each shard of the optimizer's state; None where each host has all of it.
         are_replayed: hosts replay each other's work, so that whoever computes wrong is.
     """
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
@@ -168,7 +168,7 @@ def check_faults(
                 f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
                 " ranks count from 0"
             )
-        if fault.phase == GATHER and not gathers:
+        if fault.phase == GATHER and copies is None:
             raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; take phase step")
         if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
@@ -189,7 +189,7 @@ def check_faults(
             if target is not None and is_found and not target.ends:
                 alive[fault.worker] = None
             elif target is not None and target.ends:
-                alive[fault.worker] = hosts < MAJORITY_HOSTS
+                alive[fault.worker] = (hosts if copies is None else min(hosts, copies)) < MAJORITY_HOSTS
             else:
                 alive[fault.worker] = not kind.ends
 

@@ -139,6 +139,7 @@ class LocalRun:
         """Run one iteration, its optimizer steps included; returns its commit."""
         reports: dict[str, Report] = {}
         record = only_generation(sorted(self.schedule.live), iteration - 1)
+        every = self.job.compared_every(0 if self.rotation is None else self.rotation.rounds)
         running = {
             worker: Iterations(
                 record=record,
@@ -151,6 +152,7 @@ class LocalRun:
                 updates=Updates(stages, iteration - 1),
                 ties=self.schedule.ties,
                 buckets=self.schedule.buckets,
+                compared_every=1 if every and iteration % every == 0 else 0,
                 rotation=self.rotation,
             )
             for worker, stages in self.stages.items()

@@ -74,8 +74,10 @@ class ShardHoldings(Holdings):
         return text_of(shards, self._workers, hosts, "" if shards is self._given else digest)
 
     def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
-        """Of a shard that a worker is still copying it has no state."""
-        held = {worker: [number for number in numbers if number < PARAMETERS] for worker, numbers in states.items()}
+        """A worker has no state of a shard that it is still copying."""
+        held = {worker: {number for number in numbers if number < PARAMETERS} for worker, numbers in states.items()}
+        if all(held[worker] == set(self.hosts.stages.get(worker, ())) for worker in held):
+            return self.plan  # to work the name out takes a second with thousands of workers
         return self.name_of(plan_of(self.plan), self._shards.as_hosts(held))
 
     @property

@@ -134,6 +134,13 @@ def test_whoever_is_struck_in_memory_may_be_dead_or_alive_where_states_are_compa
         check_faults([parse_fault(t) for t in ("flip=kernel:1.1@2", "rejoin:1.1@6")], SHAPE, 10, are_compared=True)
 
 
+def test_of_two_holders_of_a_shard_none_is_fenced_for_its_gradient() -> None:
+    faults = [parse_fault(text) for text in ("flip=gradient:1.1@2", "kill:1.1@6")]
+    check_faults(faults, SHAPE, steps=10, copies=2)
+    with pytest.raises(JobError, match="already dead"):
+        check_faults(faults, SHAPE, steps=10, copies=3)
+
+
 def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
     with pytest.raises(JobError, match="already dead"):
         check_faults([parse_fault("kill:1.1@2")], SHAPE, steps=10, absent=frozenset({Worker(1, 1)}))

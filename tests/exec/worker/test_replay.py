@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from recycle import RunError
 from recycle.exec import run
 from recycle.exec.data.batches import Batch
+from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.loss import masked_sum
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.replays import with_replays
@@ -33,6 +36,26 @@ def test_all_workers_of_one_process_replay_in_turn(every: int | str, is_sharded:
     with_them, without = (run(schedule, one, steps=4) for one in (compared, of))
     assert with_them.losses == without.losses
     assert with_them.digests == without.digests
+
+
+@pytest.mark.parametrize(("is_sharded", "part"), [(False, "stage 0"), (True, "shard 0 of stage 0")])
+@pytest.mark.parametrize("integrity", [{"digests": 2}, {"every": 4, "digests": 2}])
+def test_of_one_process_states_that_differ_end_the_run(
+    is_sharded: bool, part: str, integrity: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step of all leaves another parameter; the state that iteration 2 begins with is compared."""
+    train = {"checkpoint_every": 0, "sharded_optimizer": is_sharded}
+    of = job(2, 1, 4, train=train, integrity=integrity)
+    step, struck = EmulatedStage._update, list[int]()
+
+    def update(stage: EmulatedStage, parameters: torch.Tensor, *rest: Any) -> None:
+        step(stage, parameters, *rest)
+        parameters[0] += not struck
+        struck.append(1)
+
+    monkeypatch.setattr(EmulatedStage, "_update", update)
+    with pytest.raises(RunError, match=rf"step 2: workers 0.0 and 1.0 hold different states of {part}"):
+        run(one_f_one_b(of.shape), of, steps=4)
 
 
 def test_of_one_process_what_differs_ends_the_run_when_it_has_its_turn() -> None:
