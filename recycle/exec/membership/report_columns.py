@@ -156,11 +156,11 @@ class ReportColumns:
         said = np.flatnonzero(self.flags & HAS_STATE)
         processes = Counter(self._of.worker.tolist())
         told = Counter(zip(self._of.worker[self.host[said]].tolist(), self.stage[said].tolist(), strict=True))
-        found: dict[Worker, set[int]] = {worker: set() for worker in self._of.workers}
+        numbers: dict[Worker, set[int]] = {worker: set() for worker in self._of.workers}
         for (place, number), count in told.items():
             if count == processes[place]:
-                found[self._of.workers[place]].add(number)
-        return found
+                numbers[self._of.workers[place]].add(number)
+        return numbers
 
     def squared_norms(self) -> list[float]:
         """Numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.

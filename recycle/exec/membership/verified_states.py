@@ -47,16 +47,15 @@ def comparison(iteration: int, first: int, every: int, rounds: int, verified: in
         return Comparison(first - 1, True, verified)
     if iteration % every:
         return None
-    stride = _multiple(max(rounds, 1), every)
-    since = iteration - _multiple(first + max(rounds, 1), every)
+    stride = _least_multiple(every, max(rounds, 1))
+    since = iteration - _least_multiple(every, first + max(rounds, 1))
     if since < 0 or since % stride:
         return Comparison(iteration - 1, False)
     return Comparison(iteration - 1, True, iteration - stride - 1 if since else first - 1)
 
 
-def _multiple(number: int, of: int) -> int:
-    """The least multiple of `of` that is at least `number`."""
-    return -(-number // of) * of
+def _least_multiple(factor: int, at_least: int) -> int:
+    return -(-at_least // factor) * factor
 
 
 def verified_after(

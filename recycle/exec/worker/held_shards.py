@@ -98,9 +98,9 @@ class HeldShards:
         if lacking := self._wanted - self._held.keys() - set(copied):
             self._make(lacking)
         owned = self._wanted | self._behind
-        for of, numbers in self._of_stages(owned):
-            of.own(numbers)
-            of.incomplete = frozenset(self._behind)
+        for shards_of_stage, numbers in self._by_stage(owned):
+            shards_of_stage.own(numbers)
+            shards_of_stage.incomplete = frozenset(self._behind)
         for number in self._wanted & self._held.keys():
             here, there = self._placed(number), self._held[number]
             if here is not there:  # the stage has been built anew
@@ -111,9 +111,9 @@ class HeldShards:
         """Hold these shards of the hosted stages, whose state is written next: a kept one, which is gone back to."""
         self._wanted, self._behind, self._initial = set(numbers), set(), None
         self._settle()
-        for of, mine in self._of_stages(self._wanted):
-            of.own(mine)
-            of.incomplete = frozenset()
+        for shards, numbers_of_stage in self._by_stage(self._wanted):
+            shards.own(numbers_of_stage)
+            shards.incomplete = frozenset()
         self.confirm()
 
     def confirm(self) -> None:
@@ -128,13 +128,13 @@ class HeldShards:
 
     def apart(self, number: int) -> list[torch.Tensor]:
         """What of a shard is copied while a generation runs: `Shards.apart`."""
-        return self._of(number).apart(number)
+        return self._shards_with(number).apart(number)
 
     def complete(self, numbers: Collection[int]) -> None:
         """All of these shards has come while the generation runs."""
         self._held |= {number: self._placed(number) for number in numbers}
-        for of, mine in self._of_stages(numbers):
-            of.incomplete -= set(mine)
+        for shards, numbers_of_stage in self._by_stage(numbers):
+            shards.incomplete -= set(numbers_of_stage)
 
     def held(self, first: int, last: int) -> list[torch.Tensor]:
         """The state of shards from `first` up to but without `last`, to be sent.
@@ -152,12 +152,12 @@ class HeldShards:
 
     def publish(self) -> None:
         """Write the live parameters of the owned shards."""
-        for of, _ in self._of_stages(self._wanted):
-            of.publish()
+        for shards, _ in self._by_stage(self._wanted):
+            shards.publish()
 
     def _placed(self, number: int) -> Shard:
         """A shard as the stage has it that is hosted now."""
-        return self._of(number).shard(number)
+        return self._shards_with(number).shard(number)
 
     def _make(self, numbers: Collection[int]) -> None:
         """Make the initial state of shards, or read it. Raises RunError where that does not count any more."""
@@ -173,15 +173,15 @@ class HeldShards:
         if lacking := set(numbers) - self._held.keys():
             raise RunError(f"{self._shards.named(min(lacking))} is of no stage that this process began with")
 
-    def _of_stages(self, numbers: Collection[int]) -> list[tuple[Shards, list[int]]]:
+    def _by_stage(self, numbers: Collection[int]) -> list[tuple[Shards, list[int]]]:
         """The shards of each hosted stage that has some of these, and which."""
-        stages = [_of(self._stages[index]) for index in sorted(self._stages)]
-        found = [(of, [number for number in numbers if number in of.all_numbers]) for of in stages]
-        return [(of, mine) for of, mine in found if mine]
+        every = [_of(self._stages[index]) for index in sorted(self._stages)]
+        by_stage = [(shards, [number for number in numbers if number in shards.all_numbers]) for shards in every]
+        return [(shards, numbers_of_stage) for shards, numbers_of_stage in by_stage if numbers_of_stage]
 
-    def _of(self, number: int) -> Shards:
-        ((of, _),) = self._of_stages([number])
-        return of
+    def _shards_with(self, number: int) -> Shards:
+        ((shards, _),) = self._by_stage([number])
+        return shards
 
     def _settle(self) -> None:
         for stage in self._stages.values():

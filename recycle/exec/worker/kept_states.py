@@ -123,9 +123,12 @@ class KeptStates:
             index: {number: part.tensors for number, part in stage.compared().items()}
             for index, stage in self._stages.items()
         }
-        state = {n: live for of in parts.values() for n, live in of.items() if n < PARAMETERS}
+        state = {number: live for part in parts.values() for number, live in part.items() if number < PARAMETERS}
         buffers = self._buffers(comparison, state) if comparison.is_kept else {}
-        self._copying = {i: {n: _Copying(t, buffers.get(n)) for n, t in of.items()} for i, of in parts.items()}
+        self._copying = {
+            index: {number: _Copying(live, buffers.get(number)) for number, live in part.items()}
+            for index, part in parts.items()
+        }
 
     def _buffers(
         self, comparison: Comparison, state: Mapping[int, Sequence[torch.Tensor]]
@@ -147,11 +150,11 @@ class KeptStates:
 
     def piece(self) -> bool:
         """Do a piece of what was begun; whether there was one."""
-        return any(copying.piece() for of in self._copying.values() for copying in of.values())
+        return any(copying.piece() for parts in self._copying.values() for copying in parts.values())
 
     def finish(self, index: int) -> None:
         """Do all that is left of a stage: it steps next, or the worker reports."""
-        self.checksums |= {number: one.finish() for number, one in self._copying.pop(index, {}).items()}
+        self.checksums |= {number: copying.finish() for number, copying in self._copying.pop(index, {}).items()}
 
     def finish_all(self) -> dict[int, Checksum]:
         """Do all that is left; the checksums of all parts of all stages, by the numbers of `Stage.compared`."""

@@ -8,7 +8,8 @@ import pytest
 
 from recycle import Job
 from recycle.exec.launch.launcher import RunResult
-from tests.exec.runs import Run, calm_run, figures, job, kinds, only
+from tests.exec import runs
+from tests.exec.runs import Run, calm_run, figures, kinds, only
 from tests.exec.sharded import sharded
 
 STEPS = 10
@@ -21,12 +22,12 @@ pytestmark = pytest.mark.xdist_group("sharded_integrity")
 def compared(pipelines: int, copies: int, integrity: dict[str, Any], kind: str = "emulated", **sections: Any) -> Job:
     train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
     sections = {"planner": {"seconds": 0.2}, "train": train} | sections
-    return sharded(job(pipelines, 2, 2, kind=kind, integrity=integrity, **sections), copies)
+    return sharded(runs.job(pipelines, 2, 2, kind=kind, integrity=integrity, **sections), copies)
 
 
-def assert_calm(run: RunResult, of: Job, launch: Run) -> None:
+def assert_calm(run: RunResult, job: Job, launch: Run) -> None:
     """Losses, norms and the final shards have the bits of the run without faults, in which nobody is suspected."""
-    calm = calm_run(of, launch, STEPS)
+    calm = calm_run(job, launch, STEPS)
     assert "corrupt" not in kinds(calm)
     assert figures(run) == figures(calm)
     wanted = {number: text for shards in calm.digests.values() for number, text in shards.items()}
@@ -51,9 +52,9 @@ def test_what_is_wrong_in_a_shard_or_in_its_holders_work_is_taken_back(
     copies: int, integrity: dict[str, Any], fault: str, fenced: bool, launch: Run
 ) -> None:
     """Of two holders of a shard nobody can say who is wrong; of three the odd one is fenced."""
-    of = compared(3, copies, integrity)
-    run = launch(of, STEPS, fault)
-    assert_calm(run, of, launch)
+    job = compared(3, copies, integrity)
+    run = launch(job, STEPS, fault)
+    assert_calm(run, job, launch)
     corrupt = only(run, "corrupt")
     assert corrupt["workers"] == (["1.1"] if fenced else [])
     assert ("detected" in kinds(run)) == fenced
@@ -75,16 +76,16 @@ def test_what_is_wrong_in_a_shard_or_in_its_holders_work_is_taken_back(
 def test_models_and_layers_that_move_come_to_the_same_bits(
     kind: str, integrity: dict[str, Any], sections: dict[str, Any], fault: str, launch: Run
 ) -> None:
-    of = compared(3, 2, integrity, kind, **sections)
-    run = launch(of, STEPS, "kill:0.0@1", "rejoin:0.0@3", fault)
-    assert_calm(run, of, launch)
+    job = compared(3, 2, integrity, kind, **sections)
+    run = launch(job, STEPS, "kill:0.0@1", "rejoin:0.0@3", fault)
+    assert_calm(run, job, launch)
     assert "corrupt" in kinds(run)
 
 
 def test_where_nothing_is_replayed_states_are_compared_all_the_same(launch: Run) -> None:
-    of = compared(3, 2, GAPS, train={"checkpoint_every": 2})
-    run = launch(of, STEPS, "flip=moment,40:1.1@4")
-    assert_calm(run, of, launch)
+    job = compared(3, 2, GAPS, train={"checkpoint_every": 2})
+    run = launch(job, STEPS, "flip=moment,40:1.1@4")
+    assert_calm(run, job, launch)
     assert "states are compared every 2 iterations" in only(run, "warning")["message"]
     assert only(run, "corrupt")["workers"] == []
     assert only(run, "undone")["step"] >= 2
@@ -92,9 +93,9 @@ def test_where_nothing_is_replayed_states_are_compared_all_the_same(launch: Run)
 
 def test_live_parameters_are_compared_between_all_hosts_of_a_stage(launch: Run) -> None:
     """What is struck lies in a shard that others hold, whose gather has not come yet."""
-    of = compared(4, 2, {"digests": 2})
-    run = launch(of, STEPS, "flip=weight:1.1@0")
-    assert_calm(run, of, launch)
+    job = compared(4, 2, {"digests": 2})
+    run = launch(job, STEPS, "flip=weight:1.1@0")
+    assert_calm(run, job, launch)
     assert only(run, "corrupt")["workers"] == ["1.1"]
     assert only(run, "detected")["worker"] == "1.1"
 
@@ -103,10 +104,10 @@ def test_live_parameters_are_compared_between_all_hosts_of_a_stage(launch: Run) 
     "integrity", [{"digests": 1}, pytest.param({"digests": 1, "every": 3}, marks=pytest.mark.soak)]
 )
 def test_nobody_is_suspected_where_workers_die_and_come_back(integrity: dict[str, Any], launch: Run) -> None:
-    of = compared(3, 2, integrity)
+    job = compared(3, 2, integrity)
     faults = ("kill:1.1@1", "nan:0.0@3", "rejoin:1.1@4", "kill:0.0@6.step", "kill:2.1@7.reduce", "rejoin:0.0@8")
-    run = launch(of, STEPS, *faults)
-    assert_calm(run, of, launch)
+    run = launch(job, STEPS, *faults)
+    assert_calm(run, job, launch)
     assert "corrupt" not in kinds(run)
 
 
@@ -124,9 +125,9 @@ def test_nobody_is_suspected_where_workers_die_and_come_back(integrity: dict[str
 def test_shards_are_gone_back_to_with_whoever_has_kept_them(
     integrity: dict[str, Any], faults: tuple[str, ...], back: int, launch: Run
 ) -> None:
-    of = compared(3, 2, integrity)
-    run = launch(of, STEPS, *faults)
-    assert_calm(run, of, launch)
+    job = compared(3, 2, integrity)
+    run = launch(job, STEPS, *faults)
+    assert_calm(run, job, launch)
     assert only(run, "corrupt")["workers"] == []
     assert [event["step"] for event in run.events if event["kind"] == "undone"][-1] == back
     assert "restored" not in kinds(run)
@@ -134,18 +135,18 @@ def test_shards_are_gone_back_to_with_whoever_has_kept_them(
 
 def test_where_all_that_kept_a_shard_are_dead_a_checkpoint_is_gone_back_to(launch: Run) -> None:
     """0.1 and 1.1 hold shard 0 in the state that counts; others have copied it since, and it is wrong by now."""
-    of = compared(4, 2, {"digests": 2, "every": 2}, train={"checkpoint_every": 2})
-    run = launch(of, STEPS, "kill:0.1@4", "kill:1.1@6", "flip=moment,40:2.1@6")
-    assert figures(run) == figures(calm_run(of, launch, STEPS))
+    job = compared(4, 2, {"digests": 2, "every": 2}, train={"checkpoint_every": 2})
+    run = launch(job, STEPS, "kill:0.1@4", "kill:1.1@6", "flip=moment,40:2.1@6")
+    assert figures(run) == figures(calm_run(job, launch, STEPS))
     assert only(run, "corrupt")["step"] == 6
     assert only(run, "restored")["step"] in (2, 4)
 
 
 def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch: Run) -> None:
     """A worker that is stuck is known, and cannot go, as its shards would be lost: new processes begin again."""
-    of = compared(3, 1, {"every": 2}, train={"checkpoint_every": 2})
-    run = launch(of, STEPS, "flip=kernel:1.1@5")
-    assert figures(run) == figures(calm_run(of, launch, STEPS))
+    job = compared(3, 1, {"every": 2}, train={"checkpoint_every": 2})
+    run = launch(job, STEPS, "flip=kernel:1.1@5")
+    assert figures(run) == figures(calm_run(job, launch, STEPS))
     warnings = [event["message"] for event in run.events if event["kind"] == "warning"]
     assert sum("only parameters are compared" in text for text in warnings) == 1
     assert {tuple(event["workers"]) for event in run.events if event["kind"] == "corrupt"} == {("1.1",)}
