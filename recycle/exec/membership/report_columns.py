@@ -148,8 +148,9 @@ class ReportColumns:
 
     @property
     def has_states(self) -> bool:
-        """Whether the workers say what states they began with: all of them do in the same iterations."""
-        return bool((self.flags & HAS_STATE).any())
+        """Whether every process that hosts a stage says what state it began with, in part if it still copies a shard."""
+        said = self.host[(self.flags & HAS_STATE) > 0]
+        return len(said) > 0 and bool(np.isin(self.host, said).all())
 
     def states(self) -> dict[Worker, set[int]]:
         """Worker -> the numbers of the states that all its tensor ranks say."""
