@@ -148,7 +148,7 @@ class ReportColumns:
 
     @property
     def has_states(self) -> bool:
-        """Whether every process that hosts a stage says what state it began with, in part if it still copies a shard."""
+        """Whether every process that hosts a stage says what state it began with, in part if it still copies shards."""
         said = self.host[(self.flags & HAS_STATE) > 0]
         return len(said) > 0 and bool(np.isin(self.host, said).all())
 
