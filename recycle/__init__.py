@@ -5,6 +5,7 @@ The public API, re-exported by name. Heavy packages (torch, mip, numba, dash) lo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from recycle.errors import JobError, PlanError, RecycleError, RunError, ScheduleError, ScheduleWarning
@@ -46,5 +47,13 @@ def _draw(schedule: Schedule, profile: Profile | None, title: str) -> Any:
     return show(schedule, profile, title)
 
 
+def _read(path: str | Path) -> Schedule:
+    """What `Schedule.load(path)` returns; the formats load with the first file."""
+    from recycle.ir.formats import read
+
+    return read(path)
+
+
 Schedule.drawn_by = _draw
+Schedule.read_by = _read
 Job.planned_by = "recycle.cli.planner:plan_for_training"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,9 @@ import numpy as np
 from recycle.errors import RecycleError, ScheduleError
 from recycle.files import entries
 from recycle.ir import formats, native
+from recycle.ir.formats import chrome_trace
+from recycle.ir.formats.bounds import unpack
+from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.check import Finding, Findings, check
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.lower import lower_with_origin
@@ -25,7 +29,7 @@ from recycle.ir.simulate import Timeline
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
-from viz.sources import timed
+from viz.sources import executed_source, timed
 
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
@@ -50,6 +54,7 @@ class Dropped:
         problem: what could not be done, "" when all could.
         left_out: what could not be read of it and is not in `schedule`, a line each.
         origin: row of `lanes` instructions -> row of the schedule as dropped, -1 for what lowering added.
+        executed: whether the timeline is what ran, in seconds.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Dropped:
     problem: str
     left_out: tuple[str, ...] = ()
     origin: np.ndarray | None = None
+    executed: bool = False
 
     def places(self, finding: Finding) -> list[tuple[int, float, float]]:
         """(lane, start, end) of the instruction that a finding points at, then of those that it is at odds with; none
@@ -105,23 +111,30 @@ def read_dropped(contents: str, name: str) -> Dropped:
 
 def inspect(content: bytes, name: str) -> Dropped:
     """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
-    if sum(content.count(separator) for separator in _SEPARATORS) > _MOST_SEPARATORS:
+    unpacked = unpack(content, name)
+    text = unpacked.text
+    is_trace = chrome_trace.recognises(text)
+    if not is_trace and sum(text.count(separator) for separator in _SEPARATORS) > _MOST_SEPARATORS:
         raise ScheduleError(
             f"{name}: has more cells, words or lines than a schedule that the page shows: use recycle check"
         )
-    stated = _stated_shape(content)
+    stated = None if is_trace else _stated_shape(text)
     if stated is not None:
         _refuse_large(stated, 0, name)
     left_out: list[str] = []
     try:
-        schedule = formats.loads(content, name)
+        source = formats.load_unpacked(replace(unpacked, most=min(unpacked.most, MOST_INSTRUCTIONS)), name)
     except ScheduleError:
-        saved = _salvage(content, name)
+        saved = _salvage(text, name)
         if saved is None:
             raise
         schedule, left_out = saved
+        source = ScheduleInput(name, schedule)
+    schedule = source.schedule
     _refuse_large(schedule.shape, len(schedule.columns), name)
-    profile = Profile.uniform()
+    if (ran := executed_source(Path(name), source)) is not None:
+        return Dropped(name, schedule, ran.findings, ran.timeline, ran.lanes, "", executed=True)
+    profile = source.planned or Profile.uniform()
     findings = check(schedule, profile=profile)
     violations = [
         int(schedule.columns.offsets[schedule.shape.worker_index(Worker.parse(f.worker))]) + f.position

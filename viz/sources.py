@@ -1,4 +1,4 @@
-"""What a person asks to see: a run directory or a schedule file, recognised by what lies at the path."""
+"""What a person asks to see: a run directory, schedule file or folder of traces, recognised by what is at the path."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from recycle.errors import RecycleError, ScheduleError
 from recycle.ir import formats
 from recycle.ir.check import Findings, check
 from recycle.ir.families import FAMILIES
+from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
 from recycle.profile import Profile
 from recycle.runs import TRACE
 from recycle.shape import Shape
 from viz.free_memory import release_memory
+from viz.lane_cache import Explainer
 from viz.lanes import LaneTable, Panel
 from viz.operands import Operand, stated_limits
 from viz.run import Run, load_run
+from viz.run_files import is_run_directory, runs_in, what_it_is
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,7 @@ class ScheduleFile:
         problem: why there is no timeline, "" when there is one.
         chunk_time: of each of F, I and W of a chunk, where nobody said and files of one page have unlike numbers of
             chunks per worker (see `equal_work`); else None.
+        executed: whether the timeline is what ran, in seconds.
     """
 
     path: Path
@@ -40,10 +44,18 @@ class ScheduleFile:
     findings: Findings
     problem: str
     chunk_time: float | None = None
+    executed: bool = False
 
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def explainer(self) -> Explainer | None:
+        """What knows why its instructions start when they do; None where there is no timeline."""
+        if self.timeline is None:
+            return None
+        return Explainer(self.timeline, limits=stated_limits(self.schedule), executed=self.executed)
 
     def panels(self) -> list[Panel]:
         """Its timeline; none where no instruction takes time."""
@@ -61,7 +73,15 @@ class ScheduleFile:
         if self.timeline is None:
             raise RecycleError(f"{self.name}: {self.problem}")
         limits = stated_limits(self.schedule)
-        return Operand(key, title, self.timeline, executed=False, limits=limits, drawn=self.lanes)
+        return Operand(
+            key,
+            title,
+            self.timeline,
+            executed=self.executed,
+            limits=limits,
+            in_seconds=self.executed,
+            drawn=self.lanes,
+        )
 
 
 def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:
@@ -72,6 +92,15 @@ def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = No
     timeline, lanes, problem = timed(schedule, profile)
     release_memory()
     return ScheduleFile(path, schedule, timeline, lanes, findings, problem)
+
+
+def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
+    """What a trace at `path` says that ran, checked; None where it holds no executed times."""
+    ran = source.executed()
+    if ran is None:
+        return None
+    lanes = replace(LaneTable.from_timeline(ran), unit="s")
+    return ScheduleFile(path, source.schedule, ran, lanes, check(source.schedule), "", executed=True)
 
 
 def timed(
@@ -107,8 +136,8 @@ def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> l
     """The run directories and schedule files at `paths`, for one page.
 
     Args:
-        prices: of schedule files. Where it is left out they are those of NAME.profile.json beside NAME.json. Those of
-            the other files are `equal_work`.
+        prices: of schedule files. Where it is left out they are those of NAME.profile.json beside NAME.json. A trace or
+            timeline without has its own times; those of the other files are `equal_work`.
 
     Raises:
         RecycleError: says why one is neither.
@@ -116,19 +145,22 @@ def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> l
     return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _beside)
 
 
-def _priced(read: Sequence[tuple[Path, Run | Schedule]], prices: Prices | None) -> list[Run | ScheduleFile]:
-    profiles = [prices(path, one) if prices and isinstance(one, Schedule) else None for path, one in read]
-    unpriced = [one for (_, one), own in zip(read, profiles, strict=True) if isinstance(one, Schedule) and own is None]
-    equal = iter(equal_work(unpriced))
-    sources: list[Run | ScheduleFile] = []
-    for (path, one), own in zip(read, profiles, strict=True):
-        if isinstance(one, Run):
-            sources.append(one)
-            continue
-        time = next(equal) if own is None else None
-        profile = own if time is None else Profile.uniform(time, time, time)
-        sources.append(replace(schedule_source(path, one, profile), chunk_time=time))
-    return sources
+def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | None) -> list[Run | ScheduleFile]:
+    made: dict[int, Run | ScheduleFile] = {}
+    unpriced: dict[int, Schedule] = {}
+    for place, (path, source) in enumerate(read):
+        if isinstance(source, Run):
+            made[place] = source
+        elif (own := (prices and prices(path, source.schedule)) or source.planned) is not None:
+            made[place] = schedule_source(path, source.schedule, own)
+        elif (ran := executed_source(path, source)) is not None:
+            made[place] = ran
+        else:
+            unpriced[place] = source.schedule
+    for (place, schedule), time in zip(unpriced.items(), equal_work(list(unpriced.values())), strict=True):
+        profile = None if time is None else Profile.uniform(time, time, time)
+        made[place] = replace(schedule_source(read[place][0], schedule, profile), chunk_time=time)
+    return [made[place] for place in range(len(read))]
 
 
 def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
@@ -148,7 +180,7 @@ def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | Sch
                 refused = str(error)
     if not made:
         raise ScheduleError(f"no family takes {shape}; the last one says: {refused}")
-    return _priced(list(made.items()), prices)
+    return _priced([(path, ScheduleInput(path.name, schedule)) for path, schedule in made.items()], prices)
 
 
 def equal_work(schedules: Sequence[Schedule]) -> list[float | None]:
@@ -161,14 +193,16 @@ def equal_work(schedules: Sequence[Schedule]) -> list[float | None]:
     return [1 / count if len(set(chunks)) > 1 else None for count in chunks]
 
 
-def _run_or_schedule(path: Path) -> Run | Schedule:
-    if path.is_dir():
+def _run_or_schedule(path: Path) -> Run | ScheduleInput:
+    if is_run_directory(path):
         return load_run(path.parent / path.readlink() if path.is_symlink() else path)
+    if path.is_dir() and runs_in(path):
+        raise RecycleError(f"{path}: {what_it_is(path)}")
     if not path.exists():
-        raise RecycleError(f"{path}: no such file or run directory")
-    if path.name == TRACE:
+        raise RecycleError(f"{path}: no such file, run directory or folder of traces")
+    if path.name == TRACE and is_run_directory(path.parent):
         raise RecycleError(f"{path}: is the trace of a run: view its folder, recycle view {path.parent}")
-    return formats.read(path)
+    return formats.read_input(path)
 
 
 def _beside(path: Path, _: Schedule) -> Profile | None:

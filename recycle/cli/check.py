@@ -28,7 +28,7 @@ AROUND = 4
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Schedule file.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Schedule file, or folder of traces.")] = None,
     job: Annotated[Path | None, typer.Option(help="Job file: its memory limits count too.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors for the exit status.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -26,7 +26,8 @@ def convert(
 ) -> None:
     """Convert a schedule file. Formats not named are known by suffix, then by content.
 
-    Times are for a timeline (chrome-trace) alone; the other formats hold an order.
+    Times are for a timeline (chrome-trace) alone; the other formats hold an order. Those that are not given are as in
+    IN where that is a timeline or trace: of what ran, the medians of each stage.
 
     Example: **recycle convert plan.json plan.trace.json --times 1,2,1**
     """
@@ -37,8 +38,10 @@ def convert(
     if given and not formats.FORMATS[written].timed:
         timed = ", ".join(name for name, entry in formats.FORMATS.items() if entry.timed)
         raise JobError(f"convert: {given[0]} is for timelines ({timed}), and {target} is written as {written}")
-    priced = pricing.priced("convert", times, overlap, comm, profile) if given else None
-    schedule = formats.read(source, from_format)
+    read = formats.read_input(source, from_format)
+    is_timed = formats.FORMATS[written].timed
+    priced = pricing.priced("convert", times, overlap, comm, profile, read.profile) if is_timed else None
+    schedule = read.schedule if is_timed else read.order()
     formats.write(schedule, target, written, priced)
     count = len(schedule.columns)
     about = {"file": str(target), "format": written, "shape": schedule.shape.to_json(), "instructions": count}

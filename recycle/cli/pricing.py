@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -34,22 +34,32 @@ SlowLinks = Annotated[
 _LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
-def priced(command: str, times: str | None, overlap: str | None, comm: str | None, file: Path | None) -> Profile:
-    """The profile that the options of `command` describe; unit times where none is given.
+def priced(
+    command: str,
+    times: str | None,
+    overlap: str | None,
+    comm: str | None,
+    file: Path | None,
+    stated: Callable[[], Profile | None] = lambda: None,
+) -> Profile:
+    """The profile that the options of `command` describe; what they leave out is as `stated`, else in unit times.
 
     Raises:
         JobError: an option is no number of the wanted form, or both --times and --profile are given.
     """
     if file is not None and times is not None:
         raise JobError(f"{command}: give either --times or --profile, not both")
-    return overridden(base(times, file), overlap, comm)
+    return overridden(base(times, file, stated), overlap, comm)
 
 
-def base(times: str | None, file: Path | None) -> Profile:
-    """The profile in `file`, else the times of --times, 1,1,1 when left out. Raises JobError as `priced`."""
+def base(times: str | None, file: Path | None, stated: Callable[[], Profile | None] = lambda: None) -> Profile:
+    """The profile in `file`, else the times of --times, else those `stated` by the schedule's own file, else 1,1,1.
+
+    Raises JobError as `priced`, ScheduleError as `stated`.
+    """
     if file is not None:
         return Profile.load(file)
-    return Profile() if times is None else Profile(*times_of(times))
+    return stated() or Profile() if times is None else Profile(*times_of(times))
 
 
 def times_of(text: str) -> tuple[float, float, float]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recycle.cli.terminal import print_table, progress_bars
-from recycle.errors import JobError
+from recycle.errors import JobError, ScheduleError
 from recycle.files import require_writable
+from recycle.ir import formats
 from recycle.job import Job
 from recycle.profile import Profile
 
@@ -23,8 +24,15 @@ BYTES = ("message", "activation", "static")
 
 
 def profile(
-    target: Annotated[Path, typer.Argument(metavar="JOB|RUN_DIR", help="Job file, or the directory of a run.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Profile file to write.")],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="JOB|RUN_DIR", help="Job file, or the directory of a run.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Profile file to write.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--from", metavar="TRACE", help="Trace, or folder of traces: take the times from it.")
+    ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", help="Times that each instruction is timed.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -37,11 +45,22 @@ def profile(
     Example: **recycle profile job.toml -o measured.json**
 
     Example: **recycle profile runs/mine -o executed.json**
+
+    Example: **recycle profile --from traces/iteration_4 -o traced.json**
     """
 
     if repeats < 1:
         raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
-    require_writable(output)
+    if output is not None:
+        require_writable(output)
+    if (target is None) == (trace is None):
+        raise JobError("profile: name a job file or run directory, or a trace with --from TRACE, one of them")
+    if trace is not None:
+        _profile_trace(trace, output, as_json)
+        return
+    assert target is not None
+    if output is None:
+        raise JobError("profile: say where to write it: -o FILE")
     if target.is_dir():
         from recycle.exec.profile.executed import executed
 
@@ -64,6 +83,27 @@ def profile(
         print(f"gradients computed in {half}: {', '.join(names)}")
     print(_link(measured))
     print(f'{output}: written, hash {measured.digest()}; use it with [times] profile = "{output}"')
+
+
+def _profile_trace(trace: Path, output: Path | None, as_json: bool) -> None:
+    source = formats.read_input(trace)
+    found = source.profile()
+    if found is None:
+        raise ScheduleError(f"{trace}: holds an order without times: give a trace of what ran, or a timeline")
+    if output is not None:
+        found.save(output)
+    if as_json:
+        file = None if output is None else str(output)
+        print(json.dumps({"file": file, "hash": found.digest(), "profile": found.to_json()}))
+        return
+    stages = source.schedule.shape.stages
+    print("seconds" if source.trace is not None else "units of the timeline")
+    names = ("forward", "backward_input", "backward_weight", "step")
+    rows = [(str(s), *(_seconds(found.per_stage(name, stages)[s]) for name in names)) for s in range(stages)]
+    print_table(("stage", *(name.removeprefix("backward_") for name in names)), rows)
+    print(f"link between two workers: {_seconds(found.latency)}")
+    if output is not None:
+        print(f"{output}: written, hash {found.digest()}")
 
 
 def _print_progress(what: str, done: float | None, total: float, _: str) -> None:

@@ -16,6 +16,7 @@ from recycle.cli.terminal import print_table, width
 from recycle.errors import JobError
 from recycle.ir import formats
 from recycle.ir.check import check
+from recycle.ir.executed import first_impossible
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
@@ -28,7 +29,7 @@ HINTS = 3
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(help="Schedule file.")],
+    file: Annotated[Path, typer.Argument(help="Schedule file, or folder of traces.")],
     times: pricing.TimesOption = None,
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
@@ -42,25 +43,49 @@ def simulate(
 ) -> None:
     """Time a schedule: makespan, period, bubbles, peaks per worker, critical path, what each worker waits for.
 
+    A trace of what ran is shown with its own times, in seconds, unless an option gives others. What the options leave
+    out is as in the timeline or trace.
+
     Example: **recycle simulate 1f1b.json --times 1,1,1 --comm 0.5**
+
+    Example: **recycle simulate traces/iteration_4**
     """
 
-    schedule = formats.read(file)
+    source = formats.read_input(file)
     if sum(option is not None for option in (times, profile, job)) > 1:
         raise JobError("simulate: give --times or --profile or --job, only one of them")
-    given, limits, byte_limit = (
-        pricing.job_limits(schedule, file, job) if job is not None else (pricing.base(times, profile), None, None)
-    )
-    priced = pricing.with_slow_links(pricing.overridden(given, overlap, comm), schedule.shape, link or ())
-    timeline = timeline_of(schedule, priced, serialised=serialised)
+    schedule, limits, byte_limit = source.schedule, None, None
+    is_priced = serialised or any(option is not None for option in (times, profile, job, overlap, comm, link))
+    ran = None if is_priced else source.executed()
+    if ran is not None:
+        timeline = ran
+        _warn_of_clocks(ran, file)
+    else:
+        if job is not None:
+            given, limits, byte_limit = pricing.job_limits(schedule, file, job)
+        else:
+            given = pricing.base(times, profile, source.profile)
+        priced = pricing.with_slow_links(pricing.overridden(given, overlap, comm), schedule.shape, link or ())
+        timeline = timeline_of(schedule, priced, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
-    errors = check(schedule, profile=priced).number("error")
+    errors = check(schedule, profile=timeline.profile).number("error")
     if errors:
         print(f"recycle: {file} breaks {errors} rule(s), see recycle check {file}", file=sys.stderr)
     if as_json:
-        print(json.dumps(figures(timeline, gaps)))
+        print(json.dumps({**figures(timeline, gaps), "executed": ran is not None}))
     else:
         _print(timeline, gaps)
+
+
+def _warn_of_clocks(ran: Timeline, file: Path) -> None:
+    worst = first_impossible(ran)
+    if worst is not None:
+        sender, receiver = (ran.schedule.position(row)[0] for row in (worst.producer, worst.consumer))
+        print(
+            f"recycle: {file}: the clocks of workers {sender} and {receiver} disagree by at least {worst.seconds:.3g} s,"
+            " so that their times cannot be compared",
+            file=sys.stderr,
+        )
 
 
 def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:

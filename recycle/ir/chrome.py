@@ -11,7 +11,6 @@ project. Times are whole nanoseconds, written in microseconds, so that slices th
 from __future__ import annotations
 
 import heapq
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
@@ -20,7 +19,7 @@ import msgspec
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.files import MOST_BYTES, decoded
+from recycle.files import decoded
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.kinds import Receive, Send, is_kind
 
@@ -30,9 +29,8 @@ T = TypeVar("T")
 
 TRACKS = ("compute", "send", "recv")
 """The threads of one process."""
-MOST_OBJECTS, MOST_BYTES_BESIDE = 2**24, 2**25
-"""JSON objects of a file, of which an event takes one to three, and bytes of what it says beside its events. In memory
-each small value takes many times its text."""
+MOST_BYTES_BESIDE = 2**25
+"""Bytes of what a file says beside its events. In memory each small value takes many times its text."""
 MOST_SECONDS = 2.0**53 / 1e9
 """Beyond this (104 days) a double no longer counts every nanosecond."""
 
@@ -190,6 +188,7 @@ class Head(msgspec.Struct, frozen=True):
     traceEvents: msgspec.Raw
     otherData: dict[str, Any] = {}
     distributedInfo: dict[str, Any] = {}
+    baseTimeNanoseconds: int = 0
 
 
 class _Unread(msgspec.Struct, frozen=True):
@@ -203,31 +202,6 @@ def head(content: bytes, name: str) -> Head:
         if (size := len(memoryview(value))) > MOST_BYTES_BESIDE:
             raise ScheduleError(f"{name}: {key}: {size:,} bytes, at most {MOST_BYTES_BESIDE:,}")
     return decode(content, Head, name)
-
-
-def unpacked(content: bytes, name: str) -> bytes:
-    """`content`, unzipped if it is gzip. Raises ScheduleError that begins with `name`, also for too many events."""
-    text = _unzipped(content, name)
-    if (objects := text.count(b"{")) > MOST_OBJECTS:
-        raise ScheduleError(
-            f"{name}: too large: {objects:,} JSON objects, at most {MOST_OBJECTS:,}: trace fewer iterations"
-        )
-    return text
-
-
-def _unzipped(content: bytes, name: str) -> bytes:
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        text = stream.decompress(content, MOST_BYTES + 1)
-    except zlib.error as error:
-        raise ScheduleError(f"{name}: not a whole gzip file: {error}") from None
-    if len(text) > MOST_BYTES:
-        raise ScheduleError(f"{name}: too large: unzipped it has more than {MOST_BYTES} bytes")
-    if not stream.eof:
-        raise ScheduleError(f"{name}: not a whole gzip file: it ends too early")
-    return text
 
 
 def decode(content: bytes, kind: type[T], name: str) -> T:

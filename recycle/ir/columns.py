@@ -104,11 +104,12 @@ def _nothing(rows: int) -> Ints:
     return np.broadcast_to(np.int32(-1), rows)
 
 
-def require_few(instructions: int, where: str = "") -> None:
-    """Raise ScheduleError, its message behind `where`, when a file holds more than `MOST_INSTRUCTIONS`."""
-    if instructions > MOST_INSTRUCTIONS:
+def require_few(instructions: int, where: str = "", most: int | None = None) -> None:
+    """Raise ScheduleError, its message after `where`, when a file holds more than `most`, `MOST_INSTRUCTIONS` if None."""
+    most = MOST_INSTRUCTIONS if most is None else most
+    if instructions > most:
         raise ScheduleError(
-            f"{where}too large: {instructions:,} instructions, a file may hold {MOST_INSTRUCTIONS:,}: write fewer"
+            f"{where}too large: {instructions:,} instructions, a file may hold {most:,}: write fewer"
             " micro-batches or pipelines, which repeat each other"
         )
 

@@ -1,4 +1,5 @@
-"""An executed iteration as a Timeline: the same questions (gaps, inputs, memory) for what ran as for what was planned.
+"""An executed iteration as a Timeline: the same questions (gaps, inputs, memory) for what ran as for what was planned;
+and what instructions took, as a profile.
 
 What each instruction waited for follows from the dependency rule and the recorded times: of all that it needs, what
 ended last. An executor announces a receive and goes on, so a recorded receive says nothing of the arrival; it counts
@@ -9,16 +10,37 @@ Times count from the first start. Limits: the times must be of one clock (see `f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
 
+from recycle.errors import ScheduleError
 from recycle.ir.chains import compute_order
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.dependencies import Dependencies, dependencies
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    OptimizerStep,
+    OverlappedPair,
+    WeightPart,
+)
+from recycle.ir.reduce_buckets import buckets_of
 from recycle.ir.simulate import Timeline, event_edges
 from recycle.ir.trace import Trace, executed_schedule
-from recycle.profile import Profile
+from recycle.profile import Link, Profile
+
+_NAMES = {
+    Forward.kind: "forward",
+    BackwardInput.kind: "backward_input",
+    BackwardWeight.kind: "backward_weight",
+    Backward.kind: "backward",
+    OptimizerStep.kind: "step",
+}
 
 
 def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
@@ -106,3 +128,89 @@ def _transfers(timeline: Timeline) -> tuple[Rows, Rows]:
     edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
     edges = edges[graph.sends[graph.source[edges]] >= 0]
     return graph.sends[graph.source[edges]], graph.target[edges]
+
+
+WorkerTimes = Mapping[tuple[str, int, int], float]
+"""(name in a profile or "backward", stage, worker index) -> median seconds."""
+
+
+def worker_times(ran: Trace, stages: int) -> WorkerTimes:
+    """What each worker took for the instructions of each stage; a W that ran in parts counts as their sum."""
+    c, seconds, buckets = ran.columns, ran.end - ran.start, buckets_of(ran.columns)
+    found: dict[tuple[str, int, int], float] = {}
+    for stage in range(stages):
+        of_stage = np.flatnonzero(c.stage == stage)
+        for kind, name in _NAMES.items():
+            rows = of_stage[c.kind[of_stage] == kind]
+            for worker in np.unique(ran.process[rows]).tolist():
+                found[name, stage, worker] = float(np.median(seconds[rows[ran.process[rows] == worker]]))
+        rows = of_stage[c.kind[of_stage] == WeightPart.kind]
+        for worker in np.unique(ran.process[rows]).tolist():
+            mean = float(seconds[rows[ran.process[rows] == worker]].mean())
+            found.setdefault(("backward_weight", stage, worker), buckets * mean)
+    return found
+
+
+def stage_times(times: WorkerTimes, stage: int, profile: Profile, stages: int) -> dict[str, float]:
+    """What a stage takes by name: of its hosts the lower median. A B that ran whole is split as `profile` says."""
+    usual = {
+        name: median_low(seconds)
+        for name in _NAMES.values()
+        if (seconds := [t for (n, s, _), t in times.items() if (n, s) == (name, stage)])
+    }
+    if "backward_input" not in usual and "backward" in usual:
+        halves = [profile.per_stage(name, stages)[stage] for name in ("backward_input", "backward_weight")]
+        share = halves[0] / sum(halves) if sum(halves) else 0.5  # without a known unit, parts are taken to be alike
+        usual["backward_input"] = usual["backward"] * share
+        usual["backward_weight"] = usual["backward"] - usual["backward_input"]
+    return usual
+
+
+def executed_profile(ran: Trace, step: int, name: str) -> Profile:
+    """What the instructions of a trace took, in seconds: medians over all its iterations, links over one.
+
+    Times are those that the trace states, waits inside them included. A transfer lasts from when both of its ends have
+    begun until both have ended; its bytes are not in a trace, so that it is all latency.
+
+    Args:
+        step: the iteration that tells the links.
+        name: of the trace, for error messages.
+
+    Raises:
+        ScheduleError: a stage lacks its forward or its backward.
+    """
+    stages, times = ran.shape.stages, worker_times(ran, ran.shape.stages)
+    found: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}
+    for stage in range(stages):
+        usual = {"step": 0.0, **stage_times(times, stage, Profile(), stages)}
+        if (missing := next((key for key in found if key not in usual), None)) is not None:
+            raise ScheduleError(f"{name}: stage {stage} ran no {missing}, without which a profile is not whole")
+        for key, values in found.items():
+            values.append(round(usual[key], 12))
+    pairs = ran.columns.kind == OverlappedPair.kind
+    links = _links(ran.window(step, step, ran.generations_of(step)[-1]))
+    return Profile(
+        **found,
+        overlapped_pair=float(np.median((ran.end - ran.start)[pairs])) if pairs.any() else None,
+        latency=float(np.median([link.latency for link in links.values()])) if links else 0.0,
+        links=links,
+        measured={"trace": name, "iterations": len(ran.steps)},
+    )
+
+
+def _links(ran: Trace) -> dict[str, Link]:
+    """The median transfer of each directed pair of workers in one iteration."""
+    schedule, rows = executed_schedule(ran)
+    start, end, columns = ran.start[rows], ran.end[rows], schedule.columns
+    sends = dependencies(schedule).sends[: len(columns)]
+    receives = np.flatnonzero(sends >= 0)
+    sent = sends[receives]
+    seconds = np.maximum(end[receives], end[sent]) - np.maximum(start[receives], start[sent])
+    pair = columns.worker[sent].astype(np.int64) * ran.shape.worker_count + columns.worker[receives]
+    workers = list(map(str, ran.shape.workers()))
+    return {
+        f"{workers[each // len(workers)]}>{workers[each % len(workers)]}": Link(
+            max(0.0, float(np.median(seconds[pair == each])))
+        )
+        for each in np.unique(pair).tolist()
+    }

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.files import read_whole, write_whole
+from recycle.files import write_whole
 from recycle.ir import native
 from recycle.ir.columns import MOST_INSTRUCTIONS, Columns, columns_of
 from recycle.ir.instruction import (
@@ -79,9 +79,11 @@ class Schedule:
         forward_only: it evaluates: every micro-batch needs its forwards alone, and nothing is reduced or stepped.
         metadata: family or planner, parameters, parent; JSON values only.
         drawn_by: what draws a schedule; set by the public API, since the viewer stands above the IR.
+        read_by: what reads a file; set by the public API, since the formats stand above schedules.
     """
 
     drawn_by: ClassVar[Callable[[Schedule, Profile | None, str], Any]]
+    read_by: ClassVar[Callable[[str | Path], Schedule]]
 
     shape: Shape
     columns: Columns
@@ -305,10 +307,14 @@ class Schedule:
         )
 
     @classmethod
-    def loads(cls, text: str | bytes, name: str = "schedule") -> Schedule:
-        """The schedule in the text of a native file; `name` begins every error message. Raises ScheduleError."""
+    def loads(cls, text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
+        """The schedule in the text of a native file; `name` begins every error message.
+
+        Raises:
+            ScheduleError: the text is not a schedule, or holds more than `most` instructions.
+        """
         with errors_as(ScheduleError, name):
-            file = native.decode(text)
+            file = native.decode(text, most)
             return cls.from_text(
                 Shape.from_json(file.shape),
                 file.programs,
@@ -328,8 +334,8 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Read a native file. Raises ScheduleError that names the file and the place."""
-        return cls.loads(read_whole(path, ScheduleError), str(path))
+        """Read a schedule file of any format, or a folder of traces. Raises ScheduleError with the file and place."""
+        return cls.read_by(path)
 
     def show(self, profile: Profile | None = None, title: str = "") -> Any:
         """The lanes as a picture that notebooks draw (see `viz.notebook.Picture`), timed by `profile`."""

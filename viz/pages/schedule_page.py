@@ -16,7 +16,7 @@ from viz.lane_cache import LaneCache
 from viz.numbers import percent
 from viz.operands import stated_bound
 from viz.pages import parts
-from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view, pictures
+from viz.pages.lanes_view import lanes_address, lanes_view, pictures
 from viz.pages.mode import Mode
 from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
@@ -67,7 +67,7 @@ class SchedulePage(Page):
     def preloaded_lanes(self) -> list[str]:
         """Where the browser finds the lanes of each file."""
         span = self.span
-        return [lanes_address(self.cache.put(file.lanes, explainer_of(file.timeline), span)) for file in self.files]
+        return [lanes_address(self.cache.put(file.lanes, file.explainer, span)) for file in self.files]
 
     @property
     def span(self) -> float | None:
@@ -89,7 +89,7 @@ class SchedulePage(Page):
                 file.lanes,
                 f"{self.prefix}-{place}",
                 self.cache,
-                explainer=explainer_of(file.timeline),
+                explainer=file.explainer,
                 span=self.span,
                 left=left,
                 linked=self.prefix,
@@ -104,10 +104,14 @@ class SchedulePage(Page):
         for file in self.files:
             if file.chunk_time is not None:
                 named.setdefault(file.chunk_time, []).append(file.name)
+        ran = [file.name for file in self.files if file.executed]
+        executed = (
+            f"{', '.join(ran)}: executed, in seconds; its period is between iterations of the trace." if ran else ""
+        )
         if not named:
-            return ""
+            return executed
         chunks = "; ".join(f"{time:.3g} in {', '.join(names)}" for time, names in sorted(named.items(), reverse=True))
-        return f"Each of F, I and W takes 1 for all that a worker hosts of the model, so for a chunk {chunks}."
+        return f"Each of F, I and W takes 1 for all that a worker hosts of the model, so for a chunk {chunks}. {executed}".strip()
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
         """Head and rows of the table of figures, a column per file."""

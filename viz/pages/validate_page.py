@@ -30,7 +30,7 @@ FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
 PLACES_SHOWN = 12
 """Of a long circle of waits."""
 
-FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
+FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a trace of torch's profiler, a Megatron table; or gzip"
 
 
 class ValidatePage(Page):
@@ -122,7 +122,7 @@ class ValidatePage(Page):
         halt = file.lanes.halt
         order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
         table = _badged(file.lanes, Counter(str(finding.worker) for finding in file.findings))
-        explainer = Explainer(file.timeline) if file.timeline else None
+        explainer = Explainer(file.timeline, executed=file.executed) if file.timeline else None
         view = lanes_view(
             file.name,
             table,

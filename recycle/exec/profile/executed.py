@@ -16,37 +16,20 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.instruction import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    GatherParameters,
-    Instruction,
-    OptimizerStep,
-    ReduceGradients,
-    WeightPart,
-)
+from recycle.ir.executed import WorkerTimes, stage_times, worker_times
+from recycle.ir.instruction import GatherParameters, Instruction, ReduceGradients
 from recycle.ir.reduce_buckets import buckets_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
 from recycle.runs import load_trace, plan_file, read_lines
-
-_NAMES = {
-    Forward.kind: "forward",
-    BackwardInput.kind: "backward_input",
-    BackwardWeight.kind: "backward_weight",
-    Backward.kind: "backward",
-    OptimizerStep.kind: "step",
-}
 
 
 @dataclass(frozen=True)
@@ -126,37 +109,16 @@ def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any]
 
 def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
     """The fields of a profile that the trace tells; None when some stage did not run."""
-    stages, c = job.shape.stages, ran.columns
-    seconds = ran.end - ran.start
-    per_worker: dict[tuple[str, int, int], float] = {}
-    buckets = buckets_of(c)
-    for kind, name in _NAMES.items():
-        for stage in range(stages):
-            rows = np.flatnonzero((c.kind == kind) & (c.stage == stage))
-            for worker in np.unique(ran.process[rows]).tolist():
-                per_worker[name, stage, worker] = float(np.median(seconds[rows[ran.process[rows] == worker]]))
-    for stage in range(stages):
-        rows = np.flatnonzero((c.kind == WeightPart.kind) & (c.stage == stage))
-        for worker in np.unique(ran.process[rows]).tolist():
-            mean = float(seconds[rows[ran.process[rows] == worker]].mean())
-            per_worker.setdefault(("backward_weight", stage, worker), buckets * mean)
+    stages = job.shape.stages
+    per_worker = worker_times(ran, stages)
     found: dict[str, list[float]] = {name: [] for name in ("forward", "backward_input", "backward_weight", "step")}
     for stage in range(stages):
-        usual = {
-            name: median_low(times)
-            for name in _NAMES.values()
-            if (times := [t for (n, s, _), t in per_worker.items() if (n, s) == (name, stage)])
-        }
-        halves = [profile.per_stage(name, stages)[stage] for name in ("backward_input", "backward_weight")]
-        if "backward_input" not in usual and "backward" in usual:
-            share = halves[0] / sum(halves) if sum(halves) else 0.5  # without a known unit, parts are taken to be alike
-            usual["backward_input"] = usual["backward"] * share
-            usual["backward_weight"] = usual["backward"] - usual["backward_input"]
+        usual = stage_times(per_worker, stage, profile, stages)
         if any(name not in usual for name in found):
             return None
         for name, values in found.items():
             values.append(usual[name])
-    buckets, latency = buckets_of(c), profile.per_stage("reduce_latency", stages)
+    buckets, latency = buckets_of(ran.columns), profile.per_stage("reduce_latency", stages)
     last = _joint(ran, stages, ReduceGradients)
     together = {
         "reduce": [b + (buckets - 1) * max(0.0, b - fixed) for b, fixed in zip(last, latency, strict=True)],
@@ -178,9 +140,7 @@ def _joint(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
     return found
 
 
-def _speeds(
-    per_worker: Mapping[tuple[str, int, int], float], usual: Mapping[str, list[float]], job: Job
-) -> dict[str, float]:
+def _speeds(per_worker: WorkerTimes, usual: Mapping[str, list[float]], job: Job) -> dict[str, float]:
     """Factors of the workers that departed from their peers by more than the job's threshold."""
     ratios: dict[int, list[float]] = {}
     for (name, stage, worker), seconds in per_worker.items():

@@ -13,7 +13,10 @@ from recycle.errors import JobError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir import native
 from recycle.ir.families import FAMILIES
+from recycle.ir.columns import require_few
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
+from recycle.ir.formats.bounds import Unpacked, unpack
+from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from recycle.shape import Shape
@@ -26,26 +29,27 @@ class Format:
     Attributes:
         suffixes: of its files, with the dots. Of the formats with a fitting suffix the one with the longest is what is
             written by default; of several the first.
-        loads: (content, name that begins error messages) -> schedule. Raises ScheduleError.
+        loads: (content, name that begins error messages, most instructions) -> schedule, with times where the format
+            has any. Raises ScheduleError.
         dumps: schedule -> the file's text, whole or in parts; if `timed`, also takes the profile. Raises ScheduleError.
         recognises: whether a file with this content looks like this format.
         timed: whether what is written holds times, which a profile gives.
-        load_directory: directory -> schedule, where a format may be spread over files. Raises ScheduleError.
+        load_directory: directory -> what it holds, where a format may be spread over files. Raises ScheduleError.
     """
 
     suffixes: tuple[str, ...]
-    loads: Callable[[bytes, str], Schedule]
+    loads: Callable[[bytes, str, int], Schedule | ScheduleInput]
     dumps: Callable[..., str | Iterable[str]]
     recognises: Callable[[bytes], bool]
     timed: bool = False
-    load_directory: Callable[[Path], Schedule] | None = None
+    load_directory: Callable[[Path], ScheduleInput] | None = None
 
 
 FORMATS: dict[str, Format] = {
     "native": Format((".json",), Schedule.loads, Schedule.dumps, native.recognises),
     "chrome-trace": Format(
         (".trace.json", ".chrome.json", ".json"),
-        chrome_trace.loads,
+        chrome_trace.load_input,
         chrome_trace.dumps,
         chrome_trace.recognises,
         timed=True,
@@ -56,20 +60,28 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def read(path: str | Path, name: str | None = None) -> Schedule:
-    """The schedule in a file, or in a directory of a format that is spread over several.
+def read_input(path: str | Path, name: str | None = None) -> ScheduleInput:
+    """What a file of any format holds, zipped or not, or a directory of a format that is spread over several files.
+
+    Everything that takes a schedule reads it by this function.
 
     Args:
         path: the file or directory.
         name: its format; found from suffix and content when None.
 
     Raises:
-        ScheduleError: the file cannot be read, or its format is unknown; names the file and the place.
+        ScheduleError: the file cannot be read, its format is unknown, or it holds too much for its size; names the file
+            and the place.
     """
     path = Path(path)
     if path.is_dir():
         return _read_directory(path, name)
-    return loads(read_whole(path, ScheduleError), str(path), name)
+    return load_unpacked(unpack(read_whole(path, ScheduleError), str(path)), str(path), name)
+
+
+def read(path: str | Path, name: str | None = None) -> Schedule:
+    """The order in a file or directory, without its times. Logs what it leaves out. Arguments, errors: `read_input`."""
+    return read_input(path, name).order()
 
 
 def named_schedule(name: str, shape: Shape) -> Schedule:
@@ -81,8 +93,8 @@ def named_schedule(name: str, shape: Shape) -> Schedule:
     return read(name)
 
 
-def loads(content: bytes, path: str, name: str | None = None) -> Schedule:
-    """The schedule in a file's content.
+def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> ScheduleInput:
+    """What a file's content holds.
 
     Args:
         path: the file's name, whose suffix counts and which begins every error message. Nothing is read there.
@@ -91,10 +103,14 @@ def loads(content: bytes, path: str, name: str | None = None) -> Schedule:
     Raises:
         ScheduleError: no format fits, or the content does not; names the file and the place.
     """
-    return _named(name or _recognise(path, content)).loads(content, path)
+    entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
+    found = entry.loads(content.text, path, content.most)
+    loaded = found if isinstance(found, ScheduleInput) else ScheduleInput(path, found)
+    require_few(len(loaded.schedule.columns), f"{path}: ", content.most)
+    return loaded
 
 
-def _read_directory(path: Path, name: str | None) -> Schedule:
+def _read_directory(path: Path, name: str | None) -> ScheduleInput:
     able = [known for known, entry in FORMATS.items() if entry.load_directory]
     load_directory = _named(name or able[0]).load_directory
     if load_directory is None:

@@ -21,10 +21,10 @@ Read: what is written above, of which name, worker and position of the slices co
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +37,8 @@ from recycle.ir import chrome, native
 from recycle.ir.columns import Rows, offsets_of, require_few
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
+from recycle.ir.formats.bounds import is_gzip, most_instructions, unpack
+from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
@@ -55,9 +57,9 @@ from recycle.ir.trace import away_from
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
-_log = logging.getLogger(__name__)
-
 FORMAT, VERSION = "recycle-timeline", 1
+_NAMED_FOLDERS, _MOST_FOLDERS = 3, 100
+"""Folders of traces in the hint for a folder above them: how many it names, and how many are looked into."""
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
 """Keys of the native file that `otherData` holds as they are."""
 _WHERE_STATED = ("buckets", "gathers", "forward_only")
@@ -65,8 +67,8 @@ _WHERE_STATED = ("buckets", "gathers", "forward_only")
 
 
 def recognises(content: bytes) -> bool:
-    """Whether a file is such JSON, or gzip, as which torch's profiler writes it on request."""
-    return content.startswith(b"\x1f\x8b") or b'"traceEvents"' in content
+    """Whether a file is such JSON: an object, or the list of events alone."""
+    return b'"traceEvents"' in content or (content.lstrip().startswith(b"[") and b'"ph"' in content)
 
 
 # Writing
@@ -219,30 +221,57 @@ def _held(
 
 
 def loads(content: bytes, name: str = "trace") -> Schedule:
-    """The schedule in one file of any of the three kinds; `name` begins every error message. Logs what is dropped.
+    """The schedule in one file of any of the three kinds, zipped or not; raises as `load_input`. Logs what is dropped."""
+    unpacked = unpack(content, name)
+    return load_input(unpacked.text, name, unpacked.most).order()
+
+
+def load_input(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
+    """What one file of any of the three kinds holds; `name` begins every error message.
 
     Raises:
-        ScheduleError: the file is none of them, or an event of it is not whole; names the event.
+        ScheduleError: the file is none of them, an event of it is not whole (names the event), or it holds more than
+            `most` instructions.
     """
-    content = chrome.unpacked(content, name)
     other = {} if content.lstrip().startswith(b"[") else chrome.head(content, name).otherData
-    return _READERS.get(str(other.get("format")), profiler_trace.loads)(content, name)
+    return _READERS.get(str(other.get("format")), profiler_trace.loads)(content, name, most)
 
 
-def load_directory(path: Path) -> Schedule:
-    """The schedule in a directory: of its one trace, or of one trace of torch's profiler per rank.
+def load_directory(path: Path) -> ScheduleInput:
+    """What a directory holds: its one trace, or one trace of torch's profiler per rank.
 
     Raises:
-        ScheduleError: as `loads`, or the files are not those of the ranks of one pipeline.
+        ScheduleError: as `load_input`, or the files are not those of the ranks of one pipeline.
     """
-    files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
-    files = [file for file in files if recognises(read_whole(file, ScheduleError))]
+    files = _traces_in(path)
     if not files:
+        folders = [folder for folder in _folders_in(path) if _traces_in(folder)]
+        if folders:
+            more = f" and {len(folders) - _NAMED_FOLDERS} more" if len(folders) > _NAMED_FOLDERS else ""
+            named = ", ".join(map(str, folders[:_NAMED_FOLDERS]))
+            raise ScheduleError(f"{path}: is a directory without any Chrome trace of its own: give {named}{more}")
         raise ScheduleError(f"{path}: is a directory without any Chrome trace (.json or .json.gz with traceEvents)")
     if len(files) == 1:
-        return loads(read_whole(files[0], ScheduleError), str(files[0]))
-    traces = ((str(file), chrome.unpacked(read_whole(file, ScheduleError), str(file))) for file in files)
-    return profiler_trace.load_ranks(traces, str(path))
+        unpacked = unpack(read_whole(files[0], ScheduleError), str(files[0]))
+        return load_input(unpacked.text, str(files[0]), unpacked.most)
+    traces = ((str(file), unpack(read_whole(file, ScheduleError), str(file)).text) for file in files)
+    size = sum(file.stat().st_size for file in files)
+    return profiler_trace.load_ranks(traces, str(path), most_instructions(size))
+
+
+def _traces_in(path: Path) -> list[Path]:
+    files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
+    return [file for file in files if _is_trace(read_whole(file, ScheduleError))]
+
+
+def _is_trace(content: bytes) -> bool:
+    return is_gzip(content) or recognises(content)
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """The folders in a folder and in these, the first `_MOST_FOLDERS`."""
+    below = (folder for pattern in ("*/", "*/*/") for folder in sorted(path.glob(pattern)) if not folder.is_symlink())
+    return list(islice(below, _MOST_FOLDERS))
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -269,7 +298,7 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
     pass
 
 
-def _from_timeline(content: bytes, name: str) -> Schedule:
+def _from_timeline(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     other = chrome.head(content, name).otherData
     if other.get("version") != VERSION:
         raise ScheduleError(
@@ -281,19 +310,32 @@ def _from_timeline(content: bytes, name: str) -> Schedule:
     head = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
     head |= {key: other[key] for key in (*_HEAD, *_WHERE_STATED) if key in other}
     empty = Schedule.loads(json.dumps(head), f"{name}: otherData")
-    programs = _placed(empty.shape, other["instructions"], content, name)
-    if other.get("profile") != Profile().to_json():
-        _log.warning("%s: left out the times and the profile that they follow from", name)
+    programs = _placed(empty.shape, other["instructions"], content, name, most)
     with errors_as(ScheduleError, name):
-        return replace(empty, columns=Schedule.build(empty.shape, programs).columns)
+        schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
+    if (profile := _stated_profile(other, schedule.shape)) == Profile():
+        return ScheduleInput(name, schedule)
+    return ScheduleInput(
+        name, schedule, profile, warnings=("left out the times and the profile that they follow from",)
+    )
 
 
-def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker, list[Instruction]]:
+def _stated_profile(other: Mapping[str, Any], shape: Shape) -> Profile | None:
+    """The profile of a timeline; None where it is not a profile of such a shape, without which the order is still whole."""
+    try:
+        profile = Profile.from_bytes(json.dumps(other.get("profile")).encode(), "profile")
+        profile.require(shape)
+    except (JobError, ValueError, RecursionError):
+        return None
+    return profile
+
+
+def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | None) -> dict[Worker, list[Instruction]]:
     """The instructions of the slices, each at its place; every place of every worker must be taken exactly once."""
     events = chrome.decode(
         content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
     ).traceEvents
-    require_few(sum(isinstance(event, _Slice) for event in events), f"{name}: ")
+    require_few(sum(isinstance(event, _Slice) for event in events), f"{name}: ", most)
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
     if not whole or len(counts) != shape.worker_count:
         raise ScheduleError(
@@ -326,4 +368,4 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker
     }
 
 
-_READERS = {FORMAT: _from_timeline, run_trace.FORMAT: run_trace.loads}
+_READERS = {FORMAT: _from_timeline, run_trace.FORMAT: lambda content, name, _: run_trace.load_input(content, name)}

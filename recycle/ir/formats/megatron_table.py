@@ -72,7 +72,7 @@ def _is_table_alone(content: bytes) -> bool:
     return re.match(rb"\s*\[\s*[\[(]", content) is not None
 
 
-def loads(content: bytes, name: str = "table") -> Schedule:
+def loads(content: bytes, name: str = "table", most: int | None = None) -> Schedule:
     """The compute-only schedule that Megatron runs by the table or the orders; `name` begins every error message.
 
     Raises:
@@ -84,11 +84,11 @@ def loads(content: bytes, name: str = "table") -> Schedule:
             f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
         )
     with errors_as(ScheduleError, name):
-        require_few(content.count(b",") // 2)  # of a table alone half of them lie between two entries
-        return _read(decoded(content, _File, ScheduleError))
+        require_few(content.count(b",") // 2, "", most)  # of a table alone half of them lie between two entries
+        return _read(decoded(content, _File, ScheduleError), most)
 
 
-def _read(file: _File) -> Schedule:
+def _read(file: _File, most: int | None) -> Schedule:
     if (file.format, file.version) != (FORMAT, VERSION):
         raise ScheduleError(
             f'is "{file.format}" version {file.version}; this recycle reads "{FORMAT}" version {VERSION}'
@@ -112,7 +112,7 @@ def _read(file: _File) -> Schedule:
     if len(table) != micro_batches * chunks:
         needed = f"{micro_batches} micro-batches in {chunks} chunk(s) need {micro_batches * chunks}"
         raise ScheduleError(f"{source}: {len(table)} entries, but {needed}")
-    require_few(2 * file.ranks * len(table), f"{source}: on {file.ranks} ranks ")
+    require_few(2 * file.ranks * len(table), f"{source}: on {file.ranks} ranks ", most)
     size = _group_size(table)
     expected = units(micro_batches, chunks, size)
     for place, ((micro_batch, chunk), (right_chunk, right)) in enumerate(zip(table, expected, strict=True)):

@@ -6,47 +6,62 @@ own file, with its number under `distributedInfo`; files of one pipeline are tak
 merged file ranks are processes: in the order of their `pid` if these count from 0, else of their first stages.
 
 A rank's actions are ordered by when they began. Where an instruction comes again a new iteration begins; the last of
-those with most actions is kept. `torch_actions` says what follows from the actions. Times are dropped.
+those with most actions is the schedule, of all ranks those that began closest to each other. `torch_actions` says what
+follows from the actions.
+
+Times are those of the labels, on one clock: that of the machines, as the files say with `baseTimeNanoseconds`. In the
+file of a rank that used a GPU, its labels there count, since those of the CPU say when work was launched.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir import chrome
+from recycle.ir.columns import columns_of, require_few
+from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.formats.torch_actions import (
+    OLD_NOTATION,
     OTHER_END,
     Actions,
     computes,
+    from_old_notation,
+    homes,
+    implied_peer,
     parse_action,
     schedule_of,
 )
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.ir.schedule import Schedule
+from recycle.ir.trace import Trace
 from recycle.shape import Worker
-
-_log = logging.getLogger(__name__)
 
 _LABEL = "PP:"
 _MARK = f'"{_LABEL}'.encode()
 """What an event with a label has in its text; the others, of any kind and by any tool, are left as they are."""
+_OLD_LABEL = re.compile(rb'"PP:[0-9]{1,9}BW')
+_MOST_MICROSECONDS = 1e17
+"""Of a label: three thousand years."""
 _ON_DEVICE = "gpu_user_annotation"
 """Category under which the profiler repeats labels on the streams of a GPU."""
 
 
-def loads(content: bytes, name: str) -> Schedule:
-    """The schedule in one file, whose ranks are its processes; `name` begins every error message. Logs what is dropped.
+def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
+    """What one file holds, whose ranks are its processes; `name` begins every error message.
 
     Raises:
-        ScheduleError: there is no label, a labelled event is not whole (names it), or the ranks make no pipeline.
+        ScheduleError: there is no label, a labelled event is not whole (names it), the ranks make no pipeline, or there
+            are more than `most` labels.
     """
-    actions = _actions(content, name)
+    actions = _actions(content, name, most)
     if not actions:
         raise ScheduleError(
             f"{name}: no event is named {_LABEL}<action>: it is neither a timeline nor a trace that recycle wrote, nor"
@@ -61,27 +76,32 @@ def loads(content: bytes, name: str) -> Schedule:
         pids = list(range(len(pids)))
     elif len(pids) > 1:
         warnings.append(f"took the processes {', '.join(map(str, pids))} for ranks, by their first stages")
+    if _OLD_LABEL.search(content):
+        warnings.append(OLD_NOTATION)
     return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, warnings)
 
 
-def load_ranks(traces: Iterable[tuple[str, bytes]], name: str) -> Schedule:
-    """The schedule in several files, one per rank.
+def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None = None) -> ScheduleInput:
+    """What several files hold, one per rank.
 
     Args:
         traces: (file name, content); held one at a time.
         name: of the whole, for error messages.
+        most: labels of all files together.
 
     Raises:
         ScheduleError: as `loads`, and where a file does not name its rank or two name the same.
     """
     ranks: dict[int, tuple[str, list[_Action]]] = {}
     for file, content in traces:
-        rank = chrome.head(content, file).distributedInfo.get("rank")
+        head = chrome.head(content, file)
+        rank = head.distributedInfo.get("rank")
         if not isinstance(rank, int):
             raise ScheduleError(f"{file}: distributedInfo.rank is missing: it is no rank's trace of torch's profiler")
         if rank in ranks:
             raise ScheduleError(f"{file}: is of rank {rank}, as {ranks[rank][0]} is: keep one trace of each rank")
-        ranks[rank] = file, _actions(content, file)
+        ranks[rank] = file, _actions(content, file, most, head.baseTimeNanoseconds / 1000)
+        require_few(sum(len(actions) for _, actions in ranks.values()), f"{name}: ", most)
     return _from_ranks({f"rank {rank}": actions for rank, (_, actions) in sorted(ranks.items())}, name, [])
 
 
@@ -92,89 +112,202 @@ class _Event(msgspec.Struct, frozen=True):
     name: Any = None
     cat: Any = None
     pid: Any = None
+    tid: Any = None
     ts: Any = None
+    dur: Any = None
 
 
 class _Action(NamedTuple):
     """A label of torch's: when it begins (microseconds, then place in the file), in which process, and what it says.
 
-    `what` is an instruction, or the name of a sharding action.
+    `what` is an instruction, or the name of a sharding action. `start` and `end` are when it ran, on a GPU later than
+    `begin`; `end` is None where the label has no duration.
     """
 
     begin: float
     place: int
     pid: int | str
     what: Instruction | str
+    start: float
+    end: float | None
 
 
 def _first_stage(actions: Iterable[_Action]) -> int:
     return min((piece.stage for piece in computes(action.what for action in actions)), default=-1)
 
 
-def _actions(content: bytes, name: str) -> list[_Action]:
-    """The labelled actions of a trace of torch's profiler, in file order."""
+def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
+    """The labelled actions of a trace of torch's profiler, in file order; `base` is added to their times."""
+    require_few(content.count(_MARK) // 2, f"{name}: ", most)  # on a GPU each label is there twice
+    is_old = _OLD_LABEL.search(content) is not None
     if content.lstrip().startswith(b"["):
         events = chrome.decode(content, list[msgspec.Raw], name)
     else:
         events = chrome.decode(content, chrome.Events[msgspec.Raw], name).traceEvents
     found = []
+    on_device: dict[Any, list[tuple[str, float, float]]] = {}
+    names = []
     for place, text in enumerate(events):
         raw = bytes(text)
         if raw.startswith(b"{") and _MARK not in raw:
             continue
         event = chrome.decode(raw, _Event, f"{name}: traceEvents[{place}]")
-        if not isinstance(event.name, str) or not event.name.startswith(_LABEL) or str(event.cat).lower() == _ON_DEVICE:
+        if not isinstance(event.name, str) or not event.name.startswith(_LABEL):
+            continue
+        if str(event.cat).lower() == _ON_DEVICE:
+            if _is_time(event.ts) and _is_time(event.dur):
+                on_device.setdefault(str(event.tid), []).append((event.name, event.ts, event.ts + event.dur))
             continue
         where = f"{name}: traceEvents[{place}]: {event.name[:60]!r}"
         if event.ph != "X":
             raise ScheduleError(f'{where}: ph must be "X", a slice with its duration, got {event.ph!r}')
-        if not isinstance(event.ts, int | float) or isinstance(event.ts, bool):
-            raise ScheduleError(f"{where}: ts must be a number of microseconds, got {event.ts!r}")
+        if not _is_time(event.ts):
+            raise ScheduleError(f"{where}: ts must be a number of microseconds, got {_short(event.ts)}")
         if not isinstance(event.pid, int | str):
-            raise ScheduleError(f"{where}: pid must be a number or text, got {event.pid!r}")
+            raise ScheduleError(f"{where}: pid must be a number or text, got {_short(event.pid)}")
         try:
-            what = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0))
+            what = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
         except ScheduleError as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
-        found.append(_Action(event.ts, place, event.pid, what))
-    return found
+        end = base + event.ts + event.dur if _is_time(event.dur) and event.dur >= 0 else None
+        found.append(_Action(base + event.ts, place, event.pid, what, base + event.ts, end))
+        names.append(event.name)
+    if is_old:
+        whats = from_old_notation([action.what for action in found])
+        found = [action._replace(what=what) for action, what in zip(found, whats, strict=True)]
+    return _on_device(found, names, on_device, base)
 
 
-def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> Schedule:
-    """The schedule of labelled actions, by rank in order; `warnings` is what to log before what is dropped."""
-    kept: dict[str, Actions] = {}
-    most = 0
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_MICROSECONDS
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def _on_device(
+    actions: list[_Action],
+    names: Sequence[str],
+    streams: Mapping[Any, list[tuple[str, float, float]]],
+    base: float,
+) -> list[_Action]:
+    """The actions of one rank with the times of their labels on a GPU, where each action has one.
+
+    The n-th label of a name on the CPU is the n-th of that name on a stream; of several streams the one counts on which
+    the labels last longest. All actions stay as they are where they are of several ranks, or a compute lacks its label.
+    """
+    longest: dict[str, list[tuple[float, float]]] = {}
+    for labels in streams.values():
+        by_name: dict[str, list[tuple[float, float]]] = {}
+        for label, begin, end in sorted(labels, key=lambda label: label[1]):
+            by_name.setdefault(label, []).append((base + begin, base + end))
+        for label, times in by_name.items():
+            if sum(end - begin for begin, end in times) > sum(end - begin for begin, end in longest.get(label, [])):
+                longest[label] = times
+    if not longest or len({action.pid for action in actions}) > 1:
+        return actions
+    seen: dict[str, int] = {}
+    placed = list(actions)
+    for place in sorted(range(len(actions)), key=lambda place: actions[place].begin):
+        number = seen.get(names[place], 0)
+        seen[names[place]] = number + 1
+        times = longest.get(names[place], [])
+        if number < len(times):
+            placed[place] = actions[place]._replace(start=times[number][0], end=times[number][1])
+        elif next(iter(computes([actions[place].what])), None) is not None:
+            return actions
+    return placed
+
+
+def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> ScheduleInput:
+    """What labelled actions say, by rank in order; `warnings` is what to say before what is dropped."""
+    cut: dict[str, list[list[_Action]]] = {}
     for rank, actions in ranks.items():
         if not actions:
             raise ScheduleError(f"{name}: {rank} has no label {_LABEL}<action> of torch's pipeline runtime")
-        iterations = _iterations(sorted(actions))
-        most = max(most, len(iterations))
-        longest = max(map(len, iterations))
-        kept[rank] = next(iteration for iteration in reversed(iterations) if len(iteration) == longest)
+        cut[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
+    chosen = _simultaneous(cut)
+    kept = {rank: [action.what for action in iterations[chosen[rank]]] for rank, iterations in cut.items()}
     _require_one_pipeline(kept, name)
     with errors_as(ScheduleError, name):
         schedule, dropped = schedule_of(list(kept.values()))
-    warnings.append("left out the times" + (f"; kept the last whole one of {most} iterations" if most > 1 else ""))
-    for message in warnings + dropped:
-        _log.warning("%s: %s", name, message)
-    return schedule
+    most = max(map(len, cut.values()))
+    which = f"kept the last whole one of {most} iterations"
+    return ScheduleInput(
+        name,
+        schedule,
+        trace=_trace(schedule, list(cut.values()), list(chosen.values())),
+        step=max(chosen.values()),
+        warnings=(*warnings, "left out the times" + (f"; {which}" if most > 1 else ""), *dropped),
+        timed_warnings=(*warnings, *([which] if most > 1 else []), *dropped),
+    )
 
 
-def _iterations(actions: Iterable[_Action]) -> list[list[Instruction | str]]:
+def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
     """A rank's actions, cut where an instruction comes again; UNSHARDs just before it go with what follows."""
-    iterations: list[list[Instruction | str]] = [[]]
+    iterations: list[list[_Action]] = [[]]
     seen: set[Instruction] = set()
-    for _, _, _, what in actions:
+    for action in actions:
+        what = action.what
         if what in seen:
-            last, following = iterations[-1], list[Instruction | str]()
-            while last and last[-1] == "UNSHARD":
+            last, following = iterations[-1], list[_Action]()
+            while last and last[-1].what == "UNSHARD":
                 following.append(last.pop())
             iterations.append(following)
             seen.clear()
         if not isinstance(what, str):
             seen.add(what)
-        iterations[-1].append(what)
+        iterations[-1].append(action)
     return iterations
+
+
+def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
+    """Rank -> which of its iterations counts: the last with most actions, and not one after those of other ranks."""
+    whole = {
+        rank: [place for place, iteration in enumerate(iterations) if len(iteration) == max(map(len, iterations))]
+        for rank, iterations in cut.items()
+    }
+    begins = {rank: [cut[rank][place][0].begin for place in places] for rank, places in whole.items()}
+    moment = min(of_rank[-1] for of_rank in begins.values())
+    closest = {rank: int(np.abs(np.array(of_rank) - moment).argmin()) for rank, of_rank in begins.items()}
+    return {rank: whole[rank][place] for rank, place in closest.items()}
+
+
+def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
+    """All iterations of all ranks with their times; None where a label has no duration."""
+    home = homes(schedule.placement)
+    programs: dict[Worker, list[Instruction]] = {}
+    step: list[int] = []
+    times: list[tuple[float, float]] = []
+    for rank, (iterations, kept) in enumerate(zip(ranks, chosen, strict=True)):
+        worker = Worker(0, rank)
+        program = programs.setdefault(worker, [])
+        for number, iteration in enumerate(iterations):
+            for action in iteration:
+                what = action.what
+                if isinstance(what, str):
+                    continue
+                if action.end is None:
+                    return None
+                is_transfer = isinstance(what, Transfer)
+                program.append(replace(what, peer=implied_peer(what, worker, home)) if is_transfer else what)
+                step.append(number - kept + max(chosen))
+                times.append((action.start, action.end))
+    columns = columns_of(schedule.shape, programs)
+    seconds = (np.array(times) - min(start for start, _ in times)) / 1e6
+    nothing = np.zeros(len(step), dtype=np.int32)
+    return Trace(
+        schedule.shape,
+        columns,
+        columns.worker,
+        nothing,
+        np.array(step, dtype=np.int32),
+        seconds[:, 0].copy(),
+        seconds[:, 1].copy(),
+        batch=nothing - 1,
+    )
 
 
 def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:

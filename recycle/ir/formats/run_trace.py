@@ -8,7 +8,6 @@ is assumed. Names are roles, those of the plan. What evaluations ran has `evalua
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -20,13 +19,13 @@ import numpy as np
 from recycle.errors import JobError, RecycleError, ScheduleError, errors_as
 from recycle.files import decoded, read_whole, write_whole
 from recycle.ir import chrome
+from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.instruction import Forward
 from recycle.ir.schedule import Schedule
 from recycle.ir.text import words
 from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
 from recycle.shape import Shape, Worker
 
-_log = logging.getLogger(__name__)
 FORMAT, VERSION = "recycle-trace", 1
 MOST_BYTES = 2**32
 """Size of the largest trace or log that is read; a long run fills far more than a schedule."""
@@ -159,7 +158,12 @@ def _facts(args: msgspec.Raw, where: str) -> dict[str, Any]:
 
 
 def loads(content: bytes, name: str) -> Schedule:
-    """The schedule in a file's content; `name` begins every error message. Logs what is dropped.
+    """The schedule in a file's content; raises as `load_input`. Logs what is dropped."""
+    return load_input(content, name).order()
+
+
+def load_input(content: bytes, name: str) -> ScheduleInput:
+    """The trace in a file's content and the schedule of its last whole step; `name` begins every error message.
 
     Raises:
         ScheduleError: the file is no such trace, or no step of it ran completely.
@@ -177,12 +181,17 @@ def loads(content: bytes, name: str) -> Schedule:
         )
     generation = int(ran.generation[0])
     others = f" {len(executed.steps) - 1} other step(s) and" if len(executed.steps) > 1 else ""
-    _log.warning(
-        "%s: kept step %d of generation %d, in role names; left out%s all times and events",
-        *(name, step, generation, others),
-    )
+    kept = f"kept step {step} of generation {generation}, in role names"
     schedule, _ = executed_schedule(ran)
-    return schedule.with_metadata(executed={"step": step, "generation": generation})
+    return ScheduleInput(
+        name,
+        schedule.with_metadata(executed={"step": step, "generation": generation}),
+        trace=executed,
+        step=step,
+        generation=generation,
+        warnings=(f"{kept}; left out{others} all times and events",),
+        timed_warnings=(f"{kept}; left out{others} all events",),
+    )
 
 
 def _is_whole(ran: Trace) -> bool:

@@ -26,6 +26,8 @@ from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Compute,
     Forward,
     Instruction,
@@ -38,12 +40,13 @@ from recycle.ir.instruction import (
 from recycle.ir.schedule import Placement, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
-_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls.row.in_torch}
+_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls.row.in_torch} | {"BW": Backward}
 _SHARDING, _WAITS = ("UNSHARD", "RESHARD"), ("WAIT_SEND_F", "WAIT_SEND_B")
 _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING, *_WAITS), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
-_OLD_BACKWARD = re.compile(r"([0-9]+)BW([0-9]+)")
+OLD_NOTATION = "read BW as the whole backward, and B as the input's half of it where its W is there"
+"""What to warn of where `from_old_notation` was applied."""
 OTHER_END: dict[type[Transfer], int] = {
     end: toward * receive.row.needs[0].offset
     for send, receive in CARRIERS.values()
@@ -61,16 +64,22 @@ def looks_like_action(text: str) -> bool:
     return bool(_LEAF.fullmatch(text) or _PAIR.fullmatch(text))
 
 
-def parse_action(text: str, worker: Worker) -> Instruction | str:
+def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction | str:
     """The instruction that `text` writes on `worker`, or the name of an action for which none stands.
 
     A transfer gets `worker` itself as its peer; `schedule_of` puts in the one that follows from all ranks.
+
+    Args:
+        is_old: in the notation with BW, of which B is the input's half; for `from_old_notation`.
 
     Raises:
         ScheduleError: `text` is not one whole action; says what is wrong with it.
     """
     if not text.startswith("("):
-        return _leaf(text, worker, text)
+        action = _leaf(text, worker, text)
+        if is_old and isinstance(action, Backward) and "BW" not in text:
+            return BackwardInput(action.stage, action.micro_batch)
+        return action
     pair = _PAIR.fullmatch(text)
     if pair is not None:
         leaves = (_leaf(part.strip(), worker, text) for part in pair.groups())
@@ -89,13 +98,7 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
     """What the leaf `text` of the action `whole` writes."""
     match = _LEAF.fullmatch(text)
     if match is None:
-        old = _OLD_BACKWARD.fullmatch(text)
-        if old is None:
-            raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
-        raise ScheduleError(
-            f"{_shown(whole)}: the notation of before October 2024, where BW was the whole backward and B the input's:"
-            f" write {old[1]}B{old[2]} for this one and {old[1]}I{old[2]} for its B"
-        )
+        raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
     stage, token, micro_batch = match.groups()
     cls = _CLASSES.get(token)
     is_stage_wide = cls is not None and issubclass(cls, StageWide)
@@ -113,6 +116,21 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
         return cls(int(stage), home, worker)
     assert issubclass(cls, Compute)
     return cls(int(stage), home)
+
+
+def from_old_notation(actions: Actions) -> Actions:
+    """A rank's actions of a file that has a BW, as `parse_action` read them, each I without a W as the B that it is.
+
+    torch wrote FULL_BACKWARD as "BW" and BACKWARD as "B" then; an option of the schedule said whether B was the whole
+    backward or its half, which a W followed.
+    """
+    weights = {(one.stage, one.micro_batch) for one in actions if isinstance(one, BackwardWeight)}
+    return [
+        Backward(one.stage, one.micro_batch)
+        if isinstance(one, BackwardInput) and (one.stage, one.micro_batch) not in weights
+        else one
+        for one in actions
+    ]
 
 
 def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:

@@ -4,13 +4,14 @@
     row    = cell { "," cell }            rows may differ in length
     cell   = [ action ]                   empty (a pause) in compute-only files alone; blanks around it are ignored
     action = leaf | "(" leaf ";" leaf ")OVERLAP_F_B"          in a pair one leaf is an F, the other a B
-    leaf   = stage ( F | I | W | B | SEND_F | RECV_F | SEND_B | RECV_B ) micro_batch
+    leaf   = stage ( F | I | W | B | BW | SEND_F | RECV_F | SEND_B | RECV_B ) micro_batch
            | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
 Reading is stricter than torch's loader, which takes any cell that begins well. What the file does not say (shape,
 placement, peers, steps) follows from what it says, by the rules of `torch_actions`; numbers beyond that are read as
-they are, for `check` to find. What reading drops is logged.
+they are, for `check` to find. What reading drops is logged. `BW` marks the notation of September and October 2024, in
+which it is the whole backward, and B the input's half where the file has its W.
 
 Writing undoes this and refuses by name what would not come back: other pipelines and re-routed micro-batches, failed
 workers, ties, a STEP elsewhere, a placement that the rows do not show. Metadata, `optimizer` and `buckets` are left
@@ -30,8 +31,11 @@ from recycle.errors import ScheduleError, errors_as
 from recycle.ir.columns import require_few
 from recycle.ir.formats.left_out import left_out
 from recycle.ir.formats.torch_actions import (
+    OLD_NOTATION,
+    Actions,
     Program,
     final_steps,
+    from_old_notation,
     homes,
     implied_peer,
     inferred,
@@ -63,7 +67,7 @@ def recognises(content: bytes) -> bool:
     return looks_like_action(first)
 
 
-def loads(text: str | bytes, name: str = "schedule") -> Schedule:
+def loads(text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
     """The schedule that `text` holds, as the module says; `name` begins every error message.
 
     What is odd but clear (leading zeros, blank lines at the end, dropped actions) is logged as a warning.
@@ -77,7 +81,7 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{name}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     with errors_as(ScheduleError, name):
-        schedule, dropped = schedule_of(_parse(_rows(decoded, warnings), warnings))
+        schedule, dropped = schedule_of(_parse(_rows(decoded, most, warnings), warnings, "BW" in decoded))
     for message in warnings + dropped:
         _log.warning("%s: %s", name, message)
     return schedule
@@ -123,7 +127,7 @@ def dumps(schedule: Schedule) -> str:
     return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)
 
 
-def _rows(text: str, warnings: list[str]) -> list[list[str]]:
+def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
     if len(text) > _MOST_CHARACTERS:
         raise ScheduleError(f"too large: {len(text):,} characters, at most {_MOST_CHARACTERS:,}")
     require_few(sum(map(text.count, ",\r\n")))
@@ -134,6 +138,7 @@ def _rows(text: str, warnings: list[str]) -> list[list[str]]:
         rows = [[cell.strip() for cell in row] for row in reader]
     except csv.Error as error:
         raise ScheduleError(f"line {reader.line_num}: {error}") from None
+    require_few(sum(1 for row in rows for cell in row if cell), "", most)
     blank = 0
     while rows and rows[-1] in ([], [""]):
         rows.pop()
@@ -145,8 +150,8 @@ def _rows(text: str, warnings: list[str]) -> list[list[str]]:
     return [[] if row == [""] else row for row in rows]
 
 
-def _parse(rows: list[list[str]], warnings: list[str]) -> list[list[Instruction | str]]:
-    """The actions of each row, the peers of transfers still to be found."""
+def _parse(rows: list[list[str]], warnings: list[str], is_old: bool) -> list[Actions]:
+    """The actions of each row, the peers of transfers still to be found; `is_old`: in the notation with BW."""
     ranks: list[list[Instruction | str]] = []
     zeros: list[str] = []
     empty = communication = ""
@@ -158,7 +163,7 @@ def _parse(rows: list[list[str]], warnings: list[str]) -> list[list[Instruction 
                 empty = empty or _place(rank, number)
                 continue
             try:
-                action = parse_action(text, worker)
+                action = parse_action(text, worker, is_old)
             except ScheduleError as error:
                 raise ScheduleError(f"{_place(rank, number)}: {error}") from None
             if "0" in text and _LEADING_ZERO.search(text):
@@ -173,7 +178,9 @@ def _parse(rows: list[list[str]], warnings: list[str]) -> list[list[Instruction 
         )
     if zeros:
         warnings.append(f"{zeros[0]} has leading zeros" + (f", and {len(zeros) - 1} more" if len(zeros) > 1 else ""))
-    return ranks
+    if is_old:
+        warnings.append(OLD_NOTATION)
+    return [from_old_notation(rank) for rank in ranks] if is_old else list(ranks)
 
 
 def _place(rank: int, number: int) -> str:
