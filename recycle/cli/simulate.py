@@ -82,8 +82,8 @@ def _warn_of_clocks(ran: Timeline, file: Path) -> None:
     if worst is not None:
         sender, receiver = (ran.schedule.position(row)[0] for row in (worst.producer, worst.consumer))
         print(
-            f"recycle: {file}: the clocks of workers {sender} and {receiver} disagree by at least {worst.seconds:.3g} s,"
-            " so that their times cannot be compared",
+            f"recycle: {file}: the clocks of workers {sender} and {receiver} disagree by at least"
+            f" {worst.seconds:.3g} s, so that their times cannot be compared",
             file=sys.stderr,
         )
 

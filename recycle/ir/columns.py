@@ -105,7 +105,8 @@ def _nothing(rows: int) -> Ints:
 
 
 def require_few(instructions: int, where: str = "", most: int | None = None) -> None:
-    """Raise ScheduleError, its message after `where`, when a file holds more than `most`, `MOST_INSTRUCTIONS` if None."""
+    """Raise ScheduleError, its message after `where`, when a file holds more than `most` (`MOST_INSTRUCTIONS` if None)
+    instructions."""
     most = MOST_INSTRUCTIONS if most is None else most
     if instructions > most:
         raise ScheduleError(

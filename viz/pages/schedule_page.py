@@ -105,13 +105,12 @@ class SchedulePage(Page):
             if file.chunk_time is not None:
                 named.setdefault(file.chunk_time, []).append(file.name)
         ran = [file.name for file in self.files if file.executed]
-        executed = (
-            f"{', '.join(ran)}: executed, in seconds; its period is between iterations of the trace." if ran else ""
-        )
+        executed = f"{', '.join(ran)}: as executed, in seconds." if ran else ""
         if not named:
             return executed
         chunks = "; ".join(f"{time:.3g} in {', '.join(names)}" for time, names in sorted(named.items(), reverse=True))
-        return f"Each of F, I and W takes 1 for all that a worker hosts of the model, so for a chunk {chunks}. {executed}".strip()
+        said = f"Each of F, I and W takes 1 for all that a worker hosts of the model, so for a chunk {chunks}."
+        return f"{said} {executed}".strip()
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
         """Head and rows of the table of figures, a column per file."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from recycle.errors import JobError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir import native
-from recycle.ir.families import FAMILIES
 from recycle.ir.columns import require_few
+from recycle.ir.families import FAMILIES
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.formats.bounds import Unpacked, unpack
 from recycle.ir.formats.schedule_input import ScheduleInput

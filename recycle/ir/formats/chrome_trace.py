@@ -221,7 +221,7 @@ def _held(
 
 
 def loads(content: bytes, name: str = "trace") -> Schedule:
-    """The schedule in one file of any of the three kinds, zipped or not; raises as `load_input`. Logs what is dropped."""
+    """The schedule in a file of any of the three kinds, zipped or not. Raises as `load_input`; logs what it drops."""
     unpacked = unpack(content, name)
     return load_input(unpacked.text, name, unpacked.most).order()
 
@@ -313,15 +313,13 @@ def _from_timeline(content: bytes, name: str, most: int | None = None) -> Schedu
     programs = _placed(empty.shape, other["instructions"], content, name, most)
     with errors_as(ScheduleError, name):
         schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
-    if (profile := _stated_profile(other, schedule.shape)) == Profile():
-        return ScheduleInput(name, schedule)
-    return ScheduleInput(
-        name, schedule, profile, warnings=("left out the times and the profile that they follow from",)
-    )
+    profile = _stated_profile(other, schedule.shape)
+    left_out = () if profile == Profile() else ("left out the times and the profile that they follow from",)
+    return ScheduleInput(name, schedule, profile, warnings=left_out)
 
 
 def _stated_profile(other: Mapping[str, Any], shape: Shape) -> Profile | None:
-    """The profile of a timeline; None where it is not a profile of such a shape, without which the order is still whole."""
+    """The profile of a timeline; None where it is not a profile of such a shape, since the order is whole without."""
     try:
         profile = Profile.from_bytes(json.dumps(other.get("profile")).encode(), "profile")
         profile.require(shape)
