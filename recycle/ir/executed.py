@@ -190,7 +190,10 @@ def executed_profile(ran: Trace, step: int, name: str) -> Profile:
     pairs = ran.columns.kind == OverlappedPair.kind
     links = _links(ran.window(step, step, ran.generations_of(step)[-1]))
     return Profile(
-        **found,
+        found["forward"],
+        found["backward_input"],
+        found["backward_weight"],
+        step=found["step"],
         overlapped_pair=float(np.median((ran.end - ran.start)[pairs])) if pairs.any() else None,
         latency=float(np.median([link.latency for link in links.values()])) if links else 0.0,
         links=links,

@@ -123,9 +123,14 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     out = np.flatnonzero((source >= rows) & (target < rows))
     out = out[is_kind(kind[target[out]], StageWide)]
     into = np.flatnonzero((target >= rows) & (source < rows))
-    first = np.full((nodes - rows, inspection.schedule.shape.worker_count), nodes, dtype=np.int64)
-    np.minimum.at(first, (source[out] - rows, worker[target[out]]), target[out])
-    explained[into[source[into] >= first[target[into] - rows, worker[source[into]]]]] = True
+    workers = inspection.schedule.shape.worker_count
+    at, place = np.unique((source[out] - rows) * workers + worker[target[out]], return_inverse=True)
+    first = np.full(len(at) + 1, nodes, dtype=np.int64)
+    np.minimum.at(first, place, target[out])
+    wanted = (target[into] - rows) * workers + worker[source[into]]
+    found = np.searchsorted(at, wanted)
+    found[np.append(at, -1)[found] != wanted] = len(at)
+    explained[into[source[into] >= first[found]]] = True
     return explained
 
 
