@@ -199,10 +199,15 @@ def _run_or_schedule(path: Path) -> Run | ScheduleInput:
     if path.is_dir() and runs_in(path):
         raise RecycleError(f"{path}: {what_it_is(path)}")
     if not path.exists():
-        raise RecycleError(f"{path}: no such file, run directory or folder of traces")
+        raise RecycleError(f"{path}: no such file or run directory")
     if path.name == TRACE and is_run_directory(path.parent):
         raise RecycleError(f"{path}: is the trace of a run: view its folder, recycle view {path.parent}")
-    return formats.read_input(path)
+    try:
+        return formats.read_input(path)
+    except ScheduleError as error:
+        if path.is_dir():
+            raise RecycleError(f"{error}; it is not a run directory either") from None
+        raise
 
 
 def _beside(path: Path, _: Schedule) -> Profile | None:

@@ -149,7 +149,7 @@ def test_the_last_whole_iteration_is_kept_with_its_own_sharding_actions(caplog: 
     [
         ([label("0F0junk", 0)], r"traceEvents\[0\]: '0F0junk' is not an action"),
         ([{}, label("", 0)], r"traceEvents\[1\]: '' is not an action"),
-        ([label("0BW0", 0)], "the notation of before October 2024"),
+        ([label("0BW", 0)], "the micro-batch is missing"),
         ([label("0F", 0)], "the micro-batch is missing"),
         ([label("0F0", 0, ph="B")], r"traceEvents\[0\]: 'PP:0F0': ph must be \"X\".*got 'B'"),
         ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': ts must be a number of microseconds, got '0'"),
@@ -168,6 +168,10 @@ def test_the_last_whole_iteration_is_kept_with_its_own_sharding_actions(caplog: 
 def test_labels_that_make_no_schedule_are_refused_by_event(found: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         read(found)
+
+
+def test_labels_in_the_notation_with_bw_are_read_in_todays() -> None:
+    assert read(events("0F0 0F1 0BW0 0B1 0W1")).text() == {"0.0": "0F0.0 0F0.1 0B0.0 0I0.1 0W0.1"}
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint
     [
         ("1F0junk", "is not an action"),
         ("0F0 1F0", "is not an action"),
-        ("0BW0", "before October 2024.* write 0B0 for this one and 0I0 for its B"),
+        ("0BW", "the micro-batch is missing, write for example 0BW0"),
         ("0F", "the micro-batch is missing, write for example 0F0"),
         ("0SEND_F", "the micro-batch is missing, write for example 0SEND_F0"),
         ("0WAIT_SEND_F", "the micro-batch is missing, write for example 0WAIT_SEND_F0"),
@@ -423,3 +423,23 @@ def test_a_file_of_lines_without_end_is_refused_before_they_become_objects(tmp_p
     (tmp_path / "plan.csv").write_text("0F0\n" * 70_000)
     with pytest.raises(ScheduleError, match=r"plan\.csv: too large: 70,000 lines, at most 65,536 ranks"):
         formats.read(tmp_path / "plan.csv")
+
+
+# The notation of before October 2024
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("0F0,0F1,0BW0,0BW1", "0F0.0 0F0.1 0B0.0 0B0.1"),
+        ("0F0,0F1,0B0,0W0,0BW1", "0F0.0 0F0.1 0I0.0 0W0.0 0B0.1"),
+        ("0F0,0F1,0B0,0BW1", "0F0.0 0F0.1 0B0.0 0B0.1"),
+        ("0F0,0F1,0BW0,0W0,0BW1", "0F0.0 0F0.1 0B0.0 0W0.0 0B0.1"),
+    ],
+)
+def test_bw_is_the_whole_backward_and_b_its_half_where_there_is_a_w(row: str, expected: str) -> None:
+    assert torch_csv.loads(row).text() == {"0.0": expected}
+
+
+def test_without_a_bw_every_b_is_the_whole_backward() -> None:
+    assert torch_csv.loads("0F0,0B0,0W0").text() == {"0.0": "0F0.0 0B0.0 0W0.0"}
