@@ -12,7 +12,6 @@ from pathlib import Path
 from recycle.errors import JobError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir import native
-from recycle.ir.columns import require_few
 from recycle.ir.families import FAMILIES
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.formats.bounds import Unpacked, unpack
@@ -29,19 +28,20 @@ class Format:
     Attributes:
         suffixes: of its files, with the dots. Of the formats with a fitting suffix the one with the longest is what is
             written by default; of several the first.
-        loads: (content, name that begins error messages, most instructions) -> schedule, with times where the format
-            has any. Raises ScheduleError.
+        loads: (content, name that begins error messages, most instructions) -> schedule. Raises ScheduleError.
         dumps: schedule -> the file's text, whole or in parts; if `timed`, also takes the profile. Raises ScheduleError.
         recognises: whether a file with this content looks like this format.
         timed: whether what is written holds times, which a profile gives.
+        load_input: as `loads`, but with the times, where a format has any.
         load_directory: directory -> what it holds, where a format may be spread over files. Raises ScheduleError.
     """
 
     suffixes: tuple[str, ...]
-    loads: Callable[[bytes, str, int], Schedule | ScheduleInput]
+    loads: Callable[..., Schedule]
     dumps: Callable[..., str | Iterable[str]]
     recognises: Callable[[bytes], bool]
     timed: bool = False
+    load_input: Callable[[bytes, str, int], ScheduleInput] | None = None
     load_directory: Callable[[Path], ScheduleInput] | None = None
 
 
@@ -49,10 +49,11 @@ FORMATS: dict[str, Format] = {
     "native": Format((".json",), Schedule.loads, Schedule.dumps, native.recognises),
     "chrome-trace": Format(
         (".trace.json", ".chrome.json", ".json"),
-        chrome_trace.load_input,
+        chrome_trace.loads,
         chrome_trace.dumps,
         chrome_trace.recognises,
         timed=True,
+        load_input=chrome_trace.load_input,
         load_directory=chrome_trace.load_directory,
     ),
     "megatron-table": Format((".json",), megatron_table.loads, megatron_table.dumps, megatron_table.recognises),
@@ -104,10 +105,9 @@ def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> Sche
         ScheduleError: no format fits, or the content does not; names the file and the place.
     """
     entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
-    found = entry.loads(content.text, path, content.most)
-    loaded = found if isinstance(found, ScheduleInput) else ScheduleInput(path, found)
-    require_few(len(loaded.schedule.columns), f"{path}: ", content.most)
-    return loaded
+    if entry.load_input is None:
+        return ScheduleInput(path, entry.loads(content.text, path, content.most))
+    return entry.load_input(content.text, path, content.most)
 
 
 def _read_directory(path: Path, name: str | None) -> ScheduleInput:

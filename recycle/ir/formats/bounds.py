@@ -1,7 +1,8 @@
 """What a file may cost before it is parsed: its bytes once unzipped, and the number of its values.
 
-A value costs up to a hundred bytes in memory, and text of one or two; gzip makes a thousandth of such text. A file up
-to `SMALL` bytes, zipped or not, is read and checked in less than 1 GB; what a larger one may hold grows with its size.
+A value of two or three bytes costs up to three hundred in memory, and gzip packs a thousand bytes of such text into
+one. A file up to `SMALL` bytes, zipped or not, is read and checked in less than 1 GB; what a larger one may hold grows
+with its size.
 """
 
 from __future__ import annotations
@@ -14,12 +15,32 @@ from recycle.files import MOST_BYTES
 from recycle.ir import columns
 
 SMALL = 2**20
-"""Bytes of a file that needs no more than others of its size; the limits below are per byte of larger ones."""
-UNZIPPED, INSTRUCTIONS = 64, 1
-"""Bytes unzipped, and instructions. Schedules and traces have 4 to 30 bytes in one of gzip, and less than half an
-instruction, so that small files may have half as many."""
-VALUES = (("JSON objects", b"{", 2, 2**24), ("JSON arrays", b"[", 2, 2**24), ("values", b",", 4, 2**29))
-"""Name, character that there is one of for each, how many per byte of the file, and how many in the largest file."""
+"""Bytes of a small file."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How much of something a file may hold: in a small file, per byte of a larger one, and at most."""
+
+    small: int
+    per_byte: int
+    most: int
+
+    def of_size(self, size: int) -> int:
+        """How much a file of `size` bytes may hold."""
+        return self.small if size <= SMALL else min(self.most, self.per_byte * size)
+
+
+UNZIPPED = Allowance(2**26, 64, MOST_BYTES)
+"""Bytes. Schedules and traces have 4 to 30 in one of gzip."""
+INSTRUCTIONS = Allowance(2**19, 1, 2**32)
+"""Schedules have less than half an instruction in a byte of gzip."""
+VALUES = {
+    "JSON objects": (b"{", Allowance(2**20, 2, 2**24)),
+    "JSON arrays": (b"[", Allowance(2**20, 2, 2**24)),
+    "values": (b",", Allowance(2**21, 4, 2**31)),
+}
+"""Name -> the character that there is one of for each. A timeline has 1.2 commas in a byte of gzip."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -47,20 +68,20 @@ def unpack(content: bytes, name: str) -> Unpacked:
     Raises:
         ScheduleError: it is not whole, or holds too much for its size; begins with `name`.
     """
-    size = max(SMALL, len(content))
-    text = _unzipped(content, min(MOST_BYTES, UNZIPPED * size), name) if is_gzip(content) else content
-    for what, mark, per_byte, most in VALUES:
-        if (count := text.count(mark)) > (allowed := min(most, per_byte * size)):
+    size = len(content)
+    text = _unzipped(content, UNZIPPED.of_size(size), name) if is_gzip(content) else content
+    for what, (mark, allowance) in VALUES.items():
+        if (count := text.count(mark)) > (allowed := allowance.of_size(size)):
             raise ScheduleError(
-                f"{name}: too large: {count:,} {what}, at most {allowed:,} in {len(content):,} bytes: write or trace"
+                f"{name}: too large: {count:,} {what}, at most {allowed:,} in {size:,} bytes: write or trace"
                 " fewer iterations"
             )
-    return Unpacked(text, most_instructions(len(content)))
+    return Unpacked(text, most_instructions(size))
 
 
 def most_instructions(size: int) -> int:
     """How many instructions files of `size` bytes in all may hold."""
-    return min(columns.MOST_INSTRUCTIONS, INSTRUCTIONS * size if size > SMALL else INSTRUCTIONS * SMALL // 2)
+    return min(columns.MOST_INSTRUCTIONS, INSTRUCTIONS.of_size(size))
 
 
 def _unzipped(content: bytes, most: int, name: str) -> bytes:

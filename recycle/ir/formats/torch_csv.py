@@ -138,7 +138,7 @@ def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
         rows = [[cell.strip() for cell in row] for row in reader]
     except csv.Error as error:
         raise ScheduleError(f"line {reader.line_num}: {error}") from None
-    require_few(sum(1 for row in rows for cell in row if cell), "", most)
+    require_few(sum(1 for row in rows for cell in row if cell) - 1, "", most)  # as many as lie between two cells
     blank = 0
     while rows and rows[-1] in ([], [""]):
         rows.pop()
