@@ -318,7 +318,9 @@ class Timeline:
         nodes = len(self.end)
         node = int(self.end.argmax()) if nodes else -1
         path: list[int] = []
-        while node >= 0:
+        seen: set[int] = set()
+        while node >= 0 and node not in seen:  # recorded times of an impossible order lead back to where they began
+            seen.add(node)
             if node < nodes:
                 path.append(node)
             node = int(self.last[node])

@@ -48,7 +48,7 @@ class ScheduleInput:
 
         Its period is the median distance of the iterations, where the trace holds several.
         """
-        if self.trace is None:
+        if self.trace is None or not _is_in_shape(self.trace):
             return None
         for message in self.timed_warnings:
             _log.warning("%s: %s", self.name, message)
@@ -62,6 +62,17 @@ class ScheduleInput:
         Raises:
             ScheduleError: a stage lacks its forward or its backward.
         """
-        if self.trace is None:
+        if self.trace is None or not _is_in_shape(self.trace):
             return self.planned
         return executed_profile(self.trace, self.step, self.name)
+
+
+def _is_in_shape(ran: Trace) -> bool:
+    """Whether all stages and micro-batches of a trace are there in its shape: else `check` says what is wrong."""
+    columns, shape = ran.columns, ran.shape
+    limits = {"stage": shape.stages, "pipeline": shape.pipelines, "index": shape.micro_batches}
+    return all(
+        int(getattr(columns, column).max(initial=-1)) < limit
+        for name, limit in limits.items()
+        for column in (name, f"{name}2")
+    )
