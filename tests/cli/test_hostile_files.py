@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,7 @@ def test_words_are_counted_whatever_lies_between_them(monkeypatch: pytest.Monkey
     ("content", "complaint"),
     [
         (b'{"traceEvents": [' + b"{}," * 2**24 + b"{}]}", "too large: 16,777,218 JSON objects, at most 16,777,216"),
+        (b'{"traceEvents": [' + b"[]," * 2**24 + b"[]]}", "too large: 16,777,218 JSON arrays, at most 16,777,216"),
         (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
     ],
 )
@@ -215,6 +219,83 @@ def test_a_schedule_without_programs_of_the_largest_shapes_is_checked_in_little_
         assert (status, err) == (1, "")
         assert f"no stage runs micro-batch 0.0{', 0.1' if shape.micro_batches > 1 else ''}" in str(out)
         assert "1 error(s), 0 warning(s)" in str(out)
+
+
+def zipped(text: str) -> bytes:
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def dense_deadlock(ranks: int, micro_batches: int) -> str:
+    """Each rank runs a random order in which every backward follows its forward."""
+    draw, programs = random.Random(0), dict[str, str]()
+    for rank in range(ranks):
+        order, forwarded = [*range(micro_batches)] * 2, set[int]()
+        draw.shuffle(order)
+        words = []
+        for j in order:
+            words.append(f"{rank}{'B' if j in forwarded else 'F'}0.{j}")
+            forwarded.add(j)
+        programs[f"0.{rank}"] = " ".join(words)
+    return Schedule.from_text(Shape(1, ranks, micro_batches), programs).dumps()
+
+
+def with_metadata(text: str) -> str:
+    """A plan that cannot be read whole, which the page reads a second time, with `text` in its metadata."""
+    return PLAN.replace('"metadata": {', f'"metadata": {{"a": {text}, ').replace("0F0.1", "junk")
+
+
+TIMELINE = '{"traceEvents": [%s]}'
+SMALL_FILES = {
+    "lists.json.gz": lambda: zipped(TIMELINE % ("[]," * (2**29 // 3 - 20) + "[]")),
+    "few-lists.json.gz": lambda: zipped(TIMELINE % ("[]," * 10**7 + "[]")),
+    "lists.json": lambda: (TIMELINE % ("[]," * (2**20 // 3 - 20) + "[]")).encode(),
+    "value.json.gz": lambda: zipped(TIMELINE % ('{"name":"PP:0F0","ts":[' + "[]," * (2**20 - 50) + "[]]}")),
+    "metadata.json.gz": lambda: zipped(with_metadata("[" + '{"a":[]},' * (2**20 - 50) + "0]")),
+    "keys.json": lambda: with_metadata("{" + ",".join(f'"{i}":0' for i in range(90_000)) + "}").encode(),
+    "spaces.json.gz": lambda: zipped(" " * 2**28),
+    "deep.json": lambda: (TIMELINE % ("[" * (2**20 - 40))).encode(),
+    "labels.json.gz": lambda: zipped(TIMELINE % ",".join(['{"ph":"X","name":"PP:0F0","pid":0,"ts":0}'] * 500_000)),
+    "words.json.gz": lambda: zipped(PLAN.replace('"0.0": "', '"0.0": "' + "0SEND_F0@0.1 " * 500_000)),
+    "cells.csv.gz": lambda: zipped("0F0," * (2**22 - 10) + "0B0"),
+    "table.json": lambda: json.dumps(
+        {"format": "megatron-schedule-table", "version": 1, "ranks": 1000, "table": [[j, 0] for j in range(2000)]}
+    ).encode(),
+    "buckets.json": lambda: (
+        replace(Schedule.from_text(Shape(1, 4096, 1), {f"0.{r}": f"{r}B0.0 {r}F0.0" for r in range(4096)}), buckets=64)
+        .dumps()
+        .encode()
+    ),
+    "deadlock.json.gz": lambda: zipped(dense_deadlock(180, 1024)),
+}
+"""Files of at most 1 MiB that cost most."""
+MEASURED = """
+import contextlib, io, json, resource, sys, time
+from pathlib import Path
+from recycle.cli import main
+from recycle.errors import RecycleError
+from viz.dropped import inspect
+for path in sys.argv[2:]:
+    begin = time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(SystemExit, RecycleError):
+            main(["check", path]) if sys.argv[1] == "check" else inspect(Path(path).read_bytes(), path)
+    print(path, time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, flush=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["check", "validate"])
+def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(tmp_path: Path, how: str) -> None:
+    for name, make in SMALL_FILES.items():
+        (tmp_path / name).write_bytes(content := make())
+        assert len(content) <= 2**20
+    command = [sys.executable, "-c", MEASURED, how, *(str(tmp_path / name) for name in SMALL_FILES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * SECONDS)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == len(SMALL_FILES)
+    assert [path for path, seconds, memory in rows if float(seconds) > 20 or int(memory) > 2**30] == []
 
 
 def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, tmp_path: Path) -> None:

@@ -18,7 +18,16 @@ from viz.sources import ScheduleFile, load_source
 
 PLAN = one_f_one_b(Shape(1, 2, 2))
 MICROSECONDS = {"F": 30, "B": 70}
-NAMES = ("plan.json", "plan.csv", "plan.json.gz", "plan.csv.gz", "plan.trace.json", "table.json", "traces", "merged.json")
+NAMES = (
+    "plan.json",
+    "plan.csv",
+    "plan.json.gz",
+    "plan.csv.gz",
+    "plan.trace.json",
+    "table.json",
+    "traces",
+    "merged.json",
+)
 
 
 def labels(rank: int, begin: float = 0.0) -> list[dict[str, Any]]:
@@ -187,3 +196,22 @@ def test_gzip_inside_gzip_is_refused(inputs: Path) -> None:
     (inputs / "twice.json.gz").write_bytes(gzip.compress((inputs / "plan.json.gz").read_bytes()))
     with pytest.raises(ScheduleError, match=r"twice\.json\.gz: "):
         Schedule.load(inputs / "twice.json.gz")
+
+
+def test_recorded_times_of_an_impossible_order_end(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": f"PP:{name}", "pid": 0, "ts": begin, "dur": 1}
+        for name, begin in (("0B0", 0), ("0F0", 5), ("0F1", 7), ("0B1", 9))
+    ]
+    (tmp_path / "t.trace.json").write_text(json.dumps({"traceEvents": events}))
+    ran = formats.read_input(tmp_path / "t.trace.json").executed()
+    assert ran is not None
+    assert len(ran.critical_path) <= 4
+
+
+@pytest.mark.parametrize("name", ["0F999999999", "999999999F0"])
+def test_numbers_beyond_the_shape_have_no_times_and_are_for_check(command: Command, tmp_path: Path, name: str) -> None:
+    events = [*({**event, "pid": 0} for event in labels(0)), {**labels(0)[0], "name": f"PP:{name}", "ts": 900}]
+    (tmp_path / "t.trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert command("check", tmp_path / "t.trace.json").status == 1
+    assert command("profile", "--from", tmp_path / "t.trace.json").status == 2
