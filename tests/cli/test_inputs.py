@@ -209,7 +209,7 @@ def test_recorded_times_of_an_impossible_order_end(tmp_path: Path) -> None:
     assert len(ran.critical_path) <= 4
 
 
-@pytest.mark.parametrize("name", ["0F999999999", "999999999F0"])
+@pytest.mark.parametrize("name", ["0F999999999", "0B999999999"])
 def test_numbers_beyond_the_shape_have_no_times_and_are_for_check(command: Command, tmp_path: Path, name: str) -> None:
     events = [*({**event, "pid": 0} for event in labels(0)), {**labels(0)[0], "name": f"PP:{name}", "ts": 900}]
     (tmp_path / "t.trace.json").write_text(json.dumps({"traceEvents": events}))
