@@ -12,6 +12,7 @@ from recycle.ir.trace import Trace
 from recycle.profile import Profile
 
 _log = logging.getLogger(__name__)
+_MOST_PERIODS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +47,15 @@ class ScheduleInput:
     def executed(self) -> Timeline | None:
         """The iteration that ran, in seconds; None where the file holds no executed times. Logs what it leaves out.
 
-        Its period is the median distance of the iterations, where the trace holds several.
+        Its period is the median distance of the iterations, of the last `_MOST_PERIODS` where the trace holds many.
         """
         if self.trace is None or not _is_in_shape(self.trace):
             return None
         for message in self.timed_warnings:
             _log.warning("%s: %s", self.name, message)
         ran = executed_timeline(self.trace.window(self.step, self.step, self.generation), Profile.uniform())
-        period = self.trace.period(self.trace.steps[0], self.trace.steps[-1]) if len(self.trace.steps) > 1 else None
+        steps = self.trace.steps[-_MOST_PERIODS - 1 :]
+        period = self.trace.period(steps[0], steps[-1]) if len(steps) > 1 else None
         return ran if period is None else replace(ran, period=period)
 
     def profile(self) -> Profile | None:

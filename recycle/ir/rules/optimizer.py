@@ -12,7 +12,7 @@ import numpy as np
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import GatherParameters, Instruction, OptimizerStep, ReduceBucket, ReduceGradients
-from recycle.ir.rules.rule import Defect, Inspection, Rest, described, listed, repeats, rest, rule
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, extremes, listed, repeats, rest, rule
 from recycle.shape import MOST_BUCKETS
 
 
@@ -125,10 +125,9 @@ def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple
     into = np.flatnonzero((graph.target >= graph.rows) & (graph.source < graph.rows))
     out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause))
     out = out[kind[graph.target[out]] == cls.kind]
-    last = np.full((graph.nodes - graph.rows, inspection.schedule.shape.worker_count), -1, dtype=np.int64)
-    np.maximum.at(last, (graph.target[into] - graph.rows, worker[graph.source[into]]), graph.source[into])
-    waiting = graph.target[out]
-    late = last[graph.source[out] - graph.rows, worker[waiting]]
+    workers, waiting = inspection.schedule.shape.worker_count, graph.target[out]
+    joined = graph.target[into] * workers + worker[graph.source[into]]
+    late = extremes(np.maximum, joined, graph.source[into], graph.source[out] * workers + worker[waiting], -1)
     given, behind = inspection.origin[waiting[late > waiting]], inspection.origin[late[late > waiting]]
     known = (given >= 0) & (behind >= 0)
     known[known] = ~(inspection.stray_updates[given[known]] | inspection.stray_updates[behind[known]])

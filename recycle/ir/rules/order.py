@@ -17,7 +17,7 @@ from recycle.ir.dependencies import Cause
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.reduces import conflicting_reduces
-from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, rest, rule
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, extremes, firsts, rest, rule
 from recycle.ir.rules.transfers import are_reported
 from recycle.ir.simulate import EventGraph, event_graph
 
@@ -124,13 +124,9 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     out = out[is_kind(kind[target[out]], StageWide)]
     into = np.flatnonzero((target >= rows) & (source < rows))
     workers = inspection.schedule.shape.worker_count
-    at, place = np.unique((source[out] - rows) * workers + worker[target[out]], return_inverse=True)
-    first = np.full(len(at) + 1, nodes, dtype=np.int64)
-    np.minimum.at(first, place, target[out])
-    wanted = (target[into] - rows) * workers + worker[source[into]]
-    found = np.searchsorted(at, wanted)
-    found[np.append(at, -1)[found] != wanted] = len(at)
-    explained[into[source[into] >= first[found]]] = True
+    joined = target[into] * workers + worker[source[into]]
+    first = extremes(np.minimum, source[out] * workers + worker[target[out]], target[out], joined, nodes)
+    explained[into[source[into] >= first]] = True
     return explained
 
 

@@ -381,6 +381,17 @@ def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
     return key.astype(np.int64), place, entries
 
 
+def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: int) -> Rows:
+    """For each key in `wanted` the least (`np.minimum`) or greatest of the values that have it; `missing` where none
+    has, which no value may exceed in that direction."""
+    known, place = np.unique(keys, return_inverse=True)
+    found = np.full(len(known) + 1, missing, dtype=np.int64)
+    take.at(found, place, values)
+    at = np.searchsorted(known, wanted)
+    at[np.append(known, -1)[at] != wanted] = len(known)
+    return found[at]
+
+
 def described(*columns: Rows) -> Iterator[tuple[int, ...]]:
     """Of columns side by side those entries that a rule describes: the first `MOST_DESCRIBED`."""
     return zip(*(column[:MOST_DESCRIBED].tolist() for column in columns), strict=True)
