@@ -265,8 +265,9 @@ def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
 
 def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
     """Rank -> which of its iterations counts: the last with most actions, and not one after those of other ranks."""
+    longest = {rank: max(map(len, iterations)) for rank, iterations in cut.items()}
     whole = {
-        rank: [place for place, iteration in enumerate(iterations) if len(iteration) == max(map(len, iterations))]
+        rank: [place for place, iteration in enumerate(iterations) if len(iteration) == longest[rank]]
         for rank, iterations in cut.items()
     }
     begins = {rank: [cut[rank][place][0].begin for place in places] for rank, places in whole.items()}
@@ -277,7 +278,7 @@ def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
     """All iterations of all ranks with their times; None where a label has no duration."""
-    home = homes(schedule.placement)
+    home, last = homes(schedule.placement), max(chosen)
     programs: dict[Worker, list[Instruction]] = {}
     step: list[int] = []
     times: list[tuple[float, float]] = []
@@ -291,9 +292,10 @@ def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Seq
                     continue
                 if action.end is None:
                     return None
-                is_transfer = isinstance(what, Transfer)
-                program.append(replace(what, peer=implied_peer(what, worker, home)) if is_transfer else what)
-                step.append(number - kept + max(chosen))
+                if isinstance(what, Transfer):
+                    what = replace(what, peer=implied_peer(what, worker, home))
+                program.append(what)
+                step.append(number - kept + last)
                 times.append((action.start, action.end))
     columns = columns_of(schedule.shape, programs)
     seconds = (np.array(times) - min(start for start, _ in times)) / 1e6
