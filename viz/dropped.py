@@ -154,8 +154,9 @@ def _salvage(content: bytes, name: str) -> tuple[Schedule, list[str]] | None:
     if not native.recognises(content):
         return None
     try:
-        file: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
-        shape, programs = Shape.from_json(file["shape"]), file["programs"]
+        file: dict[str, Any] = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        shape = Shape.from_json(msgspec.json.decode(file["shape"]))
+        programs = msgspec.json.decode(file["programs"])
         left_out: list[str] = []
         kept = {}
         for worker, text in programs.items():
