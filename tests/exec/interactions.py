@@ -5,8 +5,8 @@
 Each seed draws a small emulated job (shape, chunks, tensor parallelism, evaluation, integrity, sharded optimizer,
 layouts, checkpoints, learning rate, reduce buckets) and one to four faults. The job is trained three times: without
 optional features and without faults, with the features, and with features and faults. All three must commit the same
-losses and gradient norms, bit for bit; the last two also the same evaluations and final states. Each seed runs in
-a process group of its own, and one that does not end within `DEADLINE` seconds counts as a hang.
+losses and gradient norms, bit for bit; the last two also the same evaluations and final states. A seed that does not
+end within `DEADLINE` seconds counts as a hang.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -24,8 +25,9 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -224,54 +226,68 @@ def _training(run: RunResult) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["grad_norm"]) for line in run.metrics]
 
 
-def outcome_of(interaction: Interaction, deadline: float = DEADLINE) -> str:
-    """ "" where all is well, else what went wrong, from a process group of its own that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
-    report = folder / "outcome"
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        _run_in_child(interaction, folder, report)
-    end = time.monotonic() + deadline
-    hung = False
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > end:
-            hung = True
-            break
-        time.sleep(0.05)
-    if hung:
-        for pid in _session(child):
+class InteractionRunner:
+    """Runs interactions one after the other in a session of processes that shares one fork server.
+
+    A session in which an interaction hangs or dies is killed, and the next interaction gets a new one.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+
+    def outcome_of(self, interaction: Interaction, deadline: float = DEADLINE) -> str:
+        """ "" where all is well, else what went wrong and where the run directories are."""
+        folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
+        if not self._pid:
+            self._start()
+        try:
+            self._pipe.send((interaction, folder))
+            outcome = str(self._pipe.recv()) if self._pipe.poll(deadline) else "hangs"
+        except (EOFError, OSError):
+            outcome = "the process died"
+        if outcome in ("hangs", "the process died"):
+            self.close()
+        if outcome:
+            return f"{outcome}; its run directories are in {folder}"
+        shutil.rmtree(folder)
+        return ""
+
+    def close(self) -> None:
+        """Kill all processes of the session."""
+        for pid in _session(self._pid) if self._pid else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return f"hangs; its run directories stay in {folder}"
-    outcome = report.read_text() if report.exists() else "the process died"
-    if outcome:
-        return f"{outcome}; its run directories stay in {folder}"
-    shutil.rmtree(folder)
-    return ""
+        if self._pid:
+            os.waitpid(self._pid, 0)
+            self._pipe.close()
+        self._pid = 0
+
+    def _start(self) -> None:
+        self._pipe, other = multiprocessing.Pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.setsid()
+            self._pipe.close()
+            _serve(other)
+        other.close()
 
 
-def _run_in_child(interaction: Interaction, folder: Path, report: Path) -> None:
-    with (folder / "output").open("w") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    os.environ["RECYCLE_CACHE"] = str(folder / "cache")
-    code = 0
-    try:
-        server = ForkServer("emulated")
+def _serve(pipe: Connection) -> NoReturn:
+    """Run the interactions that come through the pipe, and answer with their outcomes."""
+    server = ForkServer("emulated", checkpoints=True)
+    while True:
+        interaction, folder = pipe.recv()
+        with (folder / "output").open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.environ["RECYCLE_CACHE"] = str(folder / "cache")
         try:
             run_interaction(interaction, folder, server)
-            report.write_text("")
-        finally:
-            server.close()
-    except (AssertionError, RecycleError) as error:
-        report.write_text(f"{type(error).__name__}: {error}")
-    except BaseException:
-        report.write_text(traceback.format_exc())
-        code = 1
-    finally:
-        os._exit(code)
+            pipe.send("")
+        except (AssertionError, RecycleError) as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+        except BaseException:
+            pipe.send(traceback.format_exc())
 
 
 def _session(leader: int) -> Iterator[int]:
@@ -297,16 +313,17 @@ def main() -> int:
     parser.add_argument("--features", default=",".join(FEATURES), help="only these; default: all")
     parser.add_argument("--show", action="store_true", help="print the interactions and run nothing")
     arguments = parser.parse_args()
-    failures = 0
+    failures, runner = 0, InteractionRunner()
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         interaction = draw_interaction(seed, arguments.features.split(","))
         print(interaction, flush=True)
         if arguments.show:
             continue
         began = time.monotonic()
-        outcome = outcome_of(interaction)
+        outcome = runner.outcome_of(interaction)
         print(f"  {'FAILED: ' + outcome if outcome else 'equal'} ({time.monotonic() - began:.1f} s)", flush=True)
         failures += bool(outcome)
+    runner.close()
     print(f"{arguments.runs} interactions, {failures} failed")
     return 1 if failures else 0
 

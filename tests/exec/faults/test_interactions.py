@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle.exec.processes.processes import ForkServer
-from tests.exec.interactions import draw_interaction, outcome_of, run_interaction
+from tests.exec.interactions import InteractionRunner, draw_interaction, run_interaction
 
 pytestmark = pytest.mark.process
 
@@ -19,5 +19,7 @@ def test_features_and_faults_change_no_bit(seed: int, servers: dict[str, ForkSer
 
 @pytest.mark.soak
 def test_two_hundred_random_interactions_change_no_bit_and_never_hang() -> None:
-    outcomes = {str(interaction): outcome_of(interaction) for interaction in map(draw_interaction, range(200))}
+    runner = InteractionRunner()
+    outcomes = {str(interaction): runner.outcome_of(interaction) for interaction in map(draw_interaction, range(200))}
+    runner.close()
     assert {text: outcome for text, outcome in outcomes.items() if outcome} == {}
