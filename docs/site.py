@@ -41,7 +41,7 @@ NAVIGATION = {
         "zero1",
     ],
     "Failures": ["faults", "report", "cluster", "transports", "security", "support"],
-    "Project": ["how-it-works", "glossary", "testing", "contributing"],
+    "Project": ["how-it-works", "protocol", "glossary", "testing", "contributing"],
 }
 """Heading -> pages, of which each has to be in one (a test holds that)."""
 API = {

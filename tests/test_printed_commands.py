@@ -28,6 +28,7 @@ from recycle.ir.families import BUILT_IN, FAMILIES
 from recycle.ir.kinds import KIND_CLASSES, unregister
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
+from tests.cli.test_inputs import write_traces
 from tests.test_docs import blocks
 from tests.warm import run_torchrun, warm_children
 
@@ -60,6 +61,7 @@ layers = 2
 hidden = 16
 heads = 2
 sequence = 16
+vocabulary = 256
 [train]
 steps = 2
 checkpoint_every = 1
@@ -100,7 +102,14 @@ SHORTER = (
 )
 """What is replaced, in this order, so that a command is short here."""
 FAILURES = ("60000,remove,node1", "180000,add,node1", "400000,remove,node2", "900000,add,node2")
-NAMES = {"JOB": "job.toml", "RUN_DIR": "runs/mine", "RUN": "runs/mine", "DIR": "runs/mine", "FILE": "events.csv"}
+NAMES = {
+    "JOB": "job.toml",
+    "RUN_DIR": "runs/mine",
+    "RUN": "runs/mine",
+    "DIR": "runs/mine",
+    "FILE": "events.csv",
+    "TRACE": "traces/iteration_4",
+}
 
 
 def lines_of(page: str) -> Iterator[str]:
@@ -234,6 +243,7 @@ def prepare(place: str, command: Command) -> None:
     if place in ("plan", "read-a-timeline.md"):
         for name in ("measured.json", "profile.json"):
             Path(name).write_text("{}")
+    write_traces(Path("traces/iteration_4"))
     for name in ("fault-free.json", "adaptive.json", "plan.json", "1f1b.json", "zb-h1.json", "mine.json"):
         family = "zb-h1" if name == "zb-h1.json" else "1f1b"
         assert command("schedule", family, "-D", "2", "-P", "3", "-m", "2", "-o", name).status == 0

@@ -81,7 +81,7 @@ def test_what_runs_after_a_failure_can_be_saved_and_timed(
 
 
 def test_bad_input_is_one_line(command: Command, job: Path, trace: Path, tmp_path: Path) -> None:
-    assert command("compare", job, "--systems", "slipstream").refused("'slipstream' is no system")
+    assert command("compare", job, "--systems", "slipstream").refused("'slipstream' is not a system")
     assert command("compare", tmp_path / "none.toml").refused("none.toml")
     parts = tmp_path / "sharded.toml"
     parts.write_text(JOB + "[train]\nsharded_optimizer = true\n")

@@ -98,7 +98,7 @@ def test_a_trace_that_kills_everything_stops_every_system() -> None:
 def test_names_of_systems() -> None:
     assert system_names("oobleck, recycle,oobleck") == ["oobleck", "recycle"]
     assert system_names(None) == list(SYSTEMS)
-    with pytest.raises(JobError, match="'slipstream' is no system: choose from recycle"):
+    with pytest.raises(JobError, match="'slipstream' is not a system: choose from recycle"):
         system_names("slipstream")
     with pytest.raises(JobError, match="name at least one"):
         system_names(" ,")

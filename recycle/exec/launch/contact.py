@@ -104,4 +104,4 @@ def require_unused(directory: Path) -> None:
 
 def in_use(directory: Path) -> JobError:
     """The error of a directory that another launcher or an agent has locked."""
-    return JobError(f"{directory}: another `recycle train` or an agent is running in it")
+    return JobError(f"{directory}: is in use by another `recycle train` or by agents; choose another --run directory")

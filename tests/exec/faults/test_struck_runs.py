@@ -154,9 +154,10 @@ def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_fo
 def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_hosts_of_a_stage_one_goes(
     launch: Run,
 ) -> None:
-    """Of four hosts not all are neighbours in the sum. A run of 0.15 s per iteration outlasts the kernel's patience."""
+    """Of four hosts not all are neighbours in the sum. At 0.15 s per iteration the kernel gives up the first connection
+    before the second cut ends the generation, and with it all connections."""
     sections = {"train": {"clip": 1e9}, "membership": {"heartbeat": 0.1, "dead_after": 1.5, "drift": 0.0}}
-    steps, faults = 36, ["cut=1.0:3.2@1", "cut=0.1:2.1@2"]
+    steps, faults = 46, ["cut=1.0:3.2@1", "cut=0.1:2.1@22"]
     run = launch(job(4, 3, 2, model={"seconds_per_unit": 0.015}, **sections), steps, *faults)
     one_stage = job(4, 1, 2, model={"layers": 6}, **sections)  # of emulated stages, the losses are those of any number
     assert run.losses == launch(one_stage, steps).losses

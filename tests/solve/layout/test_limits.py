@@ -75,7 +75,7 @@ def test_limit_in_bytes_is_named_in_its_unit() -> None:
     (limit,) = made.layout_limit.limits
     assert (limit.key, limit.value) == ("memory.limit", "4 GiB")
     assert isinstance(limit.needed, str)
-    assert 4 * 2**30 < parse_bytes(limit.needed) < 6 * 2**30
+    assert 4 * 2**30 < parse_bytes(limit.needed, limit.key) < 6 * 2**30
     raised = planned(price(Job.from_toml(text.replace("4 GiB", limit.needed))))
     assert raised.moves
     assert raised.period < made.period
