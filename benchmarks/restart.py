@@ -121,9 +121,10 @@ def replica(folder: Path, steps: int) -> None:
     import torch
     from torch.distributed import TCPStore
 
-    from recycle.exec.membership.commit import decide, report_of
+    from recycle.exec.membership.commit import decide
     from recycle.exec.model.build import build_stages
     from recycle.exec.transport.gloo import form_group
+    from recycle.exec.worker.iterations import report_of
 
     torch.set_num_threads(1)
     job, rank, attempt = Job.from_toml(JOB), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]

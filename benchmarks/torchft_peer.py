@@ -76,8 +76,8 @@ def replica(folder: Path, rank: int, steps: int) -> None:
     from torchft import Manager, ProcessGroupGloo
 
     from recycle import Job
-    from recycle.exec.membership.commit import report_of
     from recycle.exec.model.build import build_stages
+    from recycle.exec.worker.iterations import report_of
     from recycle.shape import MicroBatch
 
     torch.set_num_threads(1)

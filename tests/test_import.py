@@ -53,9 +53,10 @@ EXEC = (
 """The folders of recycle.exec in order: each may import those before it."""
 for place, folder in enumerate(EXEC):
     LAYERS[f"recycle.exec.{folder}"] = (
-        *("recycle.tokens", *LAYERS["recycle.solve"]),
+        *("recycle.exec.checksums", "recycle.tokens", *LAYERS["recycle.solve"]),
         *(f"recycle.exec.{before}" for before in EXEC[:place]),
     )
+LAYERS["recycle.exec.checksums"] = ()
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
 """The public name of the executor, and what torchrun starts, stand above its folders."""
 LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.job"])
@@ -133,6 +134,7 @@ def run(code: str) -> str:
     [
         "import recycle",
         "import recycle.ir.formats",
+        "import recycle.exec.membership.coordinator",
         # One after another, since an import takes a second and what one loads is there for all that follow.
         "import " + ", ".join(f"recycle.cli.{name.replace('-', '_')}" for name in COMMANDS),
     ],

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Report
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stored_names import HALVES
@@ -21,6 +20,7 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
+from recycle.exec.worker.iterations import report_of
 from recycle.job import Job
 from recycle.shape import Worker
 from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split

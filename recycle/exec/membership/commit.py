@@ -9,31 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 
 from recycle.errors import RunError
+from recycle.exec.checksums import PARAMETERS
 from recycle.exec.membership.disagreement import compare, stage_name
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import (
     Commit,
-    Computed,
     Evaluated,
     EvaluationReport,
     GenerationRecord,
-    LinkTime,
     Report,
     StepMode,
 )
-from recycle.exec.membership.replay_votes import count, replayed_as, votes_of
+from recycle.exec.membership.replay_votes import count, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.model.checksum import Checksum
-from recycle.exec.model.made import Making
-from recycle.exec.model.optimizer import clip_factor
-from recycle.exec.model.shards import PARAMETERS
-from recycle.exec.model.stage import Stage
-from recycle.ir.replays import Checked
 from recycle.job import Job
 from recycle.plans.hosting import Hosts
 from recycle.plans.unit_shards import shards_of
@@ -58,6 +50,14 @@ def step_mode(recent: Sequence[float], clip: float) -> StepMode:
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
 
 
+def clip_factor(clip: float, norm_squared: float) -> float:
+    """Factor on all gradients that brings a global norm above `clip` down to it: min(1, clip / (norm + 1e-6)).
+
+    Whether the norm is finite is for the caller to test first.
+    """
+    return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
+
+
 def is_right(commit: Commit) -> bool:
     """Whether a staggered step, taken with clip factor 1, was the step that the commit asks for."""
     return commit.clip_factor == 1.0
@@ -70,37 +70,6 @@ def soonest_end(step: int, mode: StepMode, before: Commit | None) -> int:
     would be the last.
     """
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
-
-
-def report_of(
-    stages: Mapping[int, Stage],
-    compute: Sequence[Computed] = (),
-    states: Mapping[int, Checksum] = MappingProxyType({}),
-    replayed: Mapping[Checked, Making] = MappingProxyType({}),
-    links: Sequence[LinkTime] = (),
-) -> Report:
-    """What a worker reports once the gradients of all its stages are summed over their hosts, its times and those of
-    its messages, the checksums of the states that it began with, and of what it and others made of micro-batches that
-    were replayed."""
-    losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
-    norms: dict[int, list[float]] = {}
-    replicated: dict[int, list[float]] = {}
-    checksums: dict[int, int] = {}
-    for number, found, all_have, checksum in (part for stage in stages.values() for part in stage.reduced()):
-        common = set(all_have)
-        norms[number] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
-        if common:
-            replicated[number] = exact_parts([found[place] for place in sorted(common)])
-        checksums[number] = checksum
-    state_sums = {number: (checksum.words, checksum.places) for number, checksum in states.items()}
-    for number in states:
-        norms.setdefault(number, [])  # live parameters have none
-    made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
-    made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
-    longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
-    return Report(
-        norms, sum(losses) if losses else None, list(compute), replicated, checksums, state_sums, made, longest
-    )
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:

@@ -18,10 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from recycle.errors import RunError
+from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, differing_bit
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Report
-from recycle.exec.model.checksum import BitPlace, Checksum, differing_bit
-from recycle.exec.model.shards import PARAMETERS
 
 _Held = tuple[object, ...]
 _NOT_FINITE = (math.nan,)

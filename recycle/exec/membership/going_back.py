@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from recycle.exec.checksums import StateTensor, described
 from recycle.exec.membership.disagreement import Bit
 from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import GenerationRecord, Verified
-from recycle.exec.model.checksum import StateTensor, described
 from recycle.shape import Worker
 
 

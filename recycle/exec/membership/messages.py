@@ -166,7 +166,7 @@ class Replayed(Struct, frozen=True, array_like=True):
     Attributes:
         stage, pipeline, index: whose work on which micro-batch.
         is_home: it counts; else the worker has replayed it.
-        sums: both sums of each checksum of `recycle.exec.model.made.Made`.
+        sums: both sums of each checksum of `recycle.exec.checksums.MicroBatchChecksums`.
     """
 
     stage: int

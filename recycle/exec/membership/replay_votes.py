@@ -17,10 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from recycle.exec.checksums import PARTS, Checksum, MicroBatchChecksums, differing_bit
 from recycle.exec.membership.members import member_name, split_member
 from recycle.exec.membership.messages import Replayed
-from recycle.exec.model.checksum import Checksum, differing_bit
-from recycle.exec.model.made import PARTS, Made
 from recycle.ir.replays import Checked
 from recycle.shape import MicroBatch, Worker
 
@@ -32,7 +31,7 @@ class Voted(NamedTuple):
     tensor_rank: int = 0
 
 
-Votes = Mapping[Voted, Mapping[str, Made]]
+Votes = Mapping[Voted, Mapping[str, MicroBatchChecksums]]
 """What was replayed -> worker -> what it made of it, the one whose work it is first."""
 
 
@@ -60,7 +59,7 @@ class Unlike:
         return "; ".join(self.differences)
 
 
-def replayed_as(checked: Checked, made: Made, is_home: bool) -> Replayed:
+def replayed_as(checked: Checked, made: MicroBatchChecksums, is_home: bool) -> Replayed:
     """What a worker reports of it."""
     sums = tuple(number for checksum in made for number in checksum)
     return Replayed(checked.stage, *checked.micro_batch, is_home, sums)
@@ -68,10 +67,10 @@ def replayed_as(checked: Checked, made: Made, is_home: bool) -> Replayed:
 
 def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
     """What (process, report) come to; what only one worker speaks of is left out."""
-    found: dict[Voted, dict[str, Made]] = {}
+    found: dict[Voted, dict[str, MicroBatchChecksums]] = {}
     for process, one in sorted(said, key=lambda pair: not pair[1].is_home):
         worker, rank = split_member(process)
-        made = Made(*(Checksum(*one.sums[place : place + 2]) for place in range(0, len(one.sums), 2)))
+        made = MicroBatchChecksums(*(Checksum(*one.sums[place : place + 2]) for place in range(0, len(one.sums), 2)))
         voted = Voted(Checked(one.stage, MicroBatch(one.pipeline, one.index)), rank)
         found.setdefault(voted, {})[worker] = made
     return {voted: votes for voted, votes in sorted(found.items()) if len(votes) > 1}
@@ -112,7 +111,9 @@ def count(votes: Votes, before: Votes | None = None) -> Unlike | None:
     return Unlike(odd, tuple(disputed), tuple(differences), held, tuple(parts))
 
 
-def _contradicted(before: Mapping[str, Made], value: Made) -> dict[str, Made]:
+def _contradicted(
+    before: Mapping[str, MicroBatchChecksums], value: MicroBatchChecksums
+) -> dict[str, MicroBatchChecksums]:
     """Those who said before what all others deny now.
 
     What differed first counts: what came behind that may have been made of it, also by who was right.
@@ -124,15 +125,17 @@ def _contradicted(before: Mapping[str, Made], value: Made) -> dict[str, Made]:
     return {}
 
 
-def _unlike(one: Made, other: Made) -> list[str]:
+def _unlike(one: MicroBatchChecksums, other: MicroBatchChecksums) -> list[str]:
     return [name for name, mine, its in zip(PARTS, one, other, strict=True) if mine != its]
 
 
-def _tensors(one: Made, other: Made) -> str:
+def _tensors(one: MicroBatchChecksums, other: MicroBatchChecksums) -> str:
     return ", ".join(_unlike(one, other))
 
 
-def _part(process: str, checked: Checked, name: str, made: Made, value: Made) -> dict[str, Any]:
+def _part(
+    process: str, checked: Checked, name: str, made: MicroBatchChecksums, value: MicroBatchChecksums
+) -> dict[str, Any]:
     place = differing_bit(made[PARTS.index(name)], value[PARTS.index(name)])
     found = {"worker": process, "stage": checked.stage, "micro_batch": str(checked.micro_batch), "tensor": name}
     return found if place is None else found | {"index": place.word, "bit": place.bit}
@@ -143,7 +146,7 @@ def _named(voted: Voted) -> str:
     return f"micro-batch {micro_batch} at stage {stage}" + (f" in tensor rank {rank}" if rank else "")
 
 
-def _text(voted: Voted, made: Made) -> str:
+def _text(voted: Voted, made: MicroBatchChecksums) -> str:
     sums = ", ".join(f"{name} {one.words:016x}" for name, one in zip(PARTS, made, strict=True))
     return f"{_named(voted)}: {sums}"
 

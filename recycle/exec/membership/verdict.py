@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
+from recycle.exec.checksums import MicroBatchChecksums
 from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.disagreement import Bit, Disagreement
 from recycle.exec.membership.holdings import Holdings
@@ -23,7 +24,6 @@ from recycle.exec.membership.interfaces import Log
 from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
 from recycle.exec.membership.replay_votes import Unlike, Voted, Votes, count, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.model.made import Made
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
 from recycle.shape import MicroBatch, Worker
@@ -88,7 +88,7 @@ class Judge:
         self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
         self._last, self._ends_early = steps - 1, False
         self._retried = self._disagreed = self._gone_back = -1
-        self._voted, self._votes = -1, dict[Voted, Mapping[str, Made]]()
+        self._voted, self._votes = -1, dict[Voted, Mapping[str, MicroBatchChecksums]]()
 
     def start_over(self) -> None:
         """Training has gone back to a checkpoint: iterations behind it may be repeated once more."""

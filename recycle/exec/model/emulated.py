@@ -29,7 +29,7 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.flips import flipped
-from recycle.exec.model.made import Making
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.shards import Shards, SumBuffer
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.model.stored_tensors import piece_name
@@ -253,8 +253,10 @@ class EmulatedStage(Stage):
             return torch.tensor([self._loss_of(micro_batch, error)], dtype=torch.float64)
         return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
-    def replay(self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> Making:
-        making = Making()
+    def replay(
+        self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
+    ) -> ChecksumBuilder:
+        making = ChecksumBuilder()
         with self._lasting("forward"):
             self._hold(Replay, micro_batch, activation)
             making.activation(self._output(micro_batch, self._held[micro_batch]))

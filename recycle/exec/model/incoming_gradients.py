@@ -14,7 +14,7 @@ import torch
 
 from recycle.exec.model.accumulate import ExactSum
 from recycle.exec.model.gradient_sums import GradientSums
-from recycle.exec.model.made import Making, word_count
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder, word_count
 
 Half = Literal["I", "W"]
 
@@ -49,12 +49,12 @@ class IncomingGradients:
 
     def reset(self) -> None:
         """No backward is under way, also where the last one was interrupted."""
-        self.making: Making | None = None
+        self.making: ChecksumBuilder | None = None
         self._half: Half | None = None
         self._is_scratch = False
 
     @contextmanager
-    def of(self, making: Making | None, half: Half | None) -> Iterator[None]:
+    def of(self, making: ChecksumBuilder | None, half: Half | None) -> Iterator[None]:
         """The gradients that come up inside are of one micro-batch.
 
         Args:
@@ -66,7 +66,7 @@ class IncomingGradients:
         self.making = None
 
     @contextmanager
-    def for_checksums_only(self, making: Making) -> Iterator[None]:
+    def for_checksums_only(self, making: ChecksumBuilder) -> Iterator[None]:
         """The gradients that come up inside are for checksums alone."""
         self.making, self._half, self._is_scratch = making, None, True
         yield

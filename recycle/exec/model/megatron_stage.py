@@ -18,7 +18,7 @@ from recycle.exec.model.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.gradient_sums import GradientSums
 from recycle.exec.model.incoming_gradients import Half, IncomingGradients
-from recycle.exec.model.made import Making
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.optimizer import decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
@@ -256,10 +256,12 @@ class MegatronStage(Stage):
             entry = flipped(entry, bit)
         return entry
 
-    def replay(self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> Making:
+    def replay(
+        self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
+    ) -> ChecksumBuilder:
         if micro_batch in self._activations or micro_batch in self._store.waiting():
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
-        entry, making = self._entry(Replay, micro_batch, activation), Making()
+        entry, making = self._entry(Replay, micro_batch, activation), ChecksumBuilder()
         with self._incoming.for_checksums_only(making):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)

@@ -12,7 +12,6 @@ Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101;
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,14 +26,6 @@ SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `UnitOptimizer.named_state`."""
 COUNTED = "step."
 """Before a parameter's name: how many steps it has taken."""
-
-
-def clip_factor(clip: float, norm_squared: float) -> float:
-    """Factor on all gradients that brings a global norm above `clip` down to it: min(1, clip / (norm + 1e-6)).
-
-    Whether the norm is finite is for the caller to test first.
-    """
-    return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
 
 
 def decays(parameter: torch.Tensor) -> bool:

@@ -16,9 +16,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-PARAMETERS = 1 << 31
-"""Added to the number of a stage, stands for the live parameters of the stage among numbers of shards."""
-
 
 class Shard(Protocol):
     """The state of one shard; `before` is always laid out as `state_tensors`."""

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 
 from recycle.errors import RunError
+from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
-from recycle.exec.model.made import Made, Making
-from recycle.exec.model.shards import PARAMETERS, Shard, Shards, digest
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder
+from recycle.exec.model.shards import Shard, Shards, digest
 from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
@@ -68,7 +69,7 @@ class Stage(ABC):
         self._iteration = 0
         self._flips = FlipsOfForwards()
         self._watched: frozenset[MicroBatch] = frozenset()
-        self._made: dict[MicroBatch, Making] = {}
+        self._made: dict[MicroBatch, ChecksumBuilder] = {}
         self.shards: Shards | None = None
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -114,16 +115,18 @@ class Stage(ABC):
         """Take checksums of what this iteration's work on these micro-batches makes; of those that run here."""
         self._watched, self._made = frozenset(micro_batches), {}
 
-    def made(self) -> dict[MicroBatch, Made]:
+    def made(self) -> dict[MicroBatch, MicroBatchChecksums]:
         """What was made of the watched micro-batches that ran here; their W is done."""
         return {micro_batch: making.finish() for micro_batch, making in self._made.items()}
 
-    def _making(self, micro_batch: MicroBatch) -> Making | None:
+    def _making(self, micro_batch: MicroBatch) -> ChecksumBuilder | None:
         """What takes the checksums of a micro-batch's work; None for one that is not watched."""
-        return self._made.setdefault(micro_batch, Making()) if micro_batch in self._watched else None
+        return self._made.setdefault(micro_batch, ChecksumBuilder()) if micro_batch in self._watched else None
 
     @abstractmethod
-    def replay(self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> Making:
+    def replay(
+        self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
+    ) -> ChecksumBuilder:
         """REPLAY: F and B of a micro-batch that another host runs, from the same input and gradient by the output.
 
         Nothing is held or summed, and the loss does not count. Returns what it makes.

@@ -17,7 +17,7 @@ import torch
 from recycle.exec.device.clock import HostClock, Mark
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.membership.messages import Computed
-from recycle.exec.model.made import Making
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
 from recycle.exec.worker.streams import Streams
@@ -87,7 +87,7 @@ class Interpreter:
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self._device = device or DeviceProgress(HostClock())
         self.executed: list[ExecutedInstruction] = []
-        self.replayed: dict[Checked, Making] = {}
+        self.replayed: dict[Checked, ChecksumBuilder] = {}
         self._compute: dict[tuple[int, str], list[tuple[float, ExecutedInstruction]]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
+from recycle.exec.checksums import Checksum
 from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.faults.kinds import GATHER, REDUCED
-from recycle.exec.membership.commit import report_of
-from recycle.exec.membership.messages import Commit, GenerationRecord, LinkTime, Report, StepMode
+from recycle.exec.membership.commit import MOST_LINKS, exact_parts
+from recycle.exec.membership.messages import Commit, Computed, GenerationRecord, LinkTime, Report, StepMode
 from recycle.exec.membership.progress import Progress
+from recycle.exec.membership.replay_votes import replayed_as
 from recycle.exec.membership.verified_states import Comparison, comparison
-from recycle.exec.model.checksum import Checksum
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Messaged, Transport
 from recycle.exec.worker.background_copies import BackgroundCopies
@@ -294,3 +297,39 @@ def _operation(instruction: Instruction) -> str:
         return f"{_operation(instruction.forward)};{_operation(instruction.backward)}"
     stage = instruction.stage if isinstance(instruction, Compute | Transfer | StageWide) else ""
     return f"{stage}{instruction.token}"
+
+
+def report_of(
+    stages: Mapping[int, Stage],
+    compute: Sequence[Computed] = (),
+    states: Mapping[int, Checksum] = MappingProxyType({}),
+    replayed: Mapping[Checked, ChecksumBuilder] = MappingProxyType({}),
+    links: Sequence[LinkTime] = (),
+) -> Report:
+    """A worker's report of an iteration, once the gradients of all its stages are summed over their hosts.
+
+    Args:
+        compute: times of its instructions.
+        states: checksums of the states that the iteration began with.
+        replayed: checksums of micro-batches that it has replayed.
+        links: times of its messages.
+    """
+    losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
+    norms: dict[int, list[float]] = {}
+    replicated: dict[int, list[float]] = {}
+    checksums: dict[int, int] = {}
+    for number, found, all_have, checksum in (part for stage in stages.values() for part in stage.reduced()):
+        common = set(all_have)
+        norms[number] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
+        if common:
+            replicated[number] = exact_parts([found[place] for place in sorted(common)])
+        checksums[number] = checksum
+    state_sums = {number: (checksum.words, checksum.places) for number, checksum in states.items()}
+    for number in states:
+        norms.setdefault(number, [])  # live parameters have none
+    made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
+    made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
+    longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
+    return Report(
+        norms, sum(losses) if losses else None, list(compute), replicated, checksums, state_sums, made, longest
+    )

@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
+from recycle.exec.checksums import Checksum
 from recycle.exec.membership.messages import Commit
 from recycle.exec.membership.verified_states import Comparison
-from recycle.exec.model.checksum import Checksum
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.worker.kept_states import KeptStates, ShardHost, StageHost
 

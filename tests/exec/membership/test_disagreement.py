@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from recycle import RunError, Worker
+from recycle.exec.checksums import PARAMETERS, BitPlace
 from recycle.exec.membership.disagreement import Bit, Disagreement, compare
 from recycle.exec.membership.messages import Report
 from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.model.checksum import BitPlace
-from recycle.exec.model.shards import PARAMETERS
 from tests.exec.runs import Run, job, kinds
 
 STEPS = 7

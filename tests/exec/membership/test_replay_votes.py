@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from recycle.exec.checksums import Checksum, MicroBatchChecksums
 from recycle.exec.membership.messages import Report
 from recycle.exec.membership.packed_report import pack_report, unpack_report
 from recycle.exec.membership.replay_votes import Voted, Votes, count, replayed_as, votes_of
 from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.model.checksum import Checksum
-from recycle.exec.model.made import Made
 from recycle.ir.replays import Checked
 from recycle.shape import MicroBatch
 
@@ -15,14 +14,14 @@ CHECKED = Checked(1, MicroBatch(2, 3))
 WORK = Voted(CHECKED)
 
 
-def made(activation: int, gradient: int = 5, weights: int = 7) -> Made:
-    return Made(Checksum(activation, 0), Checksum(gradient, 0), Checksum(weights, 0))
+def made(activation: int, gradient: int = 5, weights: int = 7) -> MicroBatchChecksums:
+    return MicroBatchChecksums(Checksum(activation, 0), Checksum(gradient, 0), Checksum(weights, 0))
 
 
 RIGHT, WRONG = made(10), made(11, 6, 8)
 
 
-def votes(**of_pipelines: Made) -> Votes:
+def votes(**of_pipelines: MicroBatchChecksums) -> Votes:
     return {WORK: {f"{name[1:]}.1": value for name, value in of_pipelines.items()}}
 
 
@@ -81,7 +80,7 @@ def test_of_hosts_that_had_other_inputs_before_nobody_is_odd() -> None:
 
 
 def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None:
-    large = Made(Checksum((1 << 64) - 1, 1 << 63), Checksum(3, 4), Checksum(0, 0))
+    large = MicroBatchChecksums(Checksum((1 << 64) - 1, 1 << 63), Checksum(3, 4), Checksum(0, 0))
     other = CHECKED._replace(stage=0)
     home = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, large, True)])
     peer = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, RIGHT, False), replayed_as(other, large, True)])

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from recycle import MicroBatch, RunError
+from recycle.exec.checksums import Checksum, MicroBatchChecksums
 from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, Report, Verified
 from recycle.exec.membership.replay_votes import replayed_as
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind, Verdict
-from recycle.exec.model.checksum import Checksum
-from recycle.exec.model.made import Made
 from recycle.ir.replays import Checked
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
@@ -113,7 +112,7 @@ def test_tensor_ranks_that_differ_on_all_hosts_are_settled_by_what_all_replay_th
         reports = {}
         for name in names:
             for rank in (0, 1):
-                made = Made(Checksum(11 if name == "1.0" else 10, 0))
+                made = MicroBatchChecksums(Checksum(11 if name == "1.0" else 10, 0))
                 votes = [replayed_as(checked, made, name == "0.0")] if is_replayed else []
                 process = member_name(name, rank)
                 reports[process] = Report({0: [1.0]}, 1.0, replicated={0: [4.0 + rank]}, replayed=votes)

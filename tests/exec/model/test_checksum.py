@@ -7,17 +7,10 @@ import random
 import pytest
 import torch
 
+from recycle.exec.checksums import BitPlace, Checksum, StateTensor, described, differing_bit
 from recycle.exec.model import checksum
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import (
-    BitPlace,
-    Checksum,
-    RunningChecksum,
-    StateTensor,
-    described,
-    differing_bit,
-    layout_of,
-)
+from recycle.exec.model.checksum import RunningChecksum, layout_of
 from tests.exec.drive import CPU
 from tests.exec.runs import job
 

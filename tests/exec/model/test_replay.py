@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from recycle import RunError
+from recycle.exec.checksums import NOTHING, MicroBatchChecksums, differing_bit
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import RunningChecksum, differing_bit
-from recycle.exec.model.made import NOTHING, Made, Making, word_sums
+from recycle.exec.model.checksum import RunningChecksum
+from recycle.exec.model.microbatch_checksums import ChecksumBuilder, word_sums
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from recycle.shape import MicroBatch
@@ -53,7 +54,7 @@ def trained(stages: list[Stage], micro_batch: MicroBatch, split: bool) -> list[t
     return list(zip(given[:-1], gradients[-2::-1], strict=True))
 
 
-def replayed(stages: list[Stage], given: list[tuple[Any, Any]]) -> list[Made]:
+def replayed(stages: list[Stage], given: list[tuple[Any, Any]]) -> list[MicroBatchChecksums]:
     again = []
     for stage, (activation, gradient) in zip(stages, given, strict=True):
         copies = [None if one is None else one.clone() for one in (activation, gradient)]
@@ -137,7 +138,7 @@ def test_the_sums_of_words_are_those_of_a_state_whatever_the_type() -> None:
         words, places = (int(one) % (1 << 64) for one in word_sums(tensor))
         assert (words, places) == RunningChecksum([tensor]).finish()
     parts = tensor.float().split(1)
-    whole, one_by_one = Making(), Making()
+    whole, one_by_one = ChecksumBuilder(), ChecksumBuilder()
     whole.weight_gradient(5, tensor.float())
     for place in (2, 0, 3, 1):
         one_by_one.weight_gradient(5 + place, parts[place])
@@ -150,7 +151,7 @@ def test_one_flipped_bit_of_an_output_is_named_by_both_sums() -> None:
     output = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
     struck = output.clone()
     struck.view(torch.int32).view(-1)[23] ^= 1 << 9
-    makings = Making(), Making()
+    makings = ChecksumBuilder(), ChecksumBuilder()
     for making, tensor in zip(makings, (struck, output), strict=True):
         making.activation(tensor)
     one, other = (making.finish().activation for making in makings)

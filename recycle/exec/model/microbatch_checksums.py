@@ -1,4 +1,4 @@
-"""Checksums of what a stage makes of a micro-batch: what hosts compare where one has run the work of another again.
+"""Checksums of a stage's results for a micro-batch, which hosts compare where one has replayed the work of another.
 
 They are of the output (of the last stage its loss), of the gradient by the input, and of what the micro-batch adds to
 the gradients of the stage's weights, as it comes out of the kernels. Two sums over words each, as in checksum.py, so
@@ -8,29 +8,17 @@ its backward is split: each counts with the place that it has among all, so the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from recycle.exec.model.checksum import PIECE, Checksum
+from recycle.exec.checksums import Checksum, MicroBatchChecksums
+from recycle.exec.model.checksum import PIECE
 
-NOTHING = Checksum(0, 0)
-PARTS = ("activation", "input gradient", "weight gradient")
-"""The fields of `Made`, in words."""
 _WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _MODULUS = 1 << 64
 
 
-class Made(NamedTuple):
-    """What a stage made of a micro-batch; nothing stands for what it does not make."""
-
-    activation: Checksum = NOTHING
-    input_gradient: Checksum = NOTHING
-    weight_gradient: Checksum = NOTHING
-
-
-class Making:
-    """The same while it is being made. Nothing waits for the device before `finish`."""
+class ChecksumBuilder:
+    """Adds up the checksums of a micro-batch. Nothing waits for the device before `finish`."""
 
     def __init__(self) -> None:
         self._sums: tuple[list[torch.Tensor], ...] = ([], [], [])
@@ -47,13 +35,13 @@ class Making:
         """This is the micro-batch's gradient of a weight, or a part of it; `first` is the place of its first word."""
         self._sums[2].append(word_sums(gradient, first))
 
-    def finish(self) -> Made:
-        """The checksums, once all is made."""
+    def finish(self) -> MicroBatchChecksums:
+        """The checksums of all results so far."""
         found = []
         for sums in self._sums:
             words, places = torch.stack(sums).sum(0).tolist() if sums else (0, 0)
             found.append(Checksum(words % _MODULUS, places % _MODULUS))
-        return Made(*found)
+        return MicroBatchChecksums(*found)
 
 
 @torch.no_grad()
