@@ -133,6 +133,7 @@ def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
     shape, sharded = drawn.shape, drawn.train.sharded_optimizer
     most_dead = drawn.train.optimizer_copies - 1 if sharded else shape.pipelines - 1
     dead: dict[tuple[int, int], int] = {}
+    fenced: list[int] = []
     faults: list[Fault] = []
     step = draw.randint(1, 3)
     for _ in range(draw.randint(1, 4)):
@@ -146,7 +147,8 @@ def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
             del dead[pipeline, rank]
         elif place not in dead:
             name, text = _draw_fault(draw, drawn, str(worker), step)
-            if KINDS[name].ends and sum(rank == worker.rank for _, rank in dead) >= most_dead:
+            may_end = KINDS[name].ends or name == "flip"  # a worker that computes wrong may be fenced
+            if may_end and [*fenced, *(rank for _, rank in dead)].count(worker.rank) >= most_dead:
                 continue
             fault = parse_fault(text)
             try:
@@ -156,6 +158,8 @@ def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
             faults.append(fault)
             if KINDS[name].ends:
                 dead[place] = step
+            elif may_end:
+                fenced.append(worker.rank)
         step += draw.choice([1, 2, 3, 4] if not sharded else [3, 4])
     return tuple(map(str, faults))
 
