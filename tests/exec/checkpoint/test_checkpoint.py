@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from recycle.manifest import manifest_text
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
+from tests.exec.runs import job
 
 pytestmark = pytest.mark.slow
 
@@ -256,6 +258,7 @@ def test_files_are_hashed_several_at_a_time_when_written_and_when_checked(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from tests.exec.checkpoint.test_checkpoint import JOB, store
 from recycle.exec.model.emulated import EmulatedStage
 
@@ -288,3 +291,12 @@ def test_a_writer_killed_before_its_files_or_the_manifest_are_in_place_leaves_th
     assert [text.rpartition(": ")[2] for text in warnings] == ["incomplete, it has no manifest.json"]
     store(root, JOB, 11, stages)
     assert newest(root) == (11, [])
+
+
+@pytest.mark.parametrize(
+    ("section", "changed"), [("data", {"seed": 2}), ("train", {"learning_rate": 0.5}), ("train", {"clip": 9.0})]
+)
+def test_the_course_of_a_run_names_what_the_next_losses_depend_on(section: str, changed: dict[str, Any]) -> None:
+    before, after = (checkpoint.course(job(1, 1, 1, **{section: keys}), None) for keys in ({}, changed))
+    (key,) = changed
+    assert {name for name in before if before[name] != after[name]} == {f"[{section}] {key}"}
