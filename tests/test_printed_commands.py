@@ -243,7 +243,8 @@ def prepare(place: str, command: Command) -> None:
     if place in ("plan", "read-a-timeline.md"):
         for name in ("measured.json", "profile.json"):
             Path(name).write_text("{}")
-    write_traces(Path("traces/iteration_4"))
+    if place in ("profile", "profile.md", "simulate"):
+        write_traces(Path("traces/iteration_4"))
     for name in ("fault-free.json", "adaptive.json", "plan.json", "1f1b.json", "zb-h1.json", "mine.json"):
         family = "zb-h1" if name == "zb-h1.json" else "1f1b"
         assert command("schedule", family, "-D", "2", "-P", "3", "-m", "2", "-o", name).status == 0
