@@ -25,7 +25,7 @@ from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.job_reference import explain_job
 from recycle.shape import Shape
 
@@ -137,12 +137,14 @@ def train(
     from recycle.cli.planner import plan_for_training, require_plannable
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher
-    from recycle.exec.launch.request import check_settings
+    from recycle.exec.launch.request import check_settings, schedule_for
 
     if own is None:
         require_plannable(described)
     if explain:
         check_settings(described, count)
+        if own is not None:
+            schedule_for(own, price(described))
         print(explain_job(described))
         return
     runs, name = Path("runs"), job.resolve().parent.name

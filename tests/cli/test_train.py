@@ -227,6 +227,14 @@ def test_explain_refuses_the_settings_that_training_refuses(
     assert not (tmp_path / "run").exists()
 
 
+def test_explain_refuses_the_schedule_that_training_refuses(command: Command, job: Path) -> None:
+    one_f_one_b(Shape(3, 2, 2)).save("other.json")
+    options = ("train", job, "--schedule", "other.json")
+    explained, trained = command(*options, "--explain"), command(*options, "--run", "run")
+    assert explained.refused("D=3 P=2 m=2", "D=2 P=2 m=2")
+    assert trained.err == explained.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

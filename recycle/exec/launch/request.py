@@ -126,8 +126,7 @@ def request_run(
     job = price(job)
     text_digest = check_request(job, steps, faults, schedule.failed if schedule is not None else frozenset(), providers)
     if schedule is not None:
-        schedule = with_updates_of(schedule, job)
-        require_valid(schedule, job)
+        schedule = schedule_for(schedule, job)
     elif planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     return RunRequest(
@@ -139,6 +138,13 @@ def request_run(
         observer=observer or Observer(),
         text_digest=text_digest,
     )
+
+
+def schedule_for(schedule: Schedule, job: PricedJob) -> Schedule:
+    """The schedule with the updates that the job asks for. Raises ScheduleError where it cannot be trained with."""
+    schedule = with_updates_of(schedule, job)
+    require_valid(schedule, job)
+    return schedule
 
 
 LONGEST_SECONDS = 1e6
