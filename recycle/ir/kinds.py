@@ -224,10 +224,17 @@ def register(row: InstructionKind) -> Callable[[C], C]:
     """Enter the decorated class of instructions as a kind, under the next number.
 
     Raises:
-        ValueError: the token is no token, or another kind's; or there are too many kinds.
+        TypeError: the class derives from none of those that say the operands.
+        ValueError: the token is no token, or another kind's; `seconds` names what a profile has not; or there are too
+            many kinds.
     """
 
     def enter(cls: C) -> C:
+        if row.token != ";" and not issubclass(cls, (Compute, Transfer, StageWide)):
+            raise TypeError(f"{cls.__name__} derives from none of Compute, Transfer or StageWide")
+        for name in row.seconds:
+            if not hasattr(Profile, name):
+                raise ValueError(f"{cls.__name__}: seconds: {name!r} is not an attribute of a profile")
         if not _TOKEN.fullmatch(row.token):
             raise ValueError(f"{row.token!r} is no token: write capitals and underscores, such as REPLAY")
         taken = next((other for other in KIND_CLASSES if other.token == row.token), None)

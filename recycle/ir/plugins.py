@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -35,7 +35,7 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
     Raises:
         JobError: a module or an entry point cannot be imported, or is not what its group is for.
     """
-    named = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+    named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     named += [name for name in modules if name not in named]
     if named:
         os.environ[VARIABLE] = ",".join(named)
@@ -45,7 +45,8 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            raise JobError(f"--import {name}: {_reason(error, name)}") from None
+            place = f"--import {name}" if name in modules else VARIABLE
+            raise JobError(f"{place}: {import_failure(error, name)}") from None
     for entry in entry_points(KINDS_GROUP):
         if entry not in _loaded:
             _require_kind(entry, load_entry_point(entry))
@@ -56,9 +57,17 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
             _loaded.add(entry)
 
 
-def entry_points(group: str) -> list[metadata.EntryPoint]:
-    """The entry points of a group by name, in the same order in every process; nothing is imported."""
-    return sorted(metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
+def entry_points(group: str, taken: Collection[str] = ()) -> list[metadata.EntryPoint]:
+    """The entry points of a group by name, in the same order in every process; nothing is imported.
+
+    Raises:
+        JobError: one has a name in `taken`.
+    """
+    entries = sorted(metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
+    for entry in entries:
+        if entry.name in taken:
+            raise JobError(refusal_of(entry, f"{entry.name} is a name of recycle's own"))
+    return entries
 
 
 def load_entry_point(entry: metadata.EntryPoint) -> Any:
@@ -66,14 +75,14 @@ def load_entry_point(entry: metadata.EntryPoint) -> Any:
     try:
         return entry.load()
     except (Exception, SystemExit) as error:
-        raise JobError(f"{_place(entry)}: {_reason(error, entry.module)}; {_remedy(entry)}") from None
+        raise JobError(refusal_of(entry, import_failure(error, entry.module))) from None
 
 
 def _require_kind(entry: metadata.EntryPoint, value: Any) -> None:
     from recycle.ir.kinds import KIND_CLASSES
 
     if isinstance(value, type) and value not in KIND_CLASSES:
-        raise JobError(f"{_place(entry)}: {entry.value} is not a registered kind of instruction; {_remedy(entry)}")
+        raise JobError(refusal_of(entry, f"{entry.value} is not a registered kind of instruction"))
 
 
 def _register_family(entry: metadata.EntryPoint) -> None:
@@ -83,19 +92,18 @@ def _register_family(entry: metadata.EntryPoint) -> None:
     try:
         register(entry.name)(family)
     except (TypeError, ValueError) as error:
-        raise JobError(f"{_place(entry)}: {error}; {_remedy(entry)}") from None
+        raise JobError(refusal_of(entry, str(error))) from None
 
 
-def _place(entry: metadata.EntryPoint) -> str:
+def refusal_of(entry: metadata.EntryPoint, reason: str) -> str:
+    """The message that an entry point cannot be used."""
     package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
-    return f"entry point {entry.group}: {entry.name}{package}"
+    remedy = "repair or uninstall that package" if entry.dist is not None else "repair it"
+    return f"entry point {entry.group}: {entry.name}{package}: {reason}; {remedy}"
 
 
-def _remedy(entry: metadata.EntryPoint) -> str:
-    return "repair or uninstall that package" if entry.dist is not None else "repair it"
-
-
-def _reason(error: BaseException, module: str) -> str:
+def import_failure(error: BaseException, module: str) -> str:
+    """Why the import of a module failed, with the place in it."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
         return f'there is no module "{error.name}" in {os.getcwd()} or on Python\'s path'
     frames = traceback.extract_tb(error.__traceback__)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from recycle.errors import JobError
+from recycle.errors import JobError, RecycleError
 from recycle.ir.plugins import SYSTEMS_GROUP, entry_points, load_entry_point
 from recycle.systems import SYSTEMS, VARIANTS
 from recycle.systems.cluster import CAUSES, Outcome, run
@@ -24,7 +24,7 @@ from recycle.systems.setting import Setting
 from recycle.systems.system import Running, State, System
 
 KNOWN: dict[str, Callable[[Setting], System]] = {
-    **{entry.name: load_entry_point(entry) for entry in entry_points(SYSTEMS_GROUP)},
+    **{entry.name: load_entry_point(entry) for entry in entry_points(SYSTEMS_GROUP, {**SYSTEMS, **VARIANTS})},
     **SYSTEMS,
     **VARIANTS,
 }
@@ -90,6 +90,22 @@ def system_names(systems: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def make_system(name: str, setting: Setting) -> System:
+    """A system of `KNOWN`. Raises JobError where that of another package cannot be made."""
+    make = KNOWN[name]
+    if name in SYSTEMS or name in VARIANTS:
+        return make(setting)
+    try:
+        system = make(setting)
+    except RecycleError:
+        raise
+    except Exception as error:
+        raise JobError(f"--systems: {name} raised {type(error).__name__}: {error}") from error
+    if not hasattr(system, "begin") or not hasattr(system, "change"):
+        raise JobError(f"--systems: {name} returned {type(system).__name__}, not a System")
+    return system
+
+
 def compare(
     setting: Setting,
     traces: Sequence[FailureTrace],
@@ -111,7 +127,7 @@ def compare(
         outcomes = []
         for name in systems:
             report = None if progress is None else (lambda share, name=name: progress(name, share))
-            system = KNOWN[name](known)
+            system = make_system(name, known)
             outcomes.append(replace(run(system, known, fitted, progress=report), system=name, copies=copies_of(system)))
             if progress is not None:
                 progress(name, 1.0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from recycle import systems
 from recycle.errors import JobError
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.transports import transport_named
@@ -16,6 +18,7 @@ from recycle.ir.families import BUILT_IN, FAMILIES, register
 from recycle.ir.kinds import KIND_CLASSES, unregister
 from recycle.systems import comparison
 from recycle.systems.hot_spare import HotSpare
+from recycle.systems.setting import Setting
 from tests.cli.command import Command
 from tests.test_docs import blocks
 from tests.warm import warm_children
@@ -31,6 +34,13 @@ layers = 2
 [train]
 checkpoint_every = 0
 """
+KIND = """
+from recycle.ir.kinds import Compute, InstructionKind, register
+
+@register(InstructionKind(token="OWN", title="own", run=print, seconds=("{seconds}",)))
+class Own({base}):
+    __slots__ = ()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.setattr(systems, "comparison", comparison)  # is set back after a test that imports it anew
     modules, kinds = set(sys.modules), len(KIND_CLASSES)
     yield tmp_path
     for name in set(FAMILIES) - set(BUILT_IN):
@@ -112,6 +123,8 @@ def test_entry_points_name_transports_and_systems(folder: Path, monkeypatch: pyt
         ("def f(:", ("--import broken", "SyntaxError", "broken.py:1")),
         ("\nraise SystemExit(3)", ("--import broken", "SystemExit", "broken.py:2")),
         ("from recycle.ir.families import register\n@register('1f1b')\ndef f(shape): ...", ("a family 1f1b already",)),
+        (KIND.format(seconds="forward", base="object"), ("Own", "Compute, Transfer or StageWide")),
+        (KIND.format(seconds="nothing", base="Compute"), ("nothing", "profile")),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_refused(
@@ -149,11 +162,44 @@ def test_what_a_family_raises_names_the_family(command: Command) -> None:
         register("two words")(print)
 
 
-def test_a_broken_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(folder, systems="mine = nowhere:Mine")
+@pytest.mark.parametrize(
+    ("name", "value"), [("mine", "nowhere:Mine"), ("oobleck", "recycle.systems.hot_spare:HotSpare")]
+)
+def test_a_broken_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    install(folder, systems=f"{name} = {value}")
     monkeypatch.delitem(sys.modules, "recycle.systems.comparison")
-    with pytest.raises(JobError, match=r"recycle\.systems: mine of the package others"):
+    with pytest.raises(JobError, match=rf"recycle\.systems: {name} of the package others"):
         import recycle.systems.comparison  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("mine = raises:Mine", ("package others", "RuntimeError", "raises.py:1")),
+        ("mine = nowhere:Mine", ("package others", "nowhere")),
+        ("mine = fractions:Fraction", ("package others", "fractions:Fraction", "TransportPlugin")),
+        ("gloo = recycle.exec.transport.gloo:Gloo", ("package others", "gloo")),
+        (None, ('transport: "raises:Mine"', "RuntimeError", "raises.py:1")),
+    ],
+)
+def test_a_broken_transport_is_refused(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str | None, words: tuple[str, ...]
+) -> None:
+    (folder / "raises.py").write_text("raise RuntimeError('not here')")
+    if line is None:
+        monkeypatch.syspath_prepend(folder)
+    else:
+        install(folder, transports=line)
+    name = "raises:Mine" if line is None else line.split(" ")[0]
+    (folder / "job.toml").write_text(f'{EMULATED}[membership]\ntransport = "{name}"\n')
+    assert command("train", "job.toml", "--run", "run").refused(*words)
+
+
+@pytest.mark.parametrize("system", [3, lambda setting: setting.nothing, lambda setting: None])
+def test_a_system_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch, system: Any) -> None:
+    monkeypatch.setitem(comparison.KNOWN, "mine", system)
+    with pytest.raises(JobError, match="--systems: mine"):
+        comparison.make_system("mine", cast(Setting, None))
 
 
 @pytest.mark.process

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any, TypeGuard
 
 from recycle.errors import JobError
 from recycle.exec.transport.plugin import TransportPlugin
-from recycle.ir.plugins import TRANSPORTS_GROUP, entry_points
+from recycle.ir.plugins import TRANSPORTS_GROUP, entry_points, import_failure, load_entry_point, refusal_of
 from recycle.job import Job
 
 TRANSPORTS = {
@@ -21,16 +22,27 @@ ANYWHERE = "gloo"
 
 def transport_named(name: str) -> type[TransportPlugin]:
     """The plug-in with this name, or at this `package.module:Class`. Raises JobError when there is none."""
-    known = {entry.name: entry.value for entry in entry_points(TRANSPORTS_GROUP)} | TRANSPORTS
-    module, _, attribute = known.get(name, name).partition(":")
+    entries = {entry.name: entry for entry in entry_points(TRANSPORTS_GROUP, ("auto", *TRANSPORTS))}
+    if name in entries:
+        value = load_entry_point(entries[name])
+        if not _is_plugin(value):
+            raise JobError(refusal_of(entries[name], f"{entries[name].value} does not derive from TransportPlugin"))
+        return value
+    module, _, attribute = TRANSPORTS.get(name, name).partition(":")
     try:
-        plugin = getattr(import_module(module), attribute)
+        value = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError):
-        plugin = None
-    if not isinstance(plugin, type) or not issubclass(plugin, TransportPlugin):
-        names = ", ".join(f'"{known}"' for known in ("auto", *known))
+        value = None
+    except Exception as error:
+        raise JobError(f'[membership] transport: "{name}": {import_failure(error, module)}') from None
+    if not _is_plugin(value):
+        names = ", ".join(f'"{known}"' for known in ("auto", *entries, *TRANSPORTS))
         raise JobError(f'[membership] transport: "{name}" is none of {names}, nor the "package.module:Class" of one')
-    return plugin
+    return value
+
+
+def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
+    return isinstance(value, type) and issubclass(value, TransportPlugin)
 
 
 def known_environment() -> dict[str, str]:
