@@ -292,6 +292,8 @@ class Profile:
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> Profile:
         """The profile in the content of such a file; `name` begins every error message. Raises JobError."""
+        if content.strip() and not content.lstrip().startswith(b"{"):
+            raise JobError(f"{name}: is not a profile, which is a JSON object; a job file goes to --job")
         try:
             unknown = set(entries(content, JobError)) - {f.name for f in fields(cls)}
             if unknown:

@@ -100,7 +100,7 @@ def test_a_file_from_before_there_were_links_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", "truncated"), ("{", "truncated"), ("[1]", "Expected `object`"), ('{"forward": "fast"}', "forward"),
+        ("", "truncated"), ("{", "truncated"), ("[1]", "JSON object"), ('{"forward": "fast"}', "forward"),
         ('{"foward": 1}', "'foward' is not a field of a profile"), ('{"forward": -1}', "forward must be finite"),
         ('{"links": {"0.1": {}}}', "is not a pair of workers"), ('{"links": {"0.1>0.2": {"latancy": 1}}}', "latancy"),
         ('{"links": {"0.1>0.2": {"latency": null}}}', r"Expected `float`.*links"),

@@ -84,7 +84,10 @@ class LayoutLimit(msgspec.Struct, frozen=True):
             return "no faster layout was found in time"
         now = " and ".join(f"{_as_in_job(limit.key)} = {_value(limit.value)}" for limit in self.limits)
         needed = " and ".join(f"{limit.key.split('.')[1]} = {_value(limit.needed)}" for limit in self.limits)
-        whole = "" if self.layers is None else " (at most {} layers on a worker, {} needed)".format(*self.layers)
+        whole = ""
+        if self.layers is not None:
+            most, used = self.layers
+            whole = f" (at most {most} layer{'s' * (most != 1)} on a worker, {used} needed)"
         verb = "allows" if len(self.limits) == 1 else "allow"
         return f"{now} {verb} no faster layout{whole}; {needed} would allow a period of {self.period:g}"
 

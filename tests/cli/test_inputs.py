@@ -75,6 +75,13 @@ def test_every_command_reads_every_input(command: Command, inputs: Path, name: s
         assert inspect(file.read_bytes(), name).schedule == PLAN
 
 
+def test_a_saved_schedule_is_read_whatever_its_suffix(command: Command, tmp_path: Path) -> None:
+    for name in ("plan.csv", "plan.trace.json", "plan"):
+        PLAN.save(tmp_path / name)
+        assert Schedule.load(tmp_path / name) == PLAN
+        assert command("check", tmp_path / name).status == 0
+
+
 def test_a_folder_above_traces_is_answered_with_the_folder_to_give(command: Command, tmp_path: Path) -> None:
     write_traces(tmp_path / "profile" / "iteration_4")
     for name, *options in (("check",), ("simulate",), ("convert", "o.json"), ("view", "--export", "o.svg")):

@@ -93,6 +93,10 @@ def test_a_profile_prices_by_the_file(command: Command, file: Path, tmp_path: Pa
     assert figures["peak_bytes"] == [45, 35, 25, 15]
     assert command("simulate", file, "--profile", profile, "--times", "1,1,1").refused("--times or --profile")
     assert command("simulate", file, "--profile", file).refused(str(file), "is not a field of a profile")
+    for text in ("[shape]", "job = 3"):
+        profile.write_text(text)
+        assert command("simulate", file, "--profile", profile).refused(str(profile), "profile", "JSON object")
+    Profile(2.0, 3.0, 1.0, activation=10.0, static=5.0).save(profile)
     Profile(links={"*.*>*.4": Link(1.0)}).save(profile)
     assert command("simulate", file, "--profile", profile).refused("'*.*>*.4' names a worker outside the grid")
     Profile(links={"*.1>*.2": Link(8.0)}).save(profile)

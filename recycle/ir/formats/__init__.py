@@ -148,6 +148,8 @@ def write(schedule: Schedule, path: str | Path, name: str | None = None, profile
 
 def _recognise(path: str, content: bytes) -> str:
     fitting = [name for name, entry in FORMATS.items() if _suffix(path, entry)]
+    if native.recognises(content):
+        return "native"  # `save` writes it under any name
     if len(fitting) != 1:
         fitting = [name for name in fitting or FORMATS if FORMATS[name].recognises(content)] or fitting
     if not fitting:
