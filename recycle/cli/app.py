@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from recycle.errors import JobError
+from recycle.errors import JobError, PlanError
 
 COMMANDS = (
     "schedule",
@@ -87,12 +87,12 @@ def _with_imports(command: Callable[..., None]) -> Callable[..., None]:
         load_plugins(modules or ())
         try:
             command(**arguments)
-        except JobError as error:
+        except (JobError, PlanError) as error:
             given = (value for value in arguments.values() if isinstance(value, Path) and value.suffix == ".toml")
             job = next(given, None)
             if job is None or not str(error).startswith("["):
                 raise
-            raise JobError(f"{job}: {error}") from None
+            raise type(error)(f"{job}: {error}") from None
 
     own = signature(command, eval_str=True)
     added = Parameter("modules", Parameter.KEYWORD_ONLY, default=None, annotation=ImportOption)

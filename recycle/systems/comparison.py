@@ -74,6 +74,8 @@ def references(setting: Setting) -> tuple[Reference, ...]:
     for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
         grids = [grid for family in families if (grid := PipelineGrids(setting, family).best(len(setting.node_of)))]
         best: PipelineGrid | None = min(grids, key=lambda grid: grid.period, default=None)
+        if best is not None and best.period <= 0:
+            raise JobError("[times]: an iteration takes no time; give a time above 0")
         layout = "" if best is None else f"{best.pipelines} x {best.ranks}"
         found.append(Reference(name, layout, 0.0 if best is None else setting.samples / best.period))
     return tuple(found)

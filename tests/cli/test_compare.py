@@ -11,6 +11,8 @@ from tests.cli.command import Command
 
 JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 12\n"
 
+STILL = "forward = 0\nbackward_input = 0\nbackward_weight = 0\n"
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
@@ -81,6 +83,9 @@ def test_what_runs_after_a_failure_can_be_saved_and_timed(
 
 
 def test_bad_input_is_one_line(command: Command, job: Path, trace: Path, tmp_path: Path) -> None:
+    still = tmp_path / "still.toml"
+    still.write_text("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n[times]\n" + STILL)
+    assert command("compare", still, "--days", "0.1").refused("still.toml: [times]")
     assert command("compare", job, "--systems", "slipstream").refused("'slipstream' is not a system")
     assert command("compare", tmp_path / "none.toml").refused("none.toml")
     parts = tmp_path / "sharded.toml"

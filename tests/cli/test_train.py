@@ -213,6 +213,7 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
         ('kind = "gpt"\n[model.config]\nlayernorm_epsilon = "small"', "[model.config] layernorm_epsilon"),
         ('kind = "gpt"\nlayers = 3', "[model] layers"),
         ('kind = "emulated"\nlayers = 4\n[membership]\ntransport = "carrier"', "[membership] transport"),
+        ('kind = "emulated"\n[times]\nforward = 0.0', "[times] forward"),
         ('kind = "emulated"\nseconds_per_unit = 1e6\n[times]\nforward = 9.0', "[model] seconds_per_unit"),
     ],
 )
