@@ -85,7 +85,7 @@ def agent(
 
     Agents meet in an etcd, and start and watch the workers of their nodes (docs/cluster.md). SIGTERM or SIGHUP lets the
     workers of the node leave at the end of an iteration, then the agent ends with exit code 143, after [membership]
-    grace seconds at the latest; a second one ends it at once. SIGTERM to all agents ends the run with a checkpoint;
+    grace seconds at the latest; a second SIGTERM ends it at once. SIGTERM to all agents ends the run with a checkpoint;
     started again they go on, with --resume also where the store has lost its data.
 
     Examples:

@@ -120,7 +120,7 @@ def train(
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
 
     SIGTERM, or SIGHUP as of a closed terminal, ends the run after the current iteration, with a checkpoint to resume
-    from (exit code 143), within [membership] grace seconds; a second one ends it at once.
+    from (exit code 143), within [membership] grace seconds; a second SIGTERM ends it at once.
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
 
@@ -182,8 +182,9 @@ def train(
 def end_at_termination(grace: float) -> Iterator[threading.Event]:
     """An event that the first SIGTERM, SIGHUP or SIGUSR1 to this process sets; a second one interrupts it like Ctrl-C.
 
-    What has not ended shortly before the grace is over is interrupted, and the process ended with it if need be: its
-    workers die with it. Where SIGHUP is ignored, as under nohup, it stays ignored.
+    A further SIGHUP does nothing: the shell and the kernel each send one when a terminal is closed. What has not ended
+    shortly before the grace is over is interrupted, and the process ended with it if need be: its workers die with it.
+    Where SIGHUP is ignored, as under nohup, it stays ignored.
 
     Args:
         grace: seconds from the first signal.
@@ -191,7 +192,7 @@ def end_at_termination(grace: float) -> Iterator[threading.Event]:
     stop, has_ended = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        if stop.is_set() and number != signal.SIGHUP:
             raise KeyboardInterrupt
         stop.set()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from recycle.cli.train import end_at_termination, print_line
 from recycle.ir.families import one_f_one_b
 from recycle.ir.schedule import Schedule
 from recycle.shape import Shape
@@ -92,6 +95,24 @@ def test_a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_
         for path in (metrics, tmp_path / "calm" / "metrics.jsonl")
     )
     assert losses == calm
+
+
+def test_a_closed_terminal_hangs_up_twice_and_fails_to_print_and_interrupts_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Closed(io.FileIO):
+        def write(self, text: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with end_at_termination(60.0) as stop, Closed(tmp_path / "terminal", "w") as terminal:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", terminal)
+            print_line("step")
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.process
