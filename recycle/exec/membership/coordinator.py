@@ -250,6 +250,7 @@ class Coordinator:
                 return
         if self._register.still_runs(record):
             self._enter(GenerationPhase.RUNNING)
+            self._iteration_since = self.now()
             return
         if not has_run:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}

@@ -12,9 +12,19 @@ import pytest
 from recycle import JobError, RunError
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
+from recycle.exec.membership.coordinator import END_SECONDS, Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, Copy, Evaluated, GenerationRecord, RunInfo, Verified
+from recycle.exec.membership.messages import (
+    GO,
+    VOID,
+    Commit,
+    Copy,
+    Evaluated,
+    GenerationRecord,
+    Report,
+    RunInfo,
+    Verified,
+)
 from recycle.exec.membership.register import Register
 from recycle.exec.membership.schema import (
     CommitKey,
@@ -22,6 +32,7 @@ from recycle.exec.membership.schema import (
     PermissionKey,
     ProposalKey,
     RegisterKey,
+    ReportKey,
     StopKey,
 )
 from recycle.exec.membership.store import Store
@@ -146,6 +157,18 @@ def test_a_generation_that_runs_goes_on_unless_something_of_it_is_void(store: St
     assert coordinator.phase is (GenerationPhase.PROPOSED if is_over else GenerationPhase.RUNNING)
     assert (after.generation, after.joins) == ((4, []) if is_over else (3, ["1.0"]))
     assert store.has_all([StopKey(3)]) == is_over
+
+
+def test_an_iteration_that_another_coordinator_began_counts_from_the_takeover_on(store: Store) -> None:
+    """The machine's clock has run for longer than any iteration takes."""
+    for what in ("form", "run"):
+        store.compare_set(PermissionKey(3, what), None, GO)
+    coordinator, _ = follow(store, record())
+    for name in LIVE:
+        store.set(ReportKey(3, 5, name), Report({0: [1e-6]}, 1.0, checksums={0: 1}))
+    coordinator.tick()
+    assert coordinator.record.committed == 5
+    assert coordinator.end_patience == END_SECONDS
 
 
 def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> None:
