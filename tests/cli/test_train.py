@@ -150,6 +150,32 @@ def test_sigterm_ends_a_run_that_hangs_within_the_grace_and_keeps_the_last_commi
 
 
 @pytest.mark.process
+def test_sigterm_in_the_first_iteration_after_a_resume_leaves_the_checkpoint_that_it_came_from(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    """All hosts of a stage are busy for longer than the grace, as when they compile it."""
+    limits = "[membership]\nhung_after = 1000\nwarm_up = 1000\ngrace = 12\n"
+    job.write_text(f"{EMULATED}checkpoint_every = 1\ncheckpoint_keep = 1\n{limits}")
+    events, manifest = tmp_path / "run" / "events.jsonl", tmp_path / "run/checkpoints/step-00000001/manifest.json"
+    assert command("train", job, "--run", "run", "--steps", "2").status == 0
+    written = manifest.stat().st_mtime_ns
+
+    def terminate() -> None:
+        deadline = time.monotonic() + 60
+        while events.read_text().count('"fault"') < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    told = threading.Thread(target=terminate)
+    told.start()
+    faults = [text for fault in ("stall:0.0@2", "stall:1.0@2") for text in ("--fault", fault)]
+    assert command("train", job, "--resume", "--run", "run", *faults).status == 143
+    told.join()
+    assert manifest.stat().st_mtime_ns == written
+    assert json.loads(events.read_text().splitlines()[-1])["checkpoint"] == "step-00000001"
+
+
+@pytest.mark.process
 def test_a_drain_of_what_cannot_be_drained_is_one_line(command: Command, job: Path) -> None:
     assert command("drain", "nowhere", "1.1").refused("nowhere: there is no run here")
     assert command("train", job, "--run", "run").status == 0

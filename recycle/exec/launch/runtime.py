@@ -246,21 +246,22 @@ class CoordinatorRuntime:
     def _end_without_iteration(self) -> bool:
         """End a run that is told to end and has not committed another step in time; whether it is over with that.
 
-        The committed state goes to a checkpoint, unless it comes from one, or no step was committed.
+        The committed state goes to a checkpoint, unless it is in one, or no step was committed.
         """
         record, is_started = self.coordinator.record, self._is_started and not self._restart.under_way
         if self.coordinator.phase is GenerationPhase.FINISHED:
             return False
         if is_started and time.monotonic() - self._end_since <= self.coordinator.end_patience:
             return False
-        if is_started and record.commit is not None:
+        step = record.committed
+        is_kept = self._checkpoints.folder_of(step) is not None  # to keep it again would begin with its removal
+        if is_started and record.commit is not None and not is_kept:
             self._is_cut_short = record.is_evaluation_due
             if self.coordinator.end_at_committed():
                 hosts, ended = self.coordinator.hosts, self.coordinator.record
                 commit = msgspec.structs.replace(record.commit, checkpoint=True)
                 self._checkpoints.committed(commit, ended, hosts)
             return False
-        step = record.committed
         self._event("stopped", step=step, checkpoint=self._checkpoints.folder_of(step))
         self.over = True
         return True

@@ -191,11 +191,13 @@ class Coordinator:
         """End the run with the state after the committed step; whether the workers are to keep it in a checkpoint now.
 
         The next generation is one that has nothing left to do: workers go to the committed state, keep it and end. Who
-        makes no progress although it waits for nobody is fenced, as it would not come there. Raises RunError when the
-        state of a stage is lost with these.
+        makes no progress although it waits for nobody is fenced, as it would not come there, unless the state of a
+        stage would be lost: the workers may only be compiling. Raises RunError when that state is lost already.
         """
         patience = self.end_patience / 2  # it may have been stuck only since the run was told to end
         stuck = self._detector.stuck(self.live, patience)
+        if self._holdings.lost(self._holders - stuck):
+            stuck = set()
         for worker in sorted(stuck | self._joined):
             self.processes.kill(worker)
             self._take_out(worker)

@@ -10,12 +10,12 @@ import pytest
 from recycle import RunError
 from recycle.exec.membership import coordinator
 from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.coordinator import ATTEMPTS, Coordinator, GenerationPhase
+from recycle.exec.membership.coordinator import ATTEMPTS, END_SECONDS, Coordinator, GenerationPhase
 from recycle.exec.membership.forming import GRACE_SECONDS
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat
+from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat, Report
 from recycle.exec.membership.rejoins import Rejoins
-from recycle.exec.membership.schema import AcknowledgedKey, FormedKey, HeartbeatKey
+from recycle.exec.membership.schema import AcknowledgedKey, FormedKey, HeartbeatKey, ReportKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.sections import MembershipSection
@@ -82,7 +82,7 @@ class Simulated:
             committed=lambda commit, record: None,
             now=lambda: self.now,
         )
-        self._beats, self.is_still = 0, False
+        self._beats, self.is_still, self.waits = 0, False, True
         self.tick()
 
     def _log(self, kind: str, **details: Any) -> None:
@@ -96,9 +96,9 @@ class Simulated:
     def tick(self, seconds: float = TICK) -> None:
         self.now += seconds
         self._beats += 1
-        progress = 0 if self.is_still else self._beats
+        progress, longest = 0 if self.is_still else self._beats, 0.1 if self.waits else 9.0
         for worker in sorted(self.coordinator.live):
-            self.store.set(HeartbeatKey(str(worker)), Heartbeat(self._beats, progress, True, "form", 0.1))
+            self.store.set(HeartbeatKey(str(worker)), Heartbeat(self._beats, progress, self.waits, "form", longest))
         self.coordinator.tick()
 
     def run(self, seconds: float) -> None:
@@ -108,6 +108,13 @@ class Simulated:
     def acknowledge(self, without: Collection[str] = ()) -> None:
         for name in set(self.record.live) - set(without):
             self.store.set(AcknowledgedKey(self.record.generation, name), False)
+        self.tick()
+
+    def report(self) -> None:
+        """Of the next iteration, by all; a worker hosts the stage of its rank."""
+        for worker in sorted(self.coordinator.live):
+            report = Report({worker.rank: [1e-6]}, 1.0 if worker.rank else None, checksums={worker.rank: 1})
+            self.store.set(ReportKey(self.record.generation, self.record.committed + 1, str(worker)), report)
         self.tick()
 
     def form(self, without: Collection[str] = (), **answers: Formed) -> None:
@@ -225,6 +232,22 @@ def test_a_run_that_is_to_end_does_not_wait_for_a_worker_that_is_to_come_back(si
     simulated.coordinator.end_early()
     simulated.tick()
     assert (simulated.record.generation, simulated.coordinator.phase) == (2, GenerationPhase.PROPOSED)
+
+
+def test_a_run_that_is_to_end_kills_no_worker_that_makes_no_progress_where_its_state_would_be_lost(
+    simulated: Simulated,
+) -> None:
+    """All of them may be compiling."""
+    simulated.acknowledge()
+    simulated.form()
+    simulated.report()
+    assert simulated.record.committed == 0
+    simulated.coordinator.end_early()
+    simulated.is_still, simulated.waits = True, False
+    simulated.run(END_SECONDS)
+    simulated.coordinator.end_at_committed()
+    assert (simulated.processes.killed, simulated.coordinator.phase) == ([], GenerationPhase.FINISHED)
+    assert len(simulated.record.live) == 6
 
 
 def test_a_plan_that_never_comes_ends_the_run(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
