@@ -348,7 +348,7 @@ class _Agent:
     def _forget_run(self) -> None:
         """As coordinator: once the other agents have left, or after a while, leave nothing of the run in the store.
 
-        Of a run that was ended early all stays that agents go on from.
+        Of a run that was ended early all stays that agents go on from, once a step is committed.
         """
         self._relay.close()
         if self._runtime is None:
@@ -362,7 +362,7 @@ class _Agent:
         with contextlib.suppress(RunError):
             while any(store.has_all([agent]) for agent in others) and time.monotonic() < deadline:
                 store.wait_for_change(0.5)
-            if self._runtime.ends_early:
+            if self._runtime.ends_early and self._runtime.coordinator.record.commit is not None:
                 members = members_of(self._job.shape.workers(), self._job.grid.tensor_parallel)
                 of_the_end: list[schema.Key[Any]] = [schema.OutcomeKey(), schema.OverKey(), schema.NoticesKey()]
                 store.delete([*of_the_end, *map(schema.FinalKey, members)])
