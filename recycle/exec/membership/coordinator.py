@@ -516,6 +516,9 @@ class Coordinator:
         """All workers have waited for so long that what they wait for is not on its way."""
         limits, seconds = self.job.membership, self._detector.standstill(self.live)
         usual = max(limits.form_timeout, limits.hung_factor * self._longest)
+        commit = self.record.commit
+        if commit is not None and commit.finished and commit.checkpoint:  # which waits for the one before
+            usual = max(usual, self.job.train.checkpoint_deadline)
         if seconds <= (usual if self._longest else limits.transport_timeout):
             return None
         return Again(f"all workers have waited for {seconds:.0f} s, and none has made progress")

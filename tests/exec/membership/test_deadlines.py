@@ -68,12 +68,12 @@ class AnyPlan:
 class Simulated:
     """A coordinator whose clock a test moves, and the answers of its workers, which all beat and say that they wait."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, steps: int = 9, **sections: dict[str, Any]) -> None:
         self.now, self.processes, self.store = 1000.0, Living(), store
         self.events: list[tuple[str, str, str]] = []
         self.coordinator = Coordinator(
-            job=job(3, 2, 2, membership=LIMITS),
-            steps=9,
+            job=job(3, 2, 2, membership=LIMITS, **sections),
+            steps=steps,
             live=set(job(3, 2, 2).shape.workers()),
             store=store,
             processes=self.processes,  # type: ignore[arg-type]
@@ -81,6 +81,7 @@ class Simulated:
             log=self._log,
             committed=lambda commit, record: None,
             now=lambda: self.now,
+            keeps=lambda step, is_last: is_last,
         )
         self._beats, self.is_still, self.waits = 0, False, True
         self.tick()
@@ -126,10 +127,15 @@ class Simulated:
 
 
 @pytest.fixture
-def simulated() -> Iterator[Simulated]:
-    store, _, _ = host_store(MembershipSection())
-    yield Simulated(store)
-    store.close()
+def store() -> Iterator[Store]:
+    hosted, _, _ = host_store(MembershipSection())
+    yield hosted
+    hosted.close()
+
+
+@pytest.fixture
+def simulated(store: Store) -> Simulated:
+    return Simulated(store)
 
 
 def test_who_does_not_acknowledge_is_fenced_and_the_others_go_on(simulated: Simulated) -> None:
@@ -220,6 +226,21 @@ def test_a_generation_in_which_all_wait_for_what_never_comes_is_repeated(simulat
     assert simulated.record.generation == 1
     simulated.run(2)
     assert (simulated.record.generation, simulated.events) == (2, [])
+
+
+def test_the_last_evaluation_may_wait_for_a_slow_disk(store: Store) -> None:
+    """The last checkpoint waits for the one before, with a deadline of its own."""
+    deadline = 60.0
+    simulated = Simulated(store, 1, train={"checkpoint_deadline": deadline}, eval={"every": 1})
+    simulated.acknowledge()
+    simulated.form()
+    simulated.report()
+    assert simulated.record.is_evaluation_due
+    simulated.is_still = True
+    simulated.run(deadline - 1)
+    assert (simulated.record.generation, simulated.coordinator.phase) == (1, GenerationPhase.RUNNING)
+    simulated.run(2)
+    assert simulated.record.generation == 2
 
 
 def test_a_run_that_is_to_end_does_not_wait_for_a_worker_that_is_to_come_back(simulated: Simulated) -> None:
