@@ -116,6 +116,12 @@ class HeldShards:
             shards.incomplete = frozenset()
         self.confirm()
 
+    def place_held(self) -> None:
+        """Own the shards again whose state was complete last, if a generation has run; of the same stages as then."""
+        if self._initial is None:
+            self.place(self._shards, self._held.keys(), ())
+            self.confirm()
+
     def confirm(self) -> None:
         """The state of all wanted shards is complete, and nothing else counts from now on."""
         self._run = self._wanted | self._behind

@@ -51,6 +51,7 @@ class Hosted:
         self.stages: dict[int, Stage] = build(sorted(indices), cut=self._cut)
         self._held: dict[int, UnitState] = {}
         self.is_confirmed = False
+        self._confirmed: HostedStages | None = None
         self._stuck: int | None = None
         if holds:
             self.confirm()
@@ -82,7 +83,15 @@ class Hosted:
     def confirm(self) -> None:
         """The state of all stages is complete, and nothing else counts from now on."""
         self._held = dict(self._placed())
-        self.is_confirmed = True
+        self._confirmed, self.is_confirmed = self.layout, True
+
+    def place_held(self) -> bool:
+        """Host the stages again whose state was complete last; whether they are others than before."""
+        if self.is_confirmed or self._confirmed is None:
+            return False
+        self.place(*self._confirmed)
+        self.confirm()
+        return True
 
     def missing(self) -> set[int]:
         """Units of the stages whose state does not count yet."""

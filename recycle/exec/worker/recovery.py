@@ -91,9 +91,12 @@ class WorkerLoop:
             if record is None:
                 return False
             self._settle(record)
+            is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
+            if is_over:
+                self._place_held(record)
             if self.hosted.is_confirmed:
                 self.saver.keep(record, record.commit, self._updates)
-            if record.commit is not None and record.commit.finished and not record.is_evaluation_due:
+            if is_over:
                 return True
             commit = self._live_through(record)
             self.saver.keep(record, commit, self._updates)
@@ -113,6 +116,13 @@ class WorkerLoop:
         self.saver.went_back(record.committed)
         if ahead:
             self._undone = record.committed + 1
+
+    def _place_held(self, record: GenerationRecord) -> None:
+        """Host what the last generation that ran has given: one that formed since may have placed other stages."""
+        if self.hosted.place_held():
+            self._updates.rehost(record.committed)
+        if self.shards is not None:
+            self.shards.place_held()
 
     def _live_through(self, record: GenerationRecord) -> Commit | None:
         """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 
 from recycle import Worker
 from recycle.cli.planner import plan_for_training
+from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.job import PricedJob
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated
-from tests.exec.launch.test_moving import STEPS, AwaitsLayout, KillsWhenLayersMove, elastic, moved
+from tests.exec.launch.test_moving import STEPS, AwaitsLayout, KillsWhenLayersMove, elastic, final_state, moved
 from tests.exec.runs import Run
 from tests.exec.sharded import bits, require_equal, sharded, stored
 
@@ -153,3 +155,43 @@ def test_shards_move_over_simulated_accelerators(launch: Run, kind: str) -> None
     found = launch(sharded(on_devices), 24, "kill:1.1@2", "rejoin:1.1@20", observer=AwaitsLayout())
     require_as_calm(found, of, launch)
     assert 2 < min(step for step in moved(found) if step > 2) < 20
+
+
+class EndsWhenOneStalls(AwaitsLayout):
+    """Has the run end once a worker stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop = threading.Event()
+
+    def event(self, event: dict[str, Any]) -> None:
+        super().event(event)
+        if event["kind"] == "fault" and event["fault"].startswith("stall"):
+            self.stop.set()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_run_that_is_to_end_while_layers_move_keeps_the_state_where_it_was_before(
+    is_sharded: bool, launch: Run, tmp_path: Path
+) -> None:
+    """They move back at step 20, and a worker that is to send some of it stands still there."""
+    of = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
+    calm = launch(of, 20)
+    patient = msgspec.structs.replace(of.membership, hung_after=100.0, warm_up=100.0, form_timeout=100.0, grace=24.0)
+    seldom = msgspec.structs.replace(of.train, checkpoint_every=100)
+    faults = ("kill:1.1@2.forward", "rejoin:1.1@20", "stall:2.0@20.copy")
+    observer = EndsWhenOneStalls()
+    found = train(
+        of.with_sections(membership=patient, train=seldom),
+        tmp_path / "run",
+        steps=24,
+        faults=[parse_fault(fault) for fault in faults],
+        planner=plan_for_training,
+        observer=observer,
+        stop=observer.stop,
+    )
+    assert "corrupt" not in {event["kind"] for event in found.events}
+    assert found.events[-1]["kind"] == "stopped"
+    assert found.events[-1]["checkpoint"] == "step-00000019"
+    assert final_state(found) == final_state(calm)

@@ -98,7 +98,8 @@ def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None
         return build_stages(of, indices, **how)  # type: ignore[arg-type]
 
     hosted = Hosted(build, (), [0])  # type: ignore[arg-type]
-    kept = [tensor.clone() for tensor in hosted.held(0, 3)]
+    assert not hosted.place_held()
+    given, kept = hosted.layout, [tensor.clone() for tensor in hosted.held(0, 3)]
     assert hosted.place((1, 3), [1])
     assert not hosted.place((1, 3), [1])
     assert hosted.missing() == {3, 4, 5}
@@ -106,8 +107,9 @@ def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None
     assert all(torch.equal(one, other) for one, other in zip(hosted.held(0, 3), kept, strict=True))
     for tensor in hosted.placed(3, 6):
         tensor.fill_(7.0)
-    assert hosted.place((), [0])  # the generation came to nothing
-    assert hosted.missing() == set()
+    assert hosted.place_held()  # the generation came to nothing
+    assert (hosted.layout, hosted.missing(), hosted.is_confirmed) == (given, set(), True)
+    assert all(torch.equal(one, other) for one, other in zip(hosted.placed(0, 3), kept, strict=True))
     assert hosted.place((1, 3), [1])
     hosted.confirm()
     assert [tensor[0].item() for tensor in hosted.held(3, 5)[::2]] != [7.0, 7.0]
