@@ -9,7 +9,7 @@ from recycle.errors import JobError
 BASE = 48
 """Of any process of a run: Python's own, logs, pipes, the store; up to 30 were counted, in a launcher."""
 PER_CHILD = 8
-"""Of a launcher or agent, for each process it starts: five clients of the store, a descriptor, and some to spare."""
+"""Of a launcher or agent, for each process it starts: seven clients of the store and a descriptor."""
 PER_PEER = 4
 """Of a worker's process, for each other: a connection in the group of all, one among a stage's hosts; as many of the
 generation before."""
