@@ -205,8 +205,8 @@ class _Agent:
         if self._departure is None:
             self._departure = NodeDeparture(self._store, self._processes, list(self._job.shape.workers()))
             self._hand_over()
-        if not self._departure.is_over():
-            return False
+        if not self._departure.is_over() or (self._runtime is not None and self._runtime.ends_early):
+            return False  # who ends the run for all goes when that is done, and not before
         self._hand_over()  # nobody else took it at first
         return self._runtime is None
 
