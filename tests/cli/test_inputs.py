@@ -205,6 +205,15 @@ def test_gzip_inside_gzip_is_refused(inputs: Path) -> None:
         Schedule.load(inputs / "twice.json.gz")
 
 
+def test_gzip_of_several_members_is_read_whole(inputs: Path) -> None:
+    rows = (inputs / "plan.csv").read_bytes().splitlines(keepends=True)
+    (inputs / "rows.csv.gz").write_bytes(b"".join(map(gzip.compress, rows)) + bytes(8))
+    assert Schedule.load(inputs / "rows.csv.gz") == PLAN
+    (inputs / "rows.csv.gz").write_bytes(gzip.compress(rows[0]) + rows[1])
+    with pytest.raises(ScheduleError, match=r"rows\.csv\.gz: "):
+        Schedule.load(inputs / "rows.csv.gz")
+
+
 def test_recorded_times_of_an_impossible_order_end(tmp_path: Path) -> None:
     events = [
         {"ph": "X", "name": f"PP:{name}", "pid": 0, "ts": begin, "dur": 1}
