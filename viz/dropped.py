@@ -32,7 +32,7 @@ from viz.lanes import LaneTable
 from viz.sources import executed_source, timed
 
 MOST_BYTES = 2**25
-MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
+MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CHUNKS, MOST_CELLS = 1_000_000, 8192, 2**18, 2**22
 """What is checked at once for a page; `recycle check` takes more."""
 _SEPARATORS, _MOST_SEPARATORS = (b",", b" ", b"\n", b"\r"), MOST_INSTRUCTIONS * 3 // 2
 """What lies between them becomes objects while a file is read."""
@@ -122,10 +122,11 @@ def inspect(content: bytes, name: str) -> Dropped:
     if stated is not None:
         _refuse_large(stated, 0, name)
     left_out: list[str] = []
+    most = min(unpacked.most, MOST_INSTRUCTIONS)
     try:
-        source = formats.load_unpacked(replace(unpacked, most=min(unpacked.most, MOST_INSTRUCTIONS)), name)
+        source = formats.load_unpacked(replace(unpacked, most=most), name)
     except ScheduleError:
-        saved = _salvage(text, name)
+        saved = _salvage(text, name, most)
         if saved is None:
             raise
         schedule, left_out = saved
@@ -146,7 +147,7 @@ def inspect(content: bytes, name: str) -> Dropped:
     return Dropped(name, schedule, findings, *timed(schedule, profile, lowered), tuple(left_out), origin)
 
 
-def _salvage(content: bytes, name: str) -> tuple[Schedule, list[str]] | None:
+def _salvage(content: bytes, name: str, most: int) -> tuple[Schedule, list[str]] | None:
     """(what can be read of a native schedule file, what was left out: a line each); None when more than that is wrong.
 
     The file's frame must be whole: JSON with a shape. Positions in what is left count without what is left out.
@@ -166,7 +167,7 @@ def _salvage(content: bytes, name: str) -> tuple[Schedule, list[str]] | None:
                 left_out.append(str(error))
                 continue
             kept[worker] = " ".join(_readable(shape, worker, text, left_out))
-        return Schedule.loads(msgspec.json.encode({**file, "programs": kept}), name), left_out
+        return Schedule.loads(msgspec.json.encode({**file, "programs": kept}), name, most), left_out
     except (RecycleError, msgspec.MsgspecError, KeyError, TypeError, AttributeError, RecursionError, UnicodeError):
         return None
 
@@ -212,10 +213,11 @@ def _stated_shape(content: bytes) -> Shape | None:
 
 def _refuse_large(shape: Shape, instructions: int, name: str) -> None:
     cells = shape.stages * max(shape.global_micro_batches, shape.worker_count)
-    if instructions > MOST_INSTRUCTIONS or shape.worker_count > MOST_WORKERS or cells > MOST_CELLS:
+    is_large = shape.worker_count > MOST_WORKERS or shape.stages * shape.pipelines > MOST_CHUNKS or cells > MOST_CELLS
+    if is_large or instructions > MOST_INSTRUCTIONS:
         raise ScheduleError(
             f"{name}: {shape} with {instructions:,} instructions is too large for the page (at most"
-            f" {MOST_INSTRUCTIONS:,} instructions, {MOST_WORKERS:,} workers): use recycle check"
+            f" {MOST_INSTRUCTIONS:,} instructions, {MOST_WORKERS:,} workers, {MOST_CHUNKS:,} chunks): use recycle check"
         )
 
 

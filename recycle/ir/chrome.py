@@ -186,7 +186,7 @@ class Head(msgspec.Struct, frozen=True):
     """What a file says of itself beside its events."""
 
     traceEvents: msgspec.Raw
-    otherData: dict[str, Any] = {}
+    otherData: dict[str, msgspec.Raw] = {}
     distributedInfo: dict[str, Any] = {}
     baseTimeNanoseconds: int = 0
 

@@ -18,7 +18,7 @@ import numpy as np
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import write_whole
 from recycle.ir import native
-from recycle.ir.columns import MOST_INSTRUCTIONS, Columns, columns_of
+from recycle.ir.columns import MOST_INSTRUCTIONS, Columns, columns_of, require_few
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
@@ -311,11 +311,11 @@ class Schedule:
         """The schedule in the text of a native file; `name` begins every error message.
 
         Raises:
-            ScheduleError: the text is not a schedule, or holds more than `most` instructions.
+            ScheduleError: the text is not a schedule, or holds more than `most` instructions, or would when lowered.
         """
         with errors_as(ScheduleError, name):
             file = native.decode(text, most)
-            return cls.from_text(
+            schedule = cls.from_text(
                 Shape.from_json(file.shape),
                 file.programs,
                 placement=None if file.placement is None else dict(file.placement.items()),
@@ -327,6 +327,19 @@ class Schedule:
                 forward_only=file.forward_only,
                 metadata=file.metadata,
             )
+            if most is not None:
+                schedule.require_small(most)
+            return schedule
+
+    def require_small(self, most: int) -> None:
+        """Raise ScheduleError when a few bytes of text stand for more than a file of `most` instructions may hold."""
+        chunks = max(self.shape.stages * self.shape.pipelines, sum(map(len, self.placement)))
+        if chunks > most:
+            raise ScheduleError(
+                f"shape: {self.shape} is too large: {chunks:,} chunks, a file of this size may hold {most:,}"
+            )
+        if self.buckets > 1 and not (self.columns.bucket >= 0).any():  # lowering writes the reduces
+            require_few(len(self.columns) + self.buckets * chunks, f"buckets: {self.buckets} for each chunk: ", most)
 
     def save(self, path: str | Path) -> None:
         """Write the native file. Replaces the file whole or not at all."""

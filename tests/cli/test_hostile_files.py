@@ -244,6 +244,20 @@ def with_metadata(text: str) -> str:
     return PLAN.replace('"metadata": {', f'"metadata": {{"a": {text}, ').replace("0F0.1", "junk")
 
 
+def with_buckets(chunks: int, micro_batches: int) -> str:
+    """A plan of one worker, of which lowering makes as many reduces of each chunk as there may be buckets."""
+    cells = [(s, j) for s in range(chunks) for j in range(micro_batches)]
+    words = [*(f"{s}F0.{j}" for s, j in cells), *(f"{s}B0.{j}" for s, j in reversed(cells))]
+    return replace(Schedule.from_text(Shape(1, 1, micro_batches, chunks), {"0.0": " ".join(words)}), buckets=64).dumps()
+
+
+def with_texts(key: str) -> str:
+    """A timeline with two million texts under a key beside its events."""
+    plan = "".join(chrome_trace.dumps(one_f_one_b(Shape(1, 2, 2))))
+    texts = "".join(f'{{"\u0100{i}":"\u0101","\u0102{i}":"\u0103"}},' for i in range(700)) * 740
+    return plan.replace(f'"{key}":{{', f'"{key}":{{"a":[{texts}0],', 1)
+
+
 TIMELINE = '{"traceEvents": [%s]}'
 SMALL_FILES = {
     "lists.json.gz": lambda: zipped(TIMELINE % ("[]," * (2**27 // 3) + "[]")),
@@ -265,11 +279,17 @@ SMALL_FILES = {
         .dumps()
         .encode()
     ),
+    "chunks.json": lambda: Schedule.from_text(Shape(1, 1, 4, 2**20), {}).dumps().encode(),
+    "cells.json": lambda: Schedule.from_text(Shape(1, 1, 16, 2**20), {}).dumps().encode(),
+    "wide-buckets.json.gz": lambda: zipped(with_buckets(2**15, 1)),
+    "long-buckets.json.gz": lambda: zipped(with_buckets(2**12, 32)),
+    "timeline-metadata.json.gz": lambda: zipped(with_texts("metadata")),
+    "timeline-profile.json.gz": lambda: zipped(with_texts("profile")),
     "deadlock.json.gz": lambda: zipped(dense_deadlock(180, 1024)),
 }
 """Files of at most 1 MiB that cost most."""
 MEASURED = """
-import contextlib, io, sys, time
+import contextlib, gc, io, sys, time
 from pathlib import Path
 from recycle.cli import main
 from recycle.errors import RecycleError
@@ -277,6 +297,7 @@ from recycle.ir.graph import compile_all
 from viz.dropped import inspect
 compile_all()
 for path in sys.argv[2:]:
+    gc.collect()  # what one file leaves is not of the next
     begin = time.process_time()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with contextlib.suppress(SystemExit, RecycleError):

@@ -234,7 +234,7 @@ def load_input(content: bytes, name: str, most: int | None = None) -> ScheduleIn
             `most` instructions.
     """
     other = {} if content.lstrip().startswith(b"[") else chrome.head(content, name).otherData
-    return _READERS.get(str(other.get("format")), profiler_trace.loads)(content, name, most)
+    return _READERS.get(bytes(other.get("format", b"")), profiler_trace.loads)(content, name, most)
 
 
 def load_directory(path: Path) -> ScheduleInput:
@@ -300,30 +300,32 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
 
 def _from_timeline(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     other = chrome.head(content, name).otherData
-    if other.get("version") != VERSION:
-        raise ScheduleError(
-            f"{name}: version {other.get('version')!r} is not known; this recycle reads version {VERSION}"
-        )
+    version = chrome.decode(bytes(other.get("version", b"null")), Any, f"{name}: otherData: version")
+    if version != VERSION:
+        raise ScheduleError(f"{name}: version {version!r} is not known; this recycle reads version {VERSION}")
     missing = [key for key in (*_HEAD, "instructions") if key not in other]
     if missing:
         raise ScheduleError(f"{name}: otherData: {missing[0]} is missing")
-    head = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
+    head: dict[str, Any] = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
     head |= {key: other[key] for key in (*_HEAD, *_WHERE_STATED) if key in other}
-    empty = Schedule.loads(json.dumps(head), f"{name}: otherData")
-    programs = _placed(empty.shape, other["instructions"], content, name, most)
+    empty = Schedule.loads(msgspec.json.encode(head), f"{name}: otherData", most)
+    counts = chrome.decode(bytes(other["instructions"]), Any, f"{name}: otherData: instructions")
+    programs = _placed(empty.shape, counts, content, name, most)
     with errors_as(ScheduleError, name):
         schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
+        if most is not None:
+            schedule.require_small(most)
     profile = _stated_profile(other, schedule.shape)
     left_out = () if profile == Profile() else ("left out the times and the profile that they follow from",)
     return ScheduleInput(name, schedule, profile, warnings=left_out)
 
 
-def _stated_profile(other: Mapping[str, Any], shape: Shape) -> Profile | None:
+def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile | None:
     """The profile of a timeline; None where it is not a profile of such a shape, since the order is whole without."""
     try:
-        profile = Profile.from_bytes(json.dumps(other.get("profile")).encode(), "profile")
+        profile = Profile.from_bytes(bytes(other.get("profile", b"null")), "profile")
         profile.require(shape)
-    except (JobError, ValueError, RecursionError):
+    except JobError:
         return None
     return profile
 
@@ -366,4 +368,8 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | No
     }
 
 
-_READERS = {FORMAT: _from_timeline, run_trace.FORMAT: lambda content, name, _: run_trace.load_input(content, name)}
+_READERS = {
+    f'"{FORMAT}"'.encode(): _from_timeline,
+    f'"{run_trace.FORMAT}"'.encode(): lambda content, name, _: run_trace.load_input(content, name),
+}
+"""By `format` in `otherData`, as the file has it."""

@@ -119,8 +119,8 @@ def read_trace(path: str | Path) -> Trace:
 def parse_trace(content: bytes, name: str) -> Trace:
     """The trace in a file's content, as `read_trace` says; `name` begins every error message. Raises ScheduleError."""
     try:
-        other = msgspec.convert(chrome.head(content, name).otherData, _Other)
-    except msgspec.ValidationError as error:
+        other = msgspec.json.decode(msgspec.json.encode(chrome.head(content, name).otherData), type=_Other)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ScheduleError(f"{name}: is not a trace that recycle wrote: otherData: {error}") from None
     if (other.format, other.version) != (FORMAT, VERSION):
         raise ScheduleError(f'{name}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
