@@ -300,7 +300,7 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
 
 def _from_timeline(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     other = chrome.head(content, name).otherData
-    version = chrome.decode(bytes(other.get("version", b"null")), Any, f"{name}: otherData: version")
+    version: object = chrome.decode(bytes(other.get("version", b"null")), Any, f"{name}: otherData: version")
     if version != VERSION:
         raise ScheduleError(f"{name}: version {version!r} is not known; this recycle reads version {VERSION}")
     missing = [key for key in (*_HEAD, "instructions") if key not in other]
