@@ -38,6 +38,8 @@ from recycle.megatron.arguments import common_state, padding_multiple, stated_ar
 
 NEWEST = "latest_checkpointed_iteration.txt"
 """File of Megatron-LM that says which iteration's checkpoint is the newest."""
+_LONGEST_NAME = 200
+"""Characters that are read of the file that names the newest iteration."""
 _CONVERT = (
     "convert it with Megatron-LM: --ckpt-convert-format torch_dist --ckpt-convert-save DIR, with the script's arguments"
 )
@@ -204,7 +206,7 @@ def iteration_folder(folder: Path) -> Path:
         raise JobError(f"{folder}: there is no such folder")
     inside = folder
     if (folder / NEWEST).is_file():
-        newest = (folder / NEWEST).read_text(errors="replace").strip()
+        newest = (folder / NEWEST).read_text(errors="replace").strip()[:_LONGEST_NAME]
         inside = folder / (f"iter_{int(newest):07d}" if newest.isascii() and newest.isdigit() else newest)
         if not inside.is_dir():
             others = sorted(path.name for path in folder.glob("iter_*") if path.is_dir())

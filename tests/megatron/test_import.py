@@ -253,6 +253,8 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_file(
     (there / "latest_checkpointed_iteration.txt").write_text("9")
     told = command("import-megatron", there, *arguments)
     assert told.refused("latest_checkpointed_iteration.txt: ", "iter_0000009", str(inside))
+    (there / "latest_checkpointed_iteration.txt").write_text("9" * 5000)
+    assert command("import-megatron", there, *arguments).refused("latest_checkpointed_iteration.txt: ", str(inside))
 
 
 @pytest.mark.parametrize(
