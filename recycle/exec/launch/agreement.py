@@ -84,7 +84,7 @@ def _require_same(ours: RunInfo, info: RunInfo, store: EtcdStore, node: int, run
     ):
         if own != agreed:
             raise JobError(f"node {node}: its {what} of run {run!r}; give another --id")
-    if ours.resume != info.resume and store.read(RegisterKey()) is None:  # else the store says where the run goes on
+    if ours.resume != info.resume and store.read(RegisterKey()) is None:  # else the register in the store decides
         first, this = ("with", "without") if info.resume else ("without", "with")
         raise JobError(
             f"node {node}: run {run!r} was started {first} --resume, this agent {this} it; start all agents of a run"
@@ -93,7 +93,7 @@ def _require_same(ours: RunInfo, info: RunInfo, store: EtcdStore, node: int, run
 
 
 def _lock(path: Path, patience: float) -> tuple[int, bool]:
-    """Lock the directory, alone if nobody else has it; the descriptor, and whether the lock is exclusive."""
+    """Lock the directory, exclusively if no other process has locked it; (descriptor, whether it is exclusive)."""
     deadline = time.monotonic() + patience  # the first agent reads a whole checkpoint
     try:
         path.mkdir(parents=True, exist_ok=True)

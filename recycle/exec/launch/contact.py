@@ -44,7 +44,7 @@ def remove_contact(directory: Path) -> None:
 
 
 def resume_command(directory: Path) -> str:
-    """The command that goes on with the run: that of the agents where agents trained it."""
+    """The command that resumes the run: `recycle agent` if agents trained it, else `recycle train`."""
     return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
 
 
