@@ -26,9 +26,9 @@ from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of t
 from recycle import Job
 from recycle.exec.checkpoint.checkpoint import folder_of, write_stage
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Commit, GenerationRecord
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
 from recycle.shape import MicroBatch

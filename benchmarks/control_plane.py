@@ -35,22 +35,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.drift import DriftMonitor
+from recycle.exec.members import members_of
 from recycle.exec.membership import schema
 from recycle.exec.membership.bundles import bundle_name, bundled
-from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.etcd_client import Lease, encoded, put
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.heartbeats import HeartbeatReader
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.local_socket import send
-from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import GO, VOID, Computed, Formed, Heartbeat, Report, StartRequest
 from recycle.exec.membership.relay import Relay
 from recycle.exec.membership.relay_messages import Follow
-from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.waker import Listener, Waker
+from recycle.exec.protocol import GO, VOID, Computed, Formed, Heartbeat, Report, StartRequest
 from recycle.job import Job, PricedJob, price
 from recycle.nodes import place_workers
 from recycle.shape import Worker

@@ -121,7 +121,7 @@ def replica(folder: Path, steps: int) -> None:
     import torch
     from torch.distributed import TCPStore
 
-    from recycle.exec.membership.commit import decide
+    from recycle.exec.leader.commit import decide
     from recycle.exec.model.build import build_stages
     from recycle.exec.transport.gloo import form_group
     from recycle.exec.worker.iterations import report_of

@@ -13,7 +13,7 @@ from recycle.exec import run
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
 from recycle.exec.launch.request import check_request
-from recycle.exec.membership.messages import Commit
+from recycle.exec.protocol import Commit
 from recycle.initial_weights import require_model_of_weights
 from recycle.ir.families import one_f_one_b
 from recycle.manifest import MODEL

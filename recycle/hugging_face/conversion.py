@@ -20,8 +20,8 @@ import torch
 
 from recycle.errors import JobError, RecycleError, errors_as
 from recycle.exec.checkpoint.checkpoint import Manifest, hashes, model_identity, verify_files, write_manifest
-from recycle.exec.membership.messages import Commit, StoredFile
 from recycle.exec.model.stored_tensors import StoredTensors
+from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import whole_folder
 from recycle.hugging_face.architectures import HubArchitecture, architecture_of, config_json, hub_architecture, model_of
 from recycle.hugging_face.correspondence import TensorBlock, blocks

@@ -24,8 +24,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
 
 from recycle.errors import RunError
-from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Computed
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import BackwardInput
 from recycle.megatron.chunk import Call, ModelChunk

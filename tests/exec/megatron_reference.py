@@ -22,7 +22,7 @@ import torch
 
 from examples.megatron_loop.without_gpu import without_gpu
 from recycle.exec.data.batches import load_corpus
-from recycle.exec.membership.commit import clip_factor
+from recycle.exec.leader.commit import clip_factor
 from recycle.job import Job
 from tests.exec.megatron_data import MegatronBatches
 from tests.warm import end_processes, warm_context

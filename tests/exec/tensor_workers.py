@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recycle.exec.membership.messages import Report
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stored_names import HALVES
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.protocol import Report
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings

@@ -36,10 +36,10 @@ import torch
 from msgspec import Struct
 
 from recycle.errors import RunError, first_line
-from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
+from recycle.exec.members import member_name
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of, shape_told, with_part
+from recycle.exec.protocol import Commit, GenerationRecord, StoredFile
 from recycle.files import create_beside, sync
 from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text

@@ -16,9 +16,9 @@ import msgspec
 
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Checkpoint, Manifest, folder_of, writer_of
-from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
+from recycle.exec.protocol import Commit, GenerationRecord, Saved
 from recycle.job import Job
 from recycle.manifest import MANIFEST
 from recycle.plans.hosting import Hosts, layers_of, stage_units

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from recycle.errors import JobError
 from recycle.exec.faults.kinds import GATHER, KINDS
-from recycle.exec.membership.failure_detector import whom_to_fence
-from recycle.exec.membership.members import member_name
+from recycle.exec.leader.detector import whom_to_fence
+from recycle.exec.members import member_name
 from recycle.job import Job
 from recycle.shape import Shape, Worker
 

@@ -15,7 +15,7 @@ from functools import partial
 from recycle.errors import RunError
 from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import BETWEEN, KINDS, REDUCED
-from recycle.exec.membership.members import member_name, members_of, split_member
+from recycle.exec.members import member_name, members_of, split_member
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, StrikeKey
 from recycle.exec.membership.store import Store
 from recycle.exec.transport.paced_links import PacedLinks

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from recycle.errors import JobError
 from recycle.exec.faults.faults import Fault
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.membership.failure_detector import whom_to_fence
+from recycle.exec.leader.detector import whom_to_fence
 from recycle.shape import Shape, Worker
 
 

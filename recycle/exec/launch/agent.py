@@ -21,24 +21,24 @@ from typing import Any
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
+from recycle.exec.exit_description import with_last_lines
 from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.contact import leave_contact, remove_contact
 from recycle.exec.launch.node_departure import NodeDeparture
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import CoordinatorRuntime
+from recycle.exec.leader.departures import withdraw
+from recycle.exec.members import members_of
 from recycle.exec.membership import schema
-from recycle.exec.membership.departures import withdraw
-from recycle.exec.membership.endings import with_last_lines
 from recycle.exec.membership.etcd_client import Lease, LeaseEnded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
-from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import ENDED_EARLY, StartRequest
 from recycle.exec.membership.relay import Relay
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
+from recycle.exec.protocol import ENDED_EARLY, StartRequest
 from recycle.nodes import place_workers
 from recycle.shape import Worker
 

@@ -22,8 +22,8 @@ from recycle.exec.checkpoint.resume import find_earlier_part, holds_steps
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.membership.etcd_store import EtcdStore
-from recycle.exec.membership.messages import RunInfo
 from recycle.exec.membership.schema import RegisterKey, RunKey
+from recycle.exec.protocol import RunInfo
 
 
 def open_agreed_directory(

@@ -11,7 +11,7 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.contact import is_going_on, reach
-from recycle.exec.membership.departures import announce, withdraw
+from recycle.exec.leader.departures import announce, withdraw
 from recycle.exec.membership.schema import NoticesKey, PlacesKey, RegisterKey
 from recycle.exec.membership.store import Store
 from recycle.job import Job

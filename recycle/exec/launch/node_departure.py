@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from recycle.exec.membership.departures import announce
+from recycle.exec.leader.departures import announce
 from recycle.exec.membership.schema import CoordinatorKey
 from recycle.exec.membership.store import Store
 from recycle.exec.processes.processes import LocalProcesses

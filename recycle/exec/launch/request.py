@@ -16,7 +16,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.membership.failure_detector import profiled_seconds
+from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.model.providers import Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.planning import require_valid

@@ -20,7 +20,7 @@ from recycle.exec.launch.contact import resume_command
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, StageLost
-from recycle.exec.membership.messages import Commit
+from recycle.exec.protocol import Commit
 from recycle.shape import Worker
 
 

@@ -24,7 +24,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier, holds_steps
 from recycle.exec.launch.contact import LOCK, in_use
 from recycle.exec.launch.line_log import LineLog
-from recycle.exec.membership.messages import RunInfo
+from recycle.exec.protocol import RunInfo
 from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
 from recycle.manifest import HUGGING_FACE, carried_files

@@ -19,6 +19,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.resume import Earlier, find_earlier_part
+from recycle.exec.exit_description import with_last_lines
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.contact import resume_command
 from recycle.exec.launch.dials import Dials
@@ -26,14 +27,12 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.membership.commit import finite_or_none, names_of_numbers
+from recycle.exec.leader.commit import finite_or_none, names_of_numbers
+from recycle.exec.leader.detector import FailureDetector
+from recycle.exec.members import members_of
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
-from recycle.exec.membership.endings import with_last_lines
-from recycle.exec.membership.failure_detector import FailureDetector
 from recycle.exec.membership.heartbeats import HeartbeatReader
 from recycle.exec.membership.interfaces import Processes
-from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, RegisterKey, StrikeKey, WarningKey
 from recycle.exec.membership.store import RunStore
 from recycle.exec.planning.layouts import Layouts
@@ -41,6 +40,7 @@ from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.processes import REFUSED_THE_JOB
 from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import Commit, GenerationRecord
 from recycle.runs import merge_logs
 from recycle.shape import Worker
 

@@ -9,11 +9,11 @@ from recycle.errors import JobError
 from recycle.exec.data.provided import DataProvider
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
-from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, only_generation
-from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
+from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
+from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
 from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule

@@ -22,10 +22,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.launch.request import request_run
-from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, only_generation
-from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
+from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
 from recycle.exec.membership.schema import Content, EvaluationReportKey, Note, ReportKey
 from recycle.exec.model.build import build_stages
+from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration

@@ -18,33 +18,33 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
+from recycle.exec.exit_description import last_line
+from recycle.exec.leader.departures import Departures
+from recycle.exec.leader.detector import FailureDetector
+from recycle.exec.leader.disagreement import Bit
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.rejoins import Rejoins
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.leader.shard_holdings import ShardHoldings
+from recycle.exec.leader.verdict import Fence, GoBack, Judge, Repeat, Rewind
+from recycle.exec.leader.verified_states import verified_after
 from recycle.exec.membership import schema
 from recycle.exec.membership.copy_progress import CopyProgress
-from recycle.exec.membership.departures import Departures
-from recycle.exec.membership.disagreement import Bit
-from recycle.exec.membership.endings import last_line
-from recycle.exec.membership.failure_detector import FailureDetector
 from recycle.exec.membership.final_states import final_digests
 from recycle.exec.membership.forming import Again, Forming, TookBack
 from recycle.exec.membership.going_back import gone_back, named_bits
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
-from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.moving import log_copies
 from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.proposal import of_started, proposed
 from recycle.exec.membership.readiness import Readiness
 from recycle.exec.membership.register import Register
-from recycle.exec.membership.rejoins import Rejoins
-from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.reported import Reported
-from recycle.exec.membership.shard_holdings import ShardHoldings
 from recycle.exec.membership.store import RunStore
 from recycle.exec.membership.trouble import Trouble
-from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind
-from recycle.exec.membership.verified_states import verified_after
+from recycle.exec.protocol import Commit, GenerationRecord
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.shape import Shape, Worker

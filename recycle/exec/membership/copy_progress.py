@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from recycle.exec.membership.holdings import Holdings
-from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import Copied, GenerationRecord
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.members import members_of
 from recycle.exec.membership.schema import EVERYBODY, CopiedKey
 from recycle.exec.membership.store import RunStore
+from recycle.exec.protocol import Copied, GenerationRecord
 from recycle.shape import Worker
 
 

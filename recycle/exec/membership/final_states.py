@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from recycle.exec.members import joined_digests, members_of
 from recycle.exec.membership import schema
 from recycle.exec.membership.interfaces import Log, Processes
-from recycle.exec.membership.members import joined_digests, members_of
 from recycle.exec.membership.store import Store
 from recycle.shape import Worker
 

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from recycle.exec.leader.detector import FailureDetector, whom_to_fence
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.verdict import Fence
+from recycle.exec.members import split_member
 from recycle.exec.membership import schema
-from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
-from recycle.exec.membership.holdings import Holdings
-from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Copied, Formed, GenerationRecord
 from recycle.exec.membership.store import Gathering, RunStore
-from recycle.exec.membership.verdict import Fence
+from recycle.exec.protocol import Copied, Formed, GenerationRecord
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
 

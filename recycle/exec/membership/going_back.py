@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from recycle.exec.checksums import StateTensor, described
-from recycle.exec.membership.disagreement import Bit
-from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import GenerationRecord, Verified
+from recycle.exec.leader.disagreement import Bit
+from recycle.exec.members import members_of
+from recycle.exec.protocol import GenerationRecord, Verified
 from recycle.shape import Worker
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.messages import StepMode
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.protocol import StepMode
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 

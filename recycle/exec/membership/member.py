@@ -10,9 +10,11 @@ from typing import Literal
 
 from recycle.errors import RunError
 from recycle.exec.device.device_progress import DeviceState
+from recycle.exec.members import split_member
 from recycle.exec.membership import schema
-from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import (
+from recycle.exec.membership.progress import Progress
+from recycle.exec.membership.store import Store
+from recycle.exec.protocol import (
     GO,
     Commit,
     Copied,
@@ -22,8 +24,6 @@ from recycle.exec.membership.messages import (
     GenerationRecord,
     Report,
 )
-from recycle.exec.membership.progress import Progress
-from recycle.exec.membership.store import Store
 from recycle.shape import Worker
 
 INTERRUPT_SECONDS = 0.02

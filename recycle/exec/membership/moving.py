@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from recycle.exec.membership.holdings import Holdings
+from recycle.exec.leader.holdings import Holdings
 from recycle.exec.membership.interfaces import Log
-from recycle.exec.membership.messages import Copied
+from recycle.exec.protocol import Copied
 from recycle.shape import Worker
 
 

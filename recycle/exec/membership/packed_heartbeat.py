@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.messages import Heartbeat
+from recycle.exec.protocol import Heartbeat
 
 ROW = np.dtype([("beats", "<i8"), ("progress", "<i8"), ("waiting", "?"), ("longest", "<f8"), ("doing", "S20")])
 """A `Heartbeat`'s attributes; `longest` is not a number where it is None, and `beats` is -1 where there is none yet."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from recycle.exec.membership.messages import Commit, Copy, Evaluated, GenerationRecord, StepMode, Verified
+from recycle.exec.protocol import Commit, Copy, Evaluated, GenerationRecord, StepMode, Verified
 from recycle.shape import Worker
 
 

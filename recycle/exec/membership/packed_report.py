@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.messages import Computed, LinkTime, Replayed, Report
+from recycle.exec.protocol import Computed, LinkTime, Replayed, Report
 
 HEAD_CHARACTERS = 20
 """Of a text, that say its layout."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from recycle.exec.device.device_progress import KEPT, DeviceState
-from recycle.exec.membership.messages import Heartbeat
+from recycle.exec.protocol import Heartbeat
 
 
 class Progress:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from recycle.exec.leader.holdings import Holdings
 from recycle.exec.membership.going_back import kept_by
-from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GenerationRecord
+from recycle.exec.protocol import GenerationRecord
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from recycle.exec.members import members_of
 from recycle.exec.membership import schema
 from recycle.exec.membership.interfaces import Processes
-from recycle.exec.membership.members import members_of
 from recycle.exec.membership.store import Store
 from recycle.shape import Worker
 

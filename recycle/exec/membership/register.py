@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from recycle.errors import RunError
 from recycle.exec.membership import schema
-from recycle.exec.membership.messages import GO, VOID, GenerationRecord
 from recycle.exec.membership.store import RunStore
+from recycle.exec.protocol import GO, VOID, GenerationRecord
 
 OTHER_LAUNCHER = "the register was changed by somebody else; another launcher uses this store"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from recycle.exec.leader.commit import evaluate
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.members import members_of
 from recycle.exec.membership import schema
-from recycle.exec.membership.commit import evaluate
-from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import Evaluated, EvaluationReport, GenerationRecord, Report
-from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.store import Gathering, RunStore
+from recycle.exec.protocol import Evaluated, EvaluationReport, GenerationRecord, Report
 
 
 class Reported:

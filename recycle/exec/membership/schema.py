@@ -27,7 +27,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, dataclass_tra
 
 import msgspec
 
-from recycle.exec.membership.messages import (
+from recycle.exec.membership.packed_heartbeat import pack_heartbeat, unpack_heartbeat
+from recycle.exec.membership.packed_record import PackedRecord, pack_record, unpack_record
+from recycle.exec.membership.packed_report import pack_report, unpack_report
+from recycle.exec.protocol import (
     Commit,
     Copied,
     Evaluated,
@@ -42,9 +45,6 @@ from recycle.exec.membership.messages import (
     Saved,
     StartRequest,
 )
-from recycle.exec.membership.packed_heartbeat import pack_heartbeat, unpack_heartbeat
-from recycle.exec.membership.packed_record import PackedRecord, pack_record, unpack_record
-from recycle.exec.membership.packed_report import pack_report, unpack_report
 from recycle.shape import Worker
 
 Content = TypeVar("Content")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from recycle.exec.leader.detector import FailureDetector, whom_to_fence
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.verdict import Fence
 from recycle.exec.membership import schema
-from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again
-from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.store import RunStore
-from recycle.exec.membership.verdict import Fence
 from recycle.shape import Worker
 
 

@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RecycleError, RunError
-from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.worth import copy_time, is_worth, moves_between
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import StepMode
 from recycle.exec.planning.planner_process import Question
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
-from recycle.exec.planning.worth import copy_time, is_worth, moves_between
+from recycle.exec.protocol import StepMode
 from recycle.job import PricedJob
 from recycle.plans import LayoutLimit, Plan, failure_vector
 from recycle.plans.hosting import Hosts, joined, without

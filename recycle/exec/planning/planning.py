@@ -20,9 +20,9 @@ from pathlib import Path
 
 from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import StepMode
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import StepMode
 from recycle.files import write_whole
 from recycle.ir.check import check, require_no_errors
 from recycle.ir.lower import with_barrier

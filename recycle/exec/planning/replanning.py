@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from recycle.errors import RecycleError
-from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.drift import DriftMonitor
+from recycle.exec.leader.worth import copy_time, is_worth, moves_between
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.planning.planner_process import Question
 from recycle.exec.planning.planning import PlanService
-from recycle.exec.planning.worth import copy_time, is_worth, moves_between
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate

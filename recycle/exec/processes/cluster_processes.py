@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection
 
 from recycle.exec.membership.etcd_store import EtcdStore
-from recycle.exec.membership.messages import StartRequest
 from recycle.exec.membership.schema import (
     AgentKey,
     EndedKey,
@@ -22,6 +21,7 @@ from recycle.exec.membership.schema import (
     PlacesKey,
     StartRequestKey,
 )
+from recycle.exec.protocol import StartRequest
 from recycle.job import Job
 from recycle.nodes import node_of
 from recycle.shape import Worker

@@ -14,8 +14,8 @@ import msgspec
 
 from recycle.child import Child
 from recycle.errors import RunError
-from recycle.exec.membership.endings import LINE_SEPARATOR, with_last_lines
-from recycle.exec.membership.members import member_name
+from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
+from recycle.exec.members import member_name
 from recycle.exec.processes.forkserver import PRELOADED
 from recycle.exec.processes.waker import Waker
 from recycle.exec.transport.transports import known_environment

@@ -30,8 +30,8 @@ import torch
 
 from recycle.child import Child
 from recycle.errors import JobError, RunError
+from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.launch.request import check_request
-from recycle.exec.membership.endings import LINE_SEPARATOR, with_last_lines
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.processes.processes import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures

@@ -26,7 +26,7 @@ from itertools import accumulate
 
 import torch
 
-from recycle.exec.membership.messages import Copied
+from recycle.exec.protocol import Copied
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
 from recycle.plans.hosting import UnitRange
 from recycle.shape import Worker

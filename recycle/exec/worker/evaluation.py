@@ -15,10 +15,10 @@ from typing import Protocol
 from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
-from recycle.exec.membership.commit import evaluation_report
-from recycle.exec.membership.messages import Evaluated, EvaluationReport
+from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.membership.progress import Progress
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Evaluated, EvaluationReport
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.trace_log import TraceLog

@@ -16,9 +16,9 @@ import torch
 
 from recycle.exec.device.clock import HostClock, Mark
 from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.membership.messages import Computed
 from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport
 from recycle.exec.worker.streams import Streams
 from recycle.ir.dependencies import tie_groups

@@ -21,13 +21,13 @@ from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.faults.kinds import GATHER, REDUCED
-from recycle.exec.membership.commit import MOST_LINKS, exact_parts
-from recycle.exec.membership.messages import Commit, Computed, GenerationRecord, LinkTime, Report, StepMode
+from recycle.exec.leader.commit import MOST_LINKS, exact_parts
+from recycle.exec.leader.replay_votes import replayed_as
+from recycle.exec.leader.verified_states import Comparison, comparison
 from recycle.exec.membership.progress import Progress
-from recycle.exec.membership.replay_votes import replayed_as
-from recycle.exec.membership.verified_states import Comparison, comparison
 from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Commit, Computed, GenerationRecord, LinkTime, Report, StepMode
 from recycle.exec.transport.base import Messaged, Transport
 from recycle.exec.worker.background_copies import BackgroundCopies
 from recycle.exec.worker.evaluation import Evaluation

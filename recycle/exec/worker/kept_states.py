@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from recycle.exec.checksums import PARAMETERS, Checksum
-from recycle.exec.membership.verified_states import Comparison
+from recycle.exec.leader.verified_states import Comparison
 from recycle.exec.model.checksum import PIECE, RunningChecksum
 from recycle.exec.model.stage import Stage, copy_state
 

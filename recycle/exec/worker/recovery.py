@@ -16,13 +16,13 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.members import split_member
 from recycle.exec.membership.member import GenerationOver, Member
-from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Commit, Copied, Copy, GenerationRecord
 from recycle.exec.membership.plan_files import read_plan
 from recycle.exec.membership.schema import GIVEN, StateLayoutKey, generation_folder
 from recycle.exec.model.checksum import layout_of
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.protocol import Commit, Copied, Copy, GenerationRecord
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport

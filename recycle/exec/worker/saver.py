@@ -17,11 +17,11 @@ import torch
 
 from recycle.errors import RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage, writer_of
-from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
+from recycle.exec.members import split_member
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.exec.model.stage import Stage, StoredPart
+from recycle.exec.protocol import Commit, GenerationRecord, Saved
 from recycle.exec.worker.updates import Updates
 from recycle.ir.schedule import Schedule
 from recycle.plans.hosting import Hosts

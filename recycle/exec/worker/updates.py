@@ -22,9 +22,9 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import Checksum
-from recycle.exec.membership.messages import Commit
-from recycle.exec.membership.verified_states import Comparison
+from recycle.exec.leader.verified_states import Comparison
 from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.protocol import Commit
 from recycle.exec.worker.kept_states import KeptStates, ShardHost, StageHost
 
 REHOST = "rehost"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from recycle.exec.membership.messages import Commit, GenerationRecord, Report
+from recycle.exec.protocol import Commit, GenerationRecord, Report
 from recycle.exec.transport.transports import known_environment
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.families import one_f_one_b

@@ -22,9 +22,9 @@ import torch
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
-from recycle.exec.membership.departures import announce
+from recycle.exec.leader.departures import announce
+from recycle.exec.members import member_name
 from recycle.exec.membership.member import Member
-from recycle.exec.membership.members import member_name
 from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage

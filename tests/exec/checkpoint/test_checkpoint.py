@@ -20,9 +20,9 @@ import torch
 from recycle import JobError, RunError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.membership.messages import Commit, StoredFile
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job
 from recycle.manifest import manifest_text
 from tests.exec.drive import build_pipeline, run_pipelines, small_job

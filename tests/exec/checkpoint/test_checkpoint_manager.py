@@ -16,9 +16,9 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of, writer_of
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.protocol import Commit, GenerationRecord, Verified
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
 from recycle.ir.families import one_f_one_b

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from recycle.exec.membership.compute_times import MOST_LISTED, ComputeTimes
-from recycle.exec.membership.messages import Computed
+from recycle.exec.leader.compute_times import MOST_LISTED, ComputeTimes
+from recycle.exec.protocol import Computed
 from recycle.shape import Shape, Worker
 
 

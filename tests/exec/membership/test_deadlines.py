@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from recycle import RunError
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.rejoins import Rejoins
 from recycle.exec.membership import coordinator
-from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import ATTEMPTS, END_SECONDS, Coordinator, GenerationPhase
 from recycle.exec.membership.forming import GRACE_SECONDS
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat, Report
-from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.schema import AcknowledgedKey, FormedKey, HeartbeatKey, ReportKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
+from recycle.exec.protocol import Formed, GenerationRecord, Heartbeat, Report
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.runs import job

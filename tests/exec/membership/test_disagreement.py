@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from recycle import RunError, Worker
 from recycle.exec.checksums import PARAMETERS, BitPlace
-from recycle.exec.membership.disagreement import Bit, Disagreement, compare
-from recycle.exec.membership.messages import Report
-from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.leader.disagreement import Bit, Disagreement, compare
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.protocol import Report
 from tests.exec.runs import Run, job, kinds
 
 STEPS = 7

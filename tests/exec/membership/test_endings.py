@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recycle.exec.membership.endings import LINE_SEPARATOR, last_line, with_last_lines
+from recycle.exec.exit_description import LINE_SEPARATOR, last_line, with_last_lines
 
 LOG = LINE_SEPARATOR.join(["Traceback", "ValueError: no such tokenizer"])
 

@@ -21,8 +21,8 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.membership import etcd_client
 from recycle.exec.membership.etcd_client import EtcdClient, Lease, LeaseEnded, put
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
-from recycle.exec.membership.messages import VOID, Commit
 from recycle.exec.membership.schema import CommitKey, CoordinatorKey, OutcomeKey, TroubleKey, generation_folder
+from recycle.exec.protocol import VOID, Commit
 from recycle.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import Run, job, kinds, processes_writing_below

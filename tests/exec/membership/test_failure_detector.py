@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from recycle import Job, Worker
-from recycle.exec.membership.failure_detector import FailureDetector, profiled_seconds, whom_to_fence
-from recycle.exec.membership.messages import Heartbeat
+from recycle.exec.leader.detector import FailureDetector, profiled_seconds, whom_to_fence
 from recycle.exec.membership.packed_heartbeat import Beats, pack_heartbeat, unpack_heartbeat, unpack_heartbeats
 from recycle.exec.membership.progress import Progress
+from recycle.exec.protocol import Heartbeat
 from tests.exec.runs import job
 
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)

@@ -11,10 +11,10 @@ import pytest
 
 from recycle import RunError
 from recycle.exec.membership.heartbeats import HeartbeatReader
-from recycle.exec.membership.messages import Heartbeat
 from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, pack_heartbeat
 from recycle.exec.membership.schema import HeartbeatKey
 from recycle.exec.membership.store import RunStore
+from recycle.exec.protocol import Heartbeat
 from tests.exec.membership.test_takeover import store  # noqa: F401
 
 BEAT = Heartbeat(3, 7, False, "1F", 0.5)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Worker
-from recycle.exec.membership.holdings import Holdings
-from recycle.exec.membership.messages import Copy
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.protocol import Copy
 from recycle.plans.hosting import Hosts, UnitRange
 from tests.exec.runs import job
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recycle import Worker
-from recycle.exec.membership.members import joined_digests, member_name, members_of, split_member
+from recycle.exec.members import joined_digests, member_name, members_of, split_member
 
 
 def test_tensor_rank_0_has_the_workers_name_and_every_name_says_whose_it_is() -> None:

@@ -11,7 +11,6 @@ import pytest
 from recycle import RunError
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.member import LOOK_SECONDS, GenerationOver, Member
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
 from recycle.exec.membership.relay import Relay
 from recycle.exec.membership.schema import (
     BegunKey,
@@ -28,6 +27,7 @@ from recycle.exec.membership.schema import (
 )
 from recycle.exec.membership.store import RunStore, Store
 from recycle.exec.membership.stores import host_store, open_store
+from recycle.exec.protocol import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
 from recycle.sections import MembershipSection
 
 COMMIT = Commit(3, 1.5, 0.25, 1.0)

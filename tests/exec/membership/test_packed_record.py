@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle.exec.membership.messages import Commit, Copy, GenerationRecord, Verified
 from recycle.exec.membership.schema import ProposalKey, RegisterKey
+from recycle.exec.protocol import Commit, Copy, GenerationRecord, Verified
 from recycle.shape import Worker
 
 COMMIT = Commit(123456, 2.345678901234567, 0.123456789012345, 1.0, "staggered", "staggered", [0.1234567890123456] * 4)

@@ -15,7 +15,6 @@ from recycle import RunError
 from recycle.exec.membership.bundles import bundle_name, bundled, unbundled
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.local_socket import Closed, receive, send
-from recycle.exec.membership.messages import Commit, Formed, GenerationRecord, Heartbeat, Report
 from recycle.exec.membership.relay import Relay
 from recycle.exec.membership.relay_messages import Put
 from recycle.exec.membership.relay_store import RelayStore
@@ -33,6 +32,7 @@ from recycle.exec.membership.schema import (
     TroubleKey,
 )
 from recycle.exec.membership.stores import open_store
+from recycle.exec.protocol import Commit, Formed, GenerationRecord, Heartbeat, Report
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.etcd_server import EtcdServer

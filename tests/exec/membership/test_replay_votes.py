@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from recycle.exec.checksums import Checksum, MicroBatchChecksums
-from recycle.exec.membership.messages import Report
+from recycle.exec.leader.replay_votes import Voted, Votes, count, replayed_as, votes_of
+from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.membership.packed_report import pack_report, unpack_report
-from recycle.exec.membership.replay_votes import Voted, Votes, count, replayed_as, votes_of
-from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.protocol import Report
 from recycle.ir.replays import Checked
 from recycle.shape import MicroBatch
 

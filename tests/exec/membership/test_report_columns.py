@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from recycle.exec.membership.commit import MOST_LINKS, decide
-from recycle.exec.membership.disagreement import Disagreement, compare
-from recycle.exec.membership.members import members_of, split_member
-from recycle.exec.membership.messages import Computed, LinkTime, Report
+from recycle.exec.leader.commit import MOST_LINKS, decide
+from recycle.exec.leader.disagreement import Disagreement, compare
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.members import members_of, split_member
 from recycle.exec.membership.packed_report import pack_report, unpack_report
-from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.membership.schema import ReportKey
+from recycle.exec.protocol import Computed, LinkTime, Report
 from recycle.exec.worker.iterations import report_of
 from recycle.shape import Shape, Worker
 from tests.exec.runs import job

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Job
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.leader.verdict import Judge, Repeat, Rewind
+from recycle.exec.leader.verified_states import verified_after
 from recycle.exec.membership.going_back import gone_back
-from recycle.exec.membership.holdings import Holdings
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Commit, Evaluated, GenerationRecord, Report, Verified
 from recycle.exec.membership.packed_record import pack_record, unpack_record
 from recycle.exec.membership.proposal import proposed
-from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.membership.verdict import Judge, Repeat, Rewind
-from recycle.exec.membership.verified_states import verified_after
+from recycle.exec.protocol import Commit, Evaluated, GenerationRecord, Report, Verified
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 from tests.exec.runs import Run, figures, job

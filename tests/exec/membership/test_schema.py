@@ -13,7 +13,6 @@ from recycle.exec.membership import schema
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import VOID, Commit, Formed, Report
 from recycle.exec.membership.schema import (
     AcknowledgedKey,
     CommitKey,
@@ -28,6 +27,7 @@ from recycle.exec.membership.schema import (
     generation_folder,
 )
 from recycle.exec.membership.store import Store
+from recycle.exec.protocol import VOID, Commit, Formed, Report
 from recycle.shape import Worker
 from tests.exec.membership.test_takeover import LIVE, OnePlan, Still, store  # noqa: F401
 from tests.exec.runs import job

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from recycle.errors import JobError
-from recycle.exec.membership.messages import Copy
-from recycle.exec.membership.shard_holdings import ShardHoldings
+from recycle.exec.leader.shard_holdings import ShardHoldings
+from recycle.exec.protocol import Copy
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import StageShards

@@ -17,11 +17,11 @@ import recycle
 from recycle.exec.launch.contact import reach
 from recycle.exec.launch.observer import Observer
 from recycle.exec.membership.local_socket import Closed, receive, send
-from recycle.exec.membership.messages import VOID, Report
 from recycle.exec.membership.relay_messages import Await, Delete, LauncherRequest, Put, Read, RelayAnswer, Swap
 from recycle.exec.membership.schema import CommitKey, Folder, KillRequestKey, RegisterKey, ReportKey
 from recycle.exec.membership.stores import open_store
 from recycle.exec.processes.processes import LocalProcesses
+from recycle.exec.protocol import VOID, Report
 from recycle.job import Job
 from recycle.sections import MembershipSection
 from recycle.shape import Worker

@@ -11,20 +11,9 @@ import pytest
 
 from recycle import JobError, RunError
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import END_SECONDS, Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import (
-    GO,
-    VOID,
-    Commit,
-    Copy,
-    Evaluated,
-    GenerationRecord,
-    Report,
-    RunInfo,
-    Verified,
-)
 from recycle.exec.membership.register import Register
 from recycle.exec.membership.schema import (
     CommitKey,
@@ -37,6 +26,17 @@ from recycle.exec.membership.schema import (
 )
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
+from recycle.exec.protocol import (
+    GO,
+    VOID,
+    Commit,
+    Copy,
+    Evaluated,
+    GenerationRecord,
+    Report,
+    RunInfo,
+    Verified,
+)
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.runs import job

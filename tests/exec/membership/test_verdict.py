@@ -9,12 +9,12 @@ import pytest
 
 from recycle import MicroBatch, RunError
 from recycle.exec.checksums import Checksum, MicroBatchChecksums
-from recycle.exec.membership.holdings import Holdings
-from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Commit, GenerationRecord, Report, Verified
-from recycle.exec.membership.replay_votes import replayed_as
-from recycle.exec.membership.report_columns import ReportColumns
-from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat, Rewind, Verdict
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.replay_votes import replayed_as
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.leader.verdict import Fence, GoBack, Judge, Repeat, Rewind, Verdict
+from recycle.exec.members import member_name
+from recycle.exec.protocol import Commit, GenerationRecord, Report, Verified
 from recycle.ir.replays import Checked
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job

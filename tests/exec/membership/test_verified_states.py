@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
-from recycle.exec.membership.verified_states import comparison, verified_after
+from recycle.exec.leader.verified_states import comparison, verified_after
+from recycle.exec.protocol import Commit, GenerationRecord, Verified
 
 
 def steps_of(record: GenerationRecord) -> tuple[int | None, int | None]:

@@ -11,7 +11,7 @@ import torch
 
 from recycle import Job, MicroBatch, RunError
 from recycle.exec.data import load_evaluation
-from recycle.exec.membership.commit import evaluate, evaluation_report
+from recycle.exec.leader.commit import evaluate, evaluation_report
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.sections import EvalSection
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines, small_job

@@ -11,7 +11,7 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from recycle import Job, JobError
-from recycle.exec.membership.commit import clip_factor
+from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model import optimizer as module
 from recycle.exec.model.learning_rate import learning_rate
 from recycle.exec.model.optimizer import UnitOptimizer, decays

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recycle import Job, MicroBatch, RunError
-from recycle.exec.membership.commit import clip_factor
+from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.sections import ShapeSection

@@ -10,10 +10,10 @@ import torch
 
 from recycle import JobError, Worker
 from recycle.exec import run
-from recycle.exec.membership.messages import Commit
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.weights import units_of
+from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
 from recycle.ir.families import one_f_one_b as one_f_one_b_schedule

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.messages import Computed
-from recycle.exec.planning.drift import LEAST_SECONDS, RETRY, DriftMonitor
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.drift import LEAST_SECONDS, RETRY, DriftMonitor
+from recycle.exec.protocol import Computed
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 

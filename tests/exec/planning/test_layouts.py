@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from recycle.cli.planner import plan_for_training
-from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.planning.layouts import Layouts
 from recycle.exec.planning.planning import PlanService

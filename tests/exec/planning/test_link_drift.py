@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recycle.exec.membership.compute_times import LinkTimes
-from recycle.exec.membership.messages import LinkTime
-from recycle.exec.planning.link_drift import FACTOR, RETRY, LinkMonitor
+from recycle.exec.leader.compute_times import LinkTimes
+from recycle.exec.leader.link_drift import FACTOR, RETRY, LinkMonitor
+from recycle.exec.protocol import LinkTime
 from recycle.profile import Link, Profile
 from recycle.shape import Shape, Worker
 

@@ -13,11 +13,11 @@ import pytest
 from recycle import Job, Profile, Schedule, Worker, simulate
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.membership.messages import Computed
+from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import Computed
 from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.solve.planner import plan_for_training

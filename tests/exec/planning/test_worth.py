@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from recycle import Worker
-from recycle.exec.planning.worth import copy_time, is_worth, moves_between
+from recycle.exec.leader.worth import copy_time, is_worth, moves_between
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.plans import Move

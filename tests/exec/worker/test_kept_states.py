@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from recycle import RunError
-from recycle.exec.membership.messages import Commit
-from recycle.exec.membership.verified_states import Comparison
+from recycle.exec.leader.verified_states import Comparison
 from recycle.exec.model import checksum
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.checksum import RunningChecksum
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
 from tests.exec.drive import execute, micro_batches, one_f_one_b

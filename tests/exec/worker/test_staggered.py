@@ -299,7 +299,7 @@ def test_a_norm_that_nobody_saw_coming_undoes_the_step_and_the_repeated_one_is_c
     clipped = [line["step"] for line in reference.metrics if line["grad_norm"] >= limit]
     assert clipped
     assert len(clipped) < STEPS
-    monkeypatch.setattr("recycle.exec.membership.commit.NEAR", 1e9)
+    monkeypatch.setattr("recycle.exec.leader.commit.NEAR", 1e9)
     run = launch(of, STEPS)
     assert_same_training(run, reference)
     expected = ["barrier"]  # a repeated step runs with the barrier, and so does the first

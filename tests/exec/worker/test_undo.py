@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.exec.membership.messages import Commit
 from recycle.exec.model import optimizer
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Commit
 from recycle.exec.worker.updates import Updates
 from recycle.footprint import ON_CPU
 from tests.exec.drive import build_pipeline, run_pipelines, small_job

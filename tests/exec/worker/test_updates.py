@@ -10,9 +10,9 @@ import torch
 from msgspec.structs import replace
 
 from recycle import MicroBatch, RunError
-from recycle.exec.membership.messages import Commit
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Commit
 from recycle.exec.worker.updates import Updates
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job

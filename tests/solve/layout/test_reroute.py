@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recycle.errors import PlanError
-from recycle.exec.planning.worth import moves_between
+from recycle.exec.leader.worth import moves_between
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob

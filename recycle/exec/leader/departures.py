@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.membership.holdings import Holdings
+from recycle.exec.leader.holdings import Holdings
 from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.messages import Notice
 from recycle.exec.membership.schema import LeaveKey, NoticesKey
 from recycle.exec.membership.store import Store
+from recycle.exec.protocol import Notice
 from recycle.shape import Shape, Worker
 
 END_SECONDS = 60.0

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recycle.exec.membership.holdings import Holdings
+from recycle.exec.leader.holdings import Holdings
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts, layers_in, layers_of
 from recycle.plans.moves import Move

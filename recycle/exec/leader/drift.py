@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.compute_times import ComputeTimes
-from recycle.exec.planning.link_drift import LinkChange, LinkMonitor
+from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.link_drift import LinkChange, LinkMonitor
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
 from recycle.profile import Profile

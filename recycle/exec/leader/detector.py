@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.members import members_of
+from recycle.exec.members import members_of
 from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, unpack_heartbeats
 from recycle.job import PricedJob
 from recycle.shape import Worker

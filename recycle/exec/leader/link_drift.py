@@ -25,7 +25,7 @@ from statistics import fmean, median
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.compute_times import LinkTimes
+from recycle.exec.leader.compute_times import LinkTimes
 from recycle.profile import Link, Profile
 from recycle.shape import Shape, Worker
 

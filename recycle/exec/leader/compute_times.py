@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.messages import Computed, LinkTime
+from recycle.exec.protocol import Computed, LinkTime
 from recycle.shape import Worker
 
 MOST_LISTED = 256

@@ -14,9 +14,11 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS
-from recycle.exec.membership.disagreement import compare, stage_name
-from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import (
+from recycle.exec.leader.disagreement import compare, stage_name
+from recycle.exec.leader.replay_votes import count, votes_of
+from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.members import split_member
+from recycle.exec.protocol import (
     Commit,
     Evaluated,
     EvaluationReport,
@@ -24,8 +26,6 @@ from recycle.exec.membership.messages import (
     Report,
     StepMode,
 )
-from recycle.exec.membership.replay_votes import count, votes_of
-from recycle.exec.membership.report_columns import ReportColumns
 from recycle.job import Job
 from recycle.plans.hosting import Hosts
 from recycle.plans.unit_shards import shards_of

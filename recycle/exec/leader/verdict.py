@@ -17,13 +17,13 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.checksums import MicroBatchChecksums
-from recycle.exec.membership.commit import decide, is_right, soonest_end
-from recycle.exec.membership.disagreement import Bit, Disagreement
-from recycle.exec.membership.holdings import Holdings
+from recycle.exec.leader.commit import decide, is_right, soonest_end
+from recycle.exec.leader.disagreement import Bit, Disagreement
+from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.replay_votes import Unlike, Voted, Votes, count, votes_of
+from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.membership.interfaces import Log
-from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
-from recycle.exec.membership.replay_votes import Unlike, Voted, Votes, count, votes_of
-from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.protocol import Commit, GenerationRecord, Verified
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
 from recycle.shape import MicroBatch, Worker

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from recycle.exec.checksums import PARAMETERS
-from recycle.exec.membership.holdings import Holdings, copies_between
-from recycle.exec.membership.messages import Copy
+from recycle.exec.leader.holdings import Holdings, copies_between
+from recycle.exec.protocol import Copy
 from recycle.plans.hosting import Hosts, UnitRange, is_same
 from recycle.plans.shard_holders import held_by, plan_of, text_of
 from recycle.plans.shards import ShardHosts, StageShards

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from recycle.exec.membership.messages import Commit, GenerationRecord, Verified
+from recycle.exec.protocol import Commit, GenerationRecord, Verified
 
 
 class Comparison(NamedTuple):

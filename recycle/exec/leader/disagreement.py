@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, differing_bit
-from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Report
+from recycle.exec.members import split_member
+from recycle.exec.protocol import Report
 
 _Held = tuple[object, ...]
 _NOT_FINITE = (math.nan,)

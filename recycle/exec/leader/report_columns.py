@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.membership.compute_times import ComputeTimes, LinkTimes
-from recycle.exec.membership.members import Members, members_columns
-from recycle.exec.membership.messages import Replayed, Report
+from recycle.exec.leader.compute_times import ComputeTimes, LinkTimes
+from recycle.exec.members import Members, members_columns
 from recycle.exec.membership.packed_report import (
     HAS_CHECKSUM,
     HAS_REPLICATED,
@@ -29,6 +28,7 @@ from recycle.exec.membership.packed_report import (
     unpack_report,
     unpack_rows,
 )
+from recycle.exec.protocol import Replayed, Report
 from recycle.shape import Worker
 
 Column = npt.NDArray[Any]

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from recycle.exec.checksums import PARTS, Checksum, MicroBatchChecksums, differing_bit
-from recycle.exec.membership.members import member_name, split_member
-from recycle.exec.membership.messages import Replayed
+from recycle.exec.members import member_name, split_member
+from recycle.exec.protocol import Replayed
 from recycle.ir.replays import Checked
 from recycle.shape import MicroBatch, Worker
 
