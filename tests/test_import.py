@@ -47,16 +47,30 @@ LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.pla
 LAYERS["viz"] = ("recycle.plans", "recycle.run_report", *LAYERS["recycle.run_report"])
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
-    *("data", "device", "transport", "model", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
+    *(
+        "data",
+        "device",
+        "transport",
+        "model",
+        "leader",
+        "membership",
+        "faults",
+        "checkpoint",
+        "worker",
+        "processes",
+        "planning",
+    ),
     *("launch", "profile"),
 )
 """The folders of recycle.exec in order: each may import those before it."""
 for place, folder in enumerate(EXEC):
     LAYERS[f"recycle.exec.{folder}"] = (
-        *("recycle.exec.checksums", "recycle.tokens", *LAYERS["recycle.solve"]),
+        *(f"recycle.exec.{name}" for name in ("checksums", "protocol", "members", "exit_description")),
+        *("recycle.tokens", *LAYERS["recycle.solve"]),
         *(f"recycle.exec.{before}" for before in EXEC[:place]),
     )
-LAYERS["recycle.exec.checksums"] = ()
+LAYERS["recycle.exec.checksums"] = LAYERS["recycle.exec.protocol"] = LAYERS["recycle.exec.exit_description"] = ()
+LAYERS["recycle.exec.members"] = ("recycle.shape",)
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
 """The public name of the executor, and what torchrun starts, stand above its folders."""
 LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.job"])
