@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -37,13 +38,14 @@ class LinkTimes:
     @classmethod
     def of(cls, links: Mapping[Worker, Sequence[LinkTime]]) -> LinkTimes:
         """Of what each worker reports."""
-        rows = [(worker, one) for worker, ones in links.items() for one in ones]
+        rows = list(chain.from_iterable(links.values()))
+        workers = np.fromiter(chain.from_iterable(links), np.int64).reshape(-1, 2)
         return cls(
-            np.array([(worker.pipeline, worker.rank) for worker, _ in rows], np.int64).reshape(-1, 2),
-            np.array([(one.pipeline, one.rank) for _, one in rows], np.int64).reshape(-1, 2),
-            np.array([one.sent for _, one in rows], np.int64),
-            np.array([one.seconds for _, one in rows], np.float64),
-            np.array([one.waited for _, one in rows], np.float64),
+            np.repeat(workers, [len(times) for times in links.values()], axis=0),
+            np.array([[row.pipeline for row in rows], [row.rank for row in rows]], np.int64).T,
+            np.array([row.sent for row in rows], np.int64),
+            np.array([row.seconds for row in rows], np.float64),
+            np.array([row.waited for row in rows], np.float64),
         )
 
 
@@ -76,16 +78,17 @@ class ComputeTimes:
         links: Mapping[Worker, Sequence[LinkTime]] = MappingProxyType({}),
     ) -> ComputeTimes:
         """Of what each worker reports."""
-        rows = [(owner, one) for owner, ones in enumerate(compute.values()) for one in ones]
-        tokens = sorted({one.token for _, one in rows})
+        rows = list(chain.from_iterable(compute.values()))
+        tokens = sorted({row.token for row in rows})
+        kinds = {token: kind for kind, token in enumerate(tokens)}
         return cls(
             list(compute),
-            np.array([owner for owner, _ in rows], np.int64),
-            np.array([one.stage for _, one in rows], np.int64),
+            np.repeat(np.arange(len(compute)), [len(times) for times in compute.values()]),
+            np.array([row.stage for row in rows], np.int64),
             tokens,
-            np.array([tokens.index(one.token) for _, one in rows], np.int64),
-            np.array([one.count for _, one in rows], np.float64),
-            np.array([one.seconds for _, one in rows], np.float64),
+            np.array([kinds[row.token] for row in rows], np.int64),
+            np.array([row.count for row in rows], np.float64),
+            np.array([row.seconds for row in rows], np.float64),
             LinkTimes.of(links),
         )
 
