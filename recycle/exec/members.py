@@ -11,10 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from recycle.shape import Worker
 
@@ -36,28 +32,11 @@ def split_member(name: str) -> tuple[str, int]:
     return worker, int(rank or 0)
 
 
-class Members(NamedTuple):
-    """Processes, as columns.
-
-    Attributes:
-        tensor_ranks: of each.
-        worker: of each, its worker's place in `workers`.
-        workers: all of them, by their first process.
-    """
-
-    tensor_ranks: npt.NDArray[np.int64]
-    worker: npt.NDArray[np.int64]
-    workers: list[Worker]
-
-
 @lru_cache(maxsize=4)
-def members_columns(names: tuple[str, ...]) -> Members:
-    """The processes of these names; remembered, because all iterations of a generation ask for the same."""
-    parts = [split_member(name) for name in names]
-    places: dict[str, int] = {}
-    worker = [places.setdefault(of, len(places)) for of, _ in parts]
-    ranks = [rank for _, rank in parts]
-    return Members(np.array(ranks, np.int64), np.array(worker, np.int64), [Worker.parse(name) for name in places])
+def parse_members(names: tuple[str, ...]) -> tuple[tuple[Worker, int], ...]:
+    """The worker and the tensor rank of each process; remembered, because all iterations of a generation ask for the
+    same."""
+    return tuple((Worker.parse(worker), rank) for worker, rank in map(split_member, names))
 
 
 def joined_digests(parts: Sequence[dict[int, str]]) -> dict[int, str]:

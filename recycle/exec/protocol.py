@@ -160,7 +160,7 @@ class Computed(Struct, frozen=True, array_like=True, gc=False):
     seconds: float
 
 
-class Replayed(Struct, frozen=True, array_like=True):
+class Replayed(Struct, frozen=True, array_like=True, gc=False):
     """What a worker says that came of a micro-batch which more than one host of a stage ran in an iteration.
 
     Attributes:
@@ -192,7 +192,7 @@ class LinkTime(Struct, frozen=True, array_like=True, gc=False):
     waited: float
 
 
-class Report(Struct, frozen=True):
+class Report(Struct, frozen=True, array_like=True, gc=False):
     """A worker's part of a commit.
 
     Attributes:
@@ -262,7 +262,7 @@ class Formed(Struct, frozen=True, omit_defaults=True):
     copied: list[Copied] = []
 
 
-class Heartbeat(Struct, frozen=True, gc=False):
+class Heartbeat(Struct, frozen=True, array_like=True, gc=False):
     """What a process says of itself every so often.
 
     Attributes:

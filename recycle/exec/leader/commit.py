@@ -34,7 +34,7 @@ from recycle.shape import Worker
 NEAR = 0.5
 """Share of the clipping limit from which a norm counts as near."""
 MOST_LINKS = 24
-"""Other processes that a report says the times of messages of, in 27 bytes each."""
+"""Other processes that a report has the times of messages of, in about 50 bytes each."""
 WINDOW = 4
 """Iterations whose norms are looked at."""
 

@@ -19,11 +19,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import astuple
 
 from recycle.exec.members import members_of
-from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, unpack_heartbeats
+from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
 from recycle.shape import Worker
+
+Beats = npt.NDArray[np.void]
+"""A row of `BEAT` for each process of a job, in the order of the job's members."""
+BEAT = np.dtype([("beats", "i8"), ("progress", "i8"), ("waiting", "?"), ("doing", "U20"), ("longest", "f8")])
+"""The attributes of `Heartbeat`, in their order; `longest` is NaN where it is None."""
+_NO_BEAT = Heartbeat(-1, -1, True, "start", None)
+
+
+def beats_of(heartbeats: Mapping[str, Heartbeat], members: Sequence[str]) -> Beats:
+    """The last heartbeats of `members` as rows.
+
+    Args:
+        heartbeats: member -> its last heartbeat. The `beats` of a member without one are -1.
+    """
+    return np.array([astuple(heartbeats.get(member, _NO_BEAT)) for member in members], BEAT)
 
 
 class FailureDetector:
@@ -41,7 +57,7 @@ class FailureDetector:
         self.members = members_of(job.shape.workers(), self._processes)
         self._places = {name: place for place, name in enumerate(self.members)}
         count = len(self.members)
-        self._last: Beats = np.repeat(unpack_heartbeats([NOT_YET]), count)
+        self._last = beats_of({}, self.members)
         self._changed, self._progressed, self._patience = np.zeros(count), np.zeros(count), np.zeros(count)
         self._advanced = np.zeros(count)
         self._is_watched = np.zeros(count, bool)
@@ -85,7 +101,7 @@ class FailureDetector:
             number, rank = divmod(place, self._processes)
             cause = f"no heartbeat for {self._dead_after:g} s"
             if not is_dead:
-                doing = self._last["doing"][place].decode(errors="replace")
+                doing = self._last["doing"][place]
                 cause = f"no progress for {self._patience[place]:g} s in {doing}"
             worker = Worker(*divmod(number, self._ranks))
             lost.setdefault(worker, f"tensor rank {rank}: {cause}" if rank else cause)
@@ -96,7 +112,7 @@ class FailureDetector:
         fresh = places[~self._is_watched[places]]
         self._changed[fresh] = self._progressed[fresh] = self._advanced[fresh] = now
         self._patience[fresh] = max(self._limits.warm_up, self._dead_after)
-        self._last[fresh] = unpack_heartbeats([NOT_YET])
+        self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
         self._is_watched[fresh] = True
 
     def _take(self, places: npt.NDArray[np.int64], beats: Beats, now: float) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.exit_description import last_line
 from recycle.exec.leader.departures import Departures
-from recycle.exec.leader.detector import FailureDetector
+from recycle.exec.leader.detector import Beats, FailureDetector
 from recycle.exec.leader.disagreement import Bit
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.rejoins import Rejoins
@@ -36,7 +36,6 @@ from recycle.exec.membership.going_back import gone_back, named_bits
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.moving import log_copies
-from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.proposal import of_started, proposed
 from recycle.exec.membership.readiness import Readiness

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from recycle.errors import RunError
-from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, unpack_heartbeats
+from recycle.exec.leader.detector import Beats, beats_of
 from recycle.exec.membership.schema import EVERYBODY, HeartbeatKey
 from recycle.exec.membership.store import Store
 
@@ -17,8 +17,7 @@ since its last call. Raises RunError when the store is gone."""
 
 def read_heartbeats(store: Store, members: Sequence[str]) -> Beats:
     """The last heartbeat of each of these processes."""
-    texts = store.texts_below(HeartbeatKey(EVERYBODY), members)
-    return unpack_heartbeats(texts.get(member, NOT_YET) for member in members)
+    return beats_of(store.answers(HeartbeatKey(EVERYBODY), members), members)
 
 
 class HeartbeatReader:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from recycle.exec.leader.commit import evaluate
 from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.members import members_of
@@ -44,7 +42,7 @@ class Reported:
         if not self._reports.look():
             return None
         texts, self._reports = self._reports.texts, None
-        return ReportColumns.read(_in_order(texts, names))
+        return ReportColumns.of({name: key.decode(texts[name]) for name in names})
 
     def evaluation(self, record: GenerationRecord) -> Evaluated | None:
         """The result of the evaluation of the committed state; None until all have reported their part."""
@@ -57,8 +55,4 @@ class Reported:
         if not self._evaluations.look():
             return None
         texts, self._evaluations = self._evaluations.texts, None
-        return evaluate(record.committed, {name: key.decode(text) for name, text in _in_order(texts, names).items()})
-
-
-def _in_order(texts: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    return {name: texts[name] for name in names}
+        return evaluate(record.committed, {name: key.decode(texts[name]) for name in names})

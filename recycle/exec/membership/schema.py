@@ -3,8 +3,8 @@
 Each key is a class, and its instances are the keys: `CommitKey(3, 17)` is the key of the commit of iteration 17 in
 generation 3. The class says all that a store has to know, so that a new key is one class here and nothing elsewhere:
 
-- the type of its value, which gives the text in the store (JSON; a text stays as it is, and what thousands of processes
-  write over and over is packed);
+- the type of its value, which gives the text in the store (JSON; a text stays as it is, and of a generation record its
+  exceptions are written);
 - who writes it, and with that the folder it lies in. On etcd a client follows whole folders: agents follow `orders` and
   pass it on to their workers, whoever coordinates follows `posts` and `register` as well. On the launcher's store every
   write in `posts` wakes the launcher;
@@ -20,16 +20,13 @@ generation that ends turns each decision that is still open into "void".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
 
 import msgspec
 
-from recycle.exec.membership.packed_heartbeat import pack_heartbeat, unpack_heartbeat
 from recycle.exec.membership.packed_record import PackedRecord, pack_record, unpack_record
-from recycle.exec.membership.packed_report import pack_report, unpack_report
 from recycle.exec.protocol import (
     Commit,
     Copied,
@@ -87,23 +84,15 @@ class Key(Generic[Content]):
     Class arguments:
         writer: who writes it.
         folder: where it lies; by default `orders` for what the coordinator writes and `posts` for all else.
-        packed: the type that a value is written as, and what makes it of a value and back; that of the value itself
-            when left out.
     """
 
     folder: ClassVar[Folder]
     writer: ClassVar[Writer]
     _kind: ClassVar[str]
     _type: ClassVar[Any]
-    _packed: ClassVar[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]] | None]
+    _decoder: ClassVar[msgspec.json.Decoder[Any]]
 
-    def __init_subclass__(
-        cls,
-        *,
-        writer: Writer | None = None,
-        folder: Folder | None = None,
-        packed: tuple[Any, Callable[[Any], Any], Callable[[Any], Any]] | None = None,
-    ) -> None:
+    def __init_subclass__(cls, *, writer: Writer | None = None, folder: Folder | None = None) -> None:
         super().__init_subclass__()
         if writer is None:
             return  # Note and Decision
@@ -112,7 +101,7 @@ class Key(Generic[Content]):
         cls._kind = cls.__name__.removesuffix("Key").lower()
         (base,) = (base for base in cls.__dict__["__orig_bases__"] if get_origin(base) is not None)
         (cls._type,) = get_args(base)
-        cls._packed = packed
+        cls._decoder = msgspec.json.Decoder(PackedRecord if cls._type is GenerationRecord else cls._type)
         dataclass(frozen=True)(cls)
 
     @property
@@ -138,23 +127,18 @@ class Key(Generic[Content]):
         """The text in the store that stands for `value`; Python's JSON keeps NaN and infinity of bad gradients."""
         if isinstance(value, str) and self._type is str:
             return value
-        packed = value if self._packed is None else self._packed[1](value)
-        if self._packed is not None and isinstance(packed, str):
-            return packed
-        return json.dumps(msgspec.to_builtins(packed, str_keys=True), separators=(",", ":"))
+        written = pack_record(value) if isinstance(value, GenerationRecord) else value
+        return json.dumps(msgspec.to_builtins(written, str_keys=True), separators=(",", ":"))
 
     def decode(self, text: str) -> Content:
         """The value that a text in the store stands for."""
         if self._type is str:
             return cast(Content, text)
-        written = self._type if self._packed is None else self._packed[0]
-        if self._packed is not None and written is str:
-            return cast(Content, self._packed[2](text))
         try:
-            value = msgspec.json.decode(text, type=written)
+            value = self._decoder.decode(text)
         except msgspec.DecodeError:  # of what Python's JSON has beyond the standard
-            value = msgspec.convert(json.loads(text), type=written, str_keys=True)
-        return cast(Content, value if self._packed is None else self._packed[2](value))
+            value = msgspec.convert(json.loads(text), self._decoder.type, str_keys=True)
+        return cast(Content, unpack_record(value) if isinstance(value, PackedRecord) else value)
 
 
 class Note(Key[Content]):
@@ -168,10 +152,7 @@ class Decision(Key[Content]):
 # The run.
 
 
-_RECORD = (PackedRecord, pack_record, unpack_record)
-
-
-class RegisterKey(Decision[GenerationRecord], writer=Writer.COORDINATOR, folder=Folder.REGISTER, packed=_RECORD):
+class RegisterKey(Decision[GenerationRecord], writer=Writer.COORDINATOR, folder=Folder.REGISTER):
     """The one register: the current generation and the last committed step."""
 
 
@@ -199,7 +180,7 @@ class OverKey(Note[bool], writer=Writer.COORDINATOR):
 # A generation; all of these are deleted once a later one runs.
 
 
-class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR, packed=_RECORD):
+class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
     """What the generation begins with."""
 
     generation: int
@@ -245,7 +226,7 @@ class CopiedKey(Note[list[Copied]], writer=Writer.WORKER):
     member: str
 
 
-class ReportKey(Note[Report], writer=Writer.WORKER, packed=(str, pack_report, unpack_report)):
+class ReportKey(Note[Report], writer=Writer.WORKER):
     """The process has all its gradient sums of iteration `step`. Deleted with the commit."""
 
     generation: int
@@ -303,9 +284,7 @@ class ReadyKey(Note[bool], writer=Writer.WORKER):
     incarnation: int
 
 
-class HeartbeatKey(
-    Note[Heartbeat], writer=Writer.WORKER, folder=Folder.BEATS, packed=(str, pack_heartbeat, unpack_heartbeat)
-):
+class HeartbeatKey(Note[Heartbeat], writer=Writer.WORKER, folder=Folder.BEATS):
     """The heartbeat of a process; read by whoever looks for silence, followed by nobody."""
 
     member: str

@@ -69,10 +69,6 @@ class Store(ABC):
         """
         return Gathering(self, key, members, partly)
 
-    def texts_below(self, key: Key[Any], members: Collection[str]) -> Mapping[str, str]:
-        """As `answers`, the texts; perhaps with those of others."""
-        return self._below(key.name[:-1], members)
-
     def wait(self, key: Key[Content], seconds: float) -> Content | None:
         """The value of `key` as soon as it is written; None when it is not within `seconds`."""
         self._await(key.name, seconds)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+import numpy as np
 import pytest
 
 from recycle import Job, Worker
-from recycle.exec.leader.detector import FailureDetector, profiled_seconds, whom_to_fence
-from recycle.exec.membership.packed_heartbeat import Beats, pack_heartbeat, unpack_heartbeat, unpack_heartbeats
+from recycle.exec.leader.detector import Beats, FailureDetector, beats_of, profiled_seconds, whom_to_fence
 from recycle.exec.membership.progress import Progress
 from recycle.exec.protocol import Heartbeat
 from tests.exec.runs import job
@@ -22,11 +20,6 @@ def of() -> Job:
     return job(2, 2, 2, membership=LIMITS)
 
 
-def beats(detector: FailureDetector, said: Mapping[str, Heartbeat]) -> Beats:
-    """What was read of all processes, of whom these have beaten."""
-    return unpack_heartbeats(pack_heartbeat(said.get(name)) for name in detector.members)
-
-
 class Heard:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
@@ -34,7 +27,7 @@ class Heard:
         self.detector, self.now, self.beats = FailureDetector(of, dead_after), 100.0, 0
 
     def read(self) -> Beats:
-        return beats(self.detector, {str(A): self.said})
+        return beats_of({str(A): self.said}, self.detector.members)
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
         """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
@@ -98,7 +91,7 @@ def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
             "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
             "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
         }
-        lost = detector.lost([A, B], beats(detector, said), now)
+        lost = detector.lost([A, B], beats_of(said, detector.members), now)
         assert not lost or now > 4.0
         if len(lost) == 2:
             break
@@ -154,7 +147,7 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
         heartbeats = {name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()}
-        lost = detector.lost([A, B, C, D], beats(detector, heartbeats), now)
+        lost = detector.lost([A, B, C, D], beats_of(heartbeats, detector.members), now)
         if lost:
             break
     assert set(lost) == set(silent)
@@ -173,12 +166,15 @@ def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None
     assert why == "no heartbeat for 4 s"
 
 
-@pytest.mark.parametrize("longest", [None, 0.1])
-def test_a_heartbeat_comes_back_from_its_row(longest: float | None) -> None:
-    beat = Heartbeat(2**40, 7, False, "12REDUCE_GRAD", longest)
-    assert unpack_heartbeat(pack_heartbeat(beat)) == beat
-    with pytest.raises(ValueError, match="not a heartbeat"):
-        unpack_heartbeat("{}")
+def test_rows_of_heartbeats_are_in_the_order_of_members() -> None:
+    heartbeats = {"1.0": Heartbeat(2**40, 7, False, "12REDUCE_GRAD", 0.1), "0.0": Heartbeat(3, 9, True, "form", None)}
+    rows = beats_of(heartbeats, ["0.0", "0.1", "1.0"])
+    assert rows["beats"].tolist() == [3, -1, 2**40]
+    assert rows["progress"].tolist() == [9, -1, 7]
+    assert rows["waiting"].tolist() == [True, True, False]
+    assert rows["doing"].tolist() == ["form", "start", "12REDUCE_GRAD"]
+    assert np.isnan(rows["longest"]).tolist() == [True, True, False]
+    assert rows["longest"][2] == 0.1
 
 
 def test_a_restarted_process_whose_beats_begin_anew_is_alive(of: Job) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recycle.exec.checksums import Checksum, MicroBatchChecksums
 from recycle.exec.leader.replay_votes import Voted, Votes, count, replayed_as, votes_of
 from recycle.exec.leader.report_columns import ReportColumns
-from recycle.exec.membership.packed_report import pack_report, unpack_report
+from recycle.exec.membership.schema import ReportKey
 from recycle.exec.protocol import Report
 from recycle.ir.replays import Checked
 from recycle.shape import MicroBatch
@@ -84,7 +84,8 @@ def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None
     other = CHECKED._replace(stage=0)
     home = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, large, True)])
     peer = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, RIGHT, False), replayed_as(other, large, True)])
-    assert [unpack_report(pack_report(report)) for report in (home, peer)] == [home, peer]
+    key = ReportKey(1, 2, "0.1")
+    assert [key.decode(key.encode(report)) for report in (home, peer)] == [home, peer]
     columns = ReportColumns.of({"0.1": peer, "1.1": Report({1: [1.0]}, None), "2.1": home})
     assert columns.agree()
     found = votes_of(columns.replayed)

@@ -27,7 +27,7 @@ from recycle.exec.membership.schema import (
     generation_folder,
 )
 from recycle.exec.membership.store import Store
-from recycle.exec.protocol import VOID, Commit, Formed, Report
+from recycle.exec.protocol import VOID, Commit, Formed, Heartbeat, Report
 from recycle.shape import Worker
 from tests.exec.membership.test_takeover import LIVE, OnePlan, Still, store  # noqa: F401
 from tests.exec.runs import job
@@ -68,6 +68,7 @@ def test_no_two_kinds_of_key_share_names_and_workers_write_only_where_no_worker_
         (CommitKey(1, 0), Commit(0, math.inf, 0.1 + 0.2, None)),
         (CommitKey(1, 0), VOID),
         (schema.FinalKey("0.0"), {3: "digest"}),
+        (schema.HeartbeatKey("0.0"), Heartbeat(2**40, 7, False, "12REDUCE_GRAD", None)),
         (schema.EndedKey(Worker(0, 0)), (2, "killed by SIGKILL")),
         (schema.FormedKey(1, "0.0"), Formed("no route", True)),
         (schema.OutcomeKey(), 'quoted "text"'),
