@@ -33,7 +33,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.launch.request import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.processes.processes import worker_environment
+from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
 from recycle.footprint import reducing_bytes

@@ -1,51 +1,77 @@
-"""A fork server over a long run: process ids come again."""
+"""A fork server forks workers and keeps the id and the exit code of each until it is reaped."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit
 
 pytestmark = pytest.mark.process
 
-LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
-ATTEMPTS = 50
 
-
-def until(condition: Callable[[], bool], server: ForkServer) -> None:
+def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
-        server.read_answers()
         time.sleep(0.01)
 
 
-def test_how_a_process_ended_is_not_taken_for_the_end_of_a_later_one_with_its_id(tmp_path: Path) -> None:
+def wait_until_forked(server: ForkServer, process: WorkerProcess) -> None:
+    until(lambda: server.read_answers() or process.pid != 0)
+
+
+def wait_for_code(server: ForkServer, process: WorkerProcess) -> int | None:
+    wait_until_forked(server, process)
+    until(lambda: process.look() or process.code is not None)
+    return process.code
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
     server = ForkServer("emulated")
-    try:
-        first = server.fork("no specification", tmp_path / "first.log")
-        until(lambda: first in server.statuses, server)
-        for _ in range(ATTEMPTS):  # another process may take the id first
-            try:
-                LAST_PID.write_text(str(server.pids[first] - 1))
-            except OSError:
-                pytest.skip("the next process id cannot be chosen here; it takes root")
-            second = server.fork("no specification", tmp_path / "second.log")
-            until(lambda asked=second: asked in server.pids, server)  # type: ignore[misc]
-            if server.pids[second] == server.pids[first]:
-                break
-            until(lambda asked=second: asked in server.statuses, server)  # type: ignore[misc]
-        else:
-            pytest.skip("another process took the id each time")
-        until(lambda: second in server.statuses, server)
-        assert (server.statuses[first], server.statuses[second]) == (1, 1)
-        assert first != second
-    finally:
-        server.close()
+    yield server
+    server.close()
+
+
+def test_an_ended_process_keeps_its_id_and_its_exit_code_until_it_is_reaped(server: ForkServer, tmp_path: Path) -> None:
+    process = server.fork("no specification", tmp_path / "worker.log")
+    assert wait_for_code(server, process) == 1
+    os.kill(process.pid, 0)
+    server.reap(process)
+    until(lambda: not Path(f"/proc/{process.pid}").exists())
+
+
+def test_a_stopped_server_keeps_nobody_waiting_and_answers_later(server: ForkServer, tmp_path: Path) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    logs = [tmp_path / f"{number}.log" for number in range(3)]
+    processes = [server.fork("x" * 40_000, log) for log in logs]  # more than a pipe holds
+    server.read_answers()
+    assert [process.pid for process in processes] == [0, 0, 0]
+    os.kill(server.pid, signal.SIGCONT)
+    assert [wait_for_code(server, process) for process in processes] == [1, 1, 1]
+    assert all("DecodeError" in log.read_text() for log in logs)
+
+
+def test_a_worker_waits_until_other_processes_have_ended(server: ForkServer, tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    others = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    process = server.fork("no specification", log, [WorkerProcess(other.pid) for other in others])
+    wait_until_forked(server, process)
+    for other in others:
+        time.sleep(0.1)
+        assert not log.exists()
+        other.kill()
+    assert wait_for_code(server, process) == 1
+    assert "DecodeError" in log.read_text()
+    for other in others:
+        other.wait()
 
 
 def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_path: Path) -> None:
@@ -53,8 +79,15 @@ def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_pa
     (tmp_path / "of_a_user.py").write_text(f"import os\nopen({str(trace)!r}, 'a').write(f'{{os.getpid()}} ')\n")
     server = ForkServer("emulated", modules=["of_a_user"], folders=[str(tmp_path)])
     try:
-        worker = server.fork("no specification", tmp_path / "worker.log")
-        until(lambda: worker in server.statuses, server)
+        assert wait_for_code(server, server.fork("no specification", tmp_path / "worker.log")) == 1
         assert trace.read_text().split() == [str(server.pid)]
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(2, "refused the job"), (3, "ended with exit code 3"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")],
+)
+def test_exit_codes_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words

@@ -1,0 +1,151 @@
+"""How the workers of a machine end: noticed at once, reported once, with their exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from recycle import Worker
+from recycle.exec.processes import processes
+from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.exec.processes.waker import Waker
+from recycle.exec.worker.specification import RunSpecification
+
+pytestmark = pytest.mark.process
+
+WORKER = Worker(0, 0)
+SLEEP = "import time; time.sleep(100)"
+LARGE = """
+import mmap, os, signal
+memory = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+memory[::4096] = bytes(len(memory) // 4096)
+"""
+"""Holds 2 GB in small pages, which the kernel takes a tenth of a second to free."""
+
+
+class _Server:
+    """Starts Python programs, one after the other, in place of workers."""
+
+    def __init__(self, *programs: str) -> None:
+        self._programs, self._started = list(programs), dict[int, subprocess.Popen[bytes]]()
+        self.forked: list[WorkerProcess] = []
+        self.after: list[list[WorkerProcess]] = []
+        self.answers, self._unused = os.pipe()
+
+    def fork(self, specification: str, log: Path, after: list[WorkerProcess]) -> WorkerProcess:
+        started = subprocess.Popen([sys.executable, "-S", "-c", self._programs.pop(0)])
+        self._started[started.pid] = started
+        self.forked.append(WorkerProcess(started.pid, os.pidfd_open(started.pid)))
+        self.after.append(after)
+        return self.forked[-1]
+
+    def read_answers(self) -> None:
+        pass
+
+    def reap(self, process: WorkerProcess) -> None:
+        os.close(process.descriptor)
+        self._started.pop(process.pid).wait()
+
+    def kept(self) -> list[int]:
+        """Ids of the processes that are not reaped."""
+        return list(self._started)
+
+    def close(self) -> None:
+        for process in self._started.values():
+            process.kill()
+            process.wait()
+        os.close(self.answers)
+        os.close(self._unused)
+
+
+class _Machine:
+    """Processes of `WORKER`, one per program; with `later`, the program of its next one."""
+
+    def __init__(self, *programs: str, later: Sequence[str] = ()) -> None:
+        self.server, self.waker = _Server(*programs, *later), Waker()
+        run = RunSpecification(
+            job="", cut=[], stages={}, faults=[], store="", run="", address="", started=0.0, directory="."
+        )
+        server = cast(ForkServer, self.server)
+        self.processes = LocalProcesses(server, run, [WORKER], self.waker, len(programs))
+        self.processes.start(WORKER, 0)
+
+    def wait_for_report(self) -> str:
+        deadline = time.monotonic() + 30
+        while not (gone := self.processes.gone()):
+            assert time.monotonic() < deadline
+            self.processes.wait(1.0)
+        return gone[WORKER]
+
+    def end(self) -> None:
+        """Wait until no process is left."""
+        self.processes.end(30.0)
+        assert self.server.kept() == []
+
+    def close(self) -> None:
+        self.server.close()
+        self.waker.close()
+
+
+@pytest.fixture
+def machines() -> Iterator[list[_Machine]]:
+    machines: list[_Machine] = []
+    yield machines
+    for machine in machines:
+        machine.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"), ("os._exit(3)", "ended with exit code 3")],
+)
+def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
+    end: str, how: str, machines: list[_Machine]
+) -> None:
+    machine = _Machine(LARGE + end, later=["pass"])
+    machines.append(machine)
+    assert machine.wait_for_report() == how
+    assert not wait([machine.server.forked[0].descriptor], 0)
+    assert not machine.processes.running(WORKER)
+    assert machine.processes.ended(WORKER) == how
+    machine.processes.start(WORKER, 1)
+    assert machine.server.after == [[], machine.server.forked[:1]]
+    assert machine.wait_for_report() == "ended with exit code 0"
+    machine.end()
+
+
+def test_a_killed_process_is_reported_within_milliseconds_though_nobody_looks(
+    machines: list[_Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 60.0)
+    machines.append(_Machine(SLEEP))
+    machines[0].processes.wait(0.1)
+    assert machines[0].processes.gone() == {}
+    machines[0].server.forked[0].kill()
+    killed = time.monotonic()
+    assert machines[0].wait_for_report() == "killed by SIGKILL"
+    assert time.monotonic() - killed < 0.5
+
+
+def test_a_worker_fails_with_its_first_process_and_the_others_are_killed(machines: list[_Machine]) -> None:
+    machines.append(_Machine(SLEEP, "raise SystemExit(3)", SLEEP))
+    assert machines[0].wait_for_report() == "tensor rank 1 ended with exit code 3"
+    machines[0].end()
+
+
+def test_a_worker_ends_well_with_the_last_of_its_processes(machines: list[_Machine]) -> None:
+    started = time.monotonic()
+    machines.append(_Machine("import time; time.sleep(0.3)", "pass"))
+    assert machines[0].wait_for_report().endswith("ended with exit code 0")
+    assert time.monotonic() - started > 0.3
+    machines[0].end()
