@@ -151,7 +151,7 @@ class PlannerProcess:
         if self._failures < MOST_FAILURES:
             if self._child.process.poll() is None and not self._is_overdue():
                 return []
-            self._end()
+            self.close()
             self._failures += 1
             if self._failures < MOST_FAILURES:
                 self._start()
@@ -196,17 +196,14 @@ class PlannerProcess:
             self._changed.wait_for(lambda: bool(self._pending) or self._is_ending)
             return None if self._is_ending else self._pending[0]
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the process."""
         self._child.kill()
         with self._changed:
             self._is_ending = True
             self._changed.notify()
         self._thread.join()
         self._child.close()
-
-    def close(self) -> None:
-        """End the process."""
-        self._end()
 
 
 def _serve(parent: str, name: str) -> None:
