@@ -148,6 +148,8 @@ def test_etcd_of_the_manifest_lets_in_whoever_has_a_certificate_and_nobody_else(
         )
         with pytest.raises(RunError, match="TLS failed; check"):
             open_client(url, stranger)
+        with pytest.raises(RunError, match="its certificate is not accepted: "):
+            open_client(url, msgspec.structs.replace(stranger, etcd_ca=None))
     finally:
         server.kill()
         server.wait()

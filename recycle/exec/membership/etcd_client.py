@@ -1,11 +1,10 @@
-"""Requests to an etcd cluster over its JSON gateway, through outages that are short enough.
+"""A client of etcd over its JSON gateway, by the HTTP client of the standard library.
 
-Every request that the cluster cannot answer for the moment is made again, at each endpoint in turn, until the
-patience is used up: at first with little time for an answer, so that a member that hangs costs nobody a heartbeat, then
-with more. Clients begin at endpoints of their own. All requests made here may be repeated: puts, deletes, reads, and
-transactions whose outcome is read from the value that stands afterwards. What etcd refuses (a wrong password, a missing
-permission) is an error at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the client
-libraries on gRPC start threads, which do not survive a fork.
+A request without an answer is repeated at the next member until `store_timeout` is over. The first attempts have a
+short timeout, so that a member that hangs does not delay a heartbeat; later attempts have a longer one. Every request
+may be repeated: puts, deletes, reads, and transactions whose outcome is read back. A refusal of etcd (a wrong password,
+a missing permission) is an error at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the
+client libraries on gRPC start threads, which do not survive a fork.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,90 +28,68 @@ from recycle.errors import JobError, RunError
 from recycle.sections import MembershipSection
 
 PASSWORD = "RECYCLE_ETCD_PASSWORD"
-"""Environment variable that the password is taken from when no file is named."""
+"""Environment variable with the password when no file is named."""
 REQUEST_SECONDS = (0.5, 5.0)
-"""That a request may take at least and at most; `EtcdClient` says where between."""
-WATCH_SECONDS = 10.0
-"""How long a watch may be silent: then another member is watched, because this one may hang."""
+"""Shortest and longest timeout of an attempt; see `EtcdClient`."""
 PAUSE_SECONDS = (0.02, 0.5)
-"""Between two attempts: at first, and after a while."""
-_KEEPALIVE = [
+"""Shortest and longest pause between two attempts."""
+_KEEPALIVE = [  # a connection to a host that vanished ends after eleven seconds
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 ]
-"""A host that vanished without a word ends a watch after eleven seconds; packets go out at once."""
-_STALE = ("invalid auth token", "revision of auth store is old")
-NOT_ETCD = "its answer is not one of etcd"
-_PASSING = (*_STALE, "leader", "timed out", "closing", "too many requests")
+_SIGN_IN = "/auth/authenticate"
+_STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
+_TEMPORARY = (*_STALE_TOKEN, "leader", "timed out", "closing", "too many requests")
+_NO_LEASE = "requested lease not found"
+_CLIENTS = count()
+CONNECTION_ERRORS = (OSError, HTTPException, ValueError)
+"""Errors of a connection, of a member that cannot answer for now, and of an answer that is not JSON."""
 
 EtcdRequest = dict[str, Any]
 """A part of a transaction, as the gateway takes it."""
 
 
-class Disconnected(Exception):
-    """A stream broke off; whoever follows it reads again and opens another."""
-
-
-class Silent(Disconnected):
-    """Nothing has come for `WATCH_SECONDS`: either nothing has changed, or the member hangs."""
+class Unavailable(ConnectionError):
+    """The member cannot answer for now."""
 
 
 class LeaseEnded(RunError):
-    """The lease that a key was to hang on is not there any more; nothing was written."""
+    """The lease of a key has ended; nothing was written."""
 
 
-class Found(NamedTuple):
-    """A key's value, and the revision that it was made at."""
+class KeyValue(NamedTuple):
+    """The value of a key, and the revision at which the key was created."""
 
     value: bytes
     created: int
 
 
 class EtcdClient:
-    """A client for one thread. Several may exist per process.
+    """A client for one thread, with one connection that stays open.
 
-    The first attempt of a request has a quarter of `dead_after` for its answer, later ones up to half of the lease's
-    term.
+    The clients of a process start at different members. The first attempts have a quarter of `dead_after` for their
+    answer, later ones up to half of `lease`, both within `REQUEST_SECONDS`. Proxies of the environment are not used.
 
     Args:
-        endpoints: the cluster's members.
-        settings: the job's `[membership]`; user, files of certificates, patience.
-        password: of the user.
+        endpoints: the members of the cluster.
+        settings: the job's `[membership]`: user, files for TLS, timeouts.
+        password: password of the user.
 
-    Raises:
-        JobError: the package is not installed.
+    Attributes:
+        requests: number of requests sent.
     """
 
     def __init__(self, endpoints: Endpoints, settings: MembershipSection, password: str | None) -> None:
-        try:
-            import requests
-            from requests.adapters import HTTPAdapter
-        except ImportError:
-            raise JobError(
-                f"[membership] store = \"{endpoints}\" needs one more package: pip install 'recycle-pipeline[etcd]'"
-            ) from None
         self.endpoints, self._settings, self._password = endpoints, settings, password
-        self._session = requests.Session()
-        self._session.trust_env = False  # a proxy for the web is not the way to the cluster's store
-        adapter = HTTPAdapter()
-        adapter.init_poolmanager(10, 10, socket_options=_KEEPALIVE)
-        self._session.mount("http://", adapter)
-        self._session.mount("https://", adapter)
-        self._session.headers["Grpc-Metadata-hasleader"] = "true"  # a member that is cut off ends its watches
-        if settings.etcd_ca is not None:
-            self._session.verify = settings.etcd_ca
-        if settings.etcd_certificate is not None and settings.etcd_key is not None:
-            self._session.cert = (settings.etcd_certificate, settings.etcd_key)
-        scheme = "https" if endpoints.tls else "http"
-        hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in endpoints.members]
-        self._urls = [f"{scheme}://{host}:{port}/v3" for host, port in hosts]
-        self._turn = (os.getpid() + next(_CLIENTS)) % len(self._urls)
-        least, most = REQUEST_SECONDS
-        self._most = min(most, settings.lease / 2)
-        self._least = min(max(least, settings.dead_after / 4), self._most)
+        self._member = (os.getpid() + next(_CLIENTS)) % len(endpoints.members)
+        self._connection: HTTPConnection | None = None
+        self._headers = {"Content-Type": "application/json"}
+        self._headers["Grpc-Metadata-hasleader"] = "true"  # a member without a leader ends its watches
+        shortest, longest = REQUEST_SECONDS
+        self._longest = min(longest, settings.lease / 2)
+        self._shortest = min(max(shortest, settings.dead_after / 4), self._longest)
         self.requests = 0
 
     def clone(self) -> EtcdClient:
@@ -120,138 +98,113 @@ class EtcdClient:
 
     @property
     def addresses(self) -> set[tuple[str, int]]:
-        """Numeric (address, port) of all endpoints."""
-        found: set[tuple[str, int]] = set()
+        """Numeric (address, port) of all members."""
+        addresses: set[tuple[str, int]] = set()
         for host, port in self.endpoints.members:
             with contextlib.suppress(OSError):
-                found |= {(str(i[4][0]), int(i[4][1])) for i in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        return found
+                infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses |= {(str(info[4][0]), int(info[4][1])) for info in infos}
+        return addresses
 
     def call(self, path: str, body: dict[str, Any], patience: float | None = None) -> dict[str, Any]:
-        """Post a request; returns etcd's answer. Raises RunError when there is none within the patience."""
-        deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
-        pause, longest = PAUSE_SECONDS
-        seconds, attempts = self._least, 0
-        while True:
-            try:
-                answer: dict[str, Any] = self._post(path, body, seconds).json()
-                return answer
-            except Disconnected as error:
-                why = str(error)
-            except ValueError:
-                why = NOT_ETCD
-            self.rotate()
-            attempts += 1
-            if attempts % len(self._urls) == 0:
-                seconds = min(2 * seconds, self._most)
-            if time.monotonic() > deadline:
-                raise RunError(f"{self.endpoints} does not answer ({why}); start etcd there, or correct the address")
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
+        """Post a request; returns etcd's answer.
 
-    def rotate(self) -> None:
-        """Ask the next endpoint from now on."""
-        self._turn = (self._turn + 1) % len(self._urls)
-
-    def range(self, start: str, end: str | None = None) -> tuple[dict[str, Found], int]:
-        """The keys from `start` to before `end`, or only `start`, and the cluster's revision."""
-        answer = self.call("/kv/range", _span(start, end))
-        found = {
-            decoded(kv["key"]).decode(): Found(decoded(kv.get("value", "")), int(kv["create_revision"]))
-            for kv in answer.get("kvs", [])
-        }
-        return found, int(answer["header"]["revision"])
-
-    def watch(self, start: str, end: str, revision: int) -> Watch:
-        """All changes of keys from `start` to before `end`, from `revision` on. Raises Disconnected, RunError."""
-        request = {**_span(start, end), "start_revision": revision, "fragment": True}
-        return Watch(self._post("/watch", {"create_request": request}, WATCH_SECONDS, stream=True))
-
-    def _post(self, path: str, body: dict[str, Any], seconds: float, stream: bool = False) -> Any:
-        """One request to the present endpoint.
+        Args:
+            patience: seconds until no further attempt is made; `store_timeout` when left out.
 
         Raises:
-            Disconnected: no answer, or one that says to ask again.
-            RunError: etcd refuses.
+            RunError: etcd refuses the request, or no member answers in time.
         """
-        import requests
+        deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
+        pause, longest_pause = PAUSE_SECONDS
+        seconds, attempts = self._shortest, 0
+        while True:
+            try:
+                answer: dict[str, Any] = json.loads(self._post(path, body, seconds).read())
+                return answer
+            except CONNECTION_ERRORS as error:
+                reason = _reason(error)
+            self.rotate()
+            attempts += 1
+            if attempts % len(self.endpoints.members) == 0:
+                seconds = min(2 * seconds, self._longest)
+            if time.monotonic() > deadline:
+                raise RunError(f"{self.endpoints} does not answer ({reason}); start etcd there, or correct the address")
+            time.sleep(pause)
+            pause = min(2 * pause, longest_pause)
 
-        user, url = self._settings.etcd_user, self._urls[self._turn]
-        if user is not None and "Authorization" not in self._session.headers and path != _SIGN_IN:
-            signed = self._post(_SIGN_IN, {"name": user, "password": self._password}, self._most)
-            self._session.headers["Authorization"] = signed.json()["token"]
+    def rotate(self) -> None:
+        """Close the connection and continue with the next member."""
+        self._member = (self._member + 1) % len(self.endpoints.members)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def range(self, start: str, end: str | None = None) -> tuple[dict[str, KeyValue], int]:
+        """The keys from `start` to before `end`, or only `start`, and the revision of the cluster. Raises RunError."""
+        answer = self.call("/kv/range", span(start, end))
+        pairs = {
+            decoded(kv["key"]).decode(): KeyValue(decoded(kv.get("value", "")), int(kv["create_revision"]))
+            for kv in answer.get("kvs", [])
+        }
+        return pairs, int(answer["header"]["revision"])
+
+    def stream(self, path: str, body: dict[str, Any], seconds: float) -> tuple[HTTPConnection, HTTPResponse]:
+        """Post a request whose answer does not end; returns its connection, too. Raises CONNECTION_ERRORS, RunError."""
+        response = self._post(path, body, seconds)
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        return connection, response
+
+    def _post(self, path: str, body: dict[str, Any], seconds: float) -> HTTPResponse:
+        user = self._settings.etcd_user
+        if user is not None and "Authorization" not in self._headers and path != _SIGN_IN:
+            answer = self._post(_SIGN_IN, {"name": user, "password": self._password}, self._longest)
+            self._headers["Authorization"] = json.loads(answer.read())["token"]
         self.requests += 1
-        try:
-            response = self._session.post(
-                url + path, json=body, stream=stream, timeout=(min(seconds, self._most), seconds)
-            )
-            if response.ok:
-                return response
-            detail = str(response.text)
-        except (requests.exceptions.RequestException, OSError) as error:
-            raise Disconnected(failure_reason(error)) from None
+        if self._connection is None or self._connection.sock is None:
+            self._connection = self._connect(min(seconds, self._longest))
+        self._connection.sock.settimeout(seconds)
+        self._connection.request("POST", f"/v3{path}", json.dumps(body), self._headers)
+        response = self._connection.getresponse()
+        if response.status < 400:
+            return response
+        detail = response.read().decode(errors="replace")
         with contextlib.suppress(ValueError, AttributeError):
             detail = str(json.loads(detail).get("error", detail))
-        if any(words in detail for words in _STALE):
-            self._session.headers.pop("Authorization", None)
+        if any(words in detail for words in _STALE_TOKEN):
+            self._headers.pop("Authorization", None)
         if _NO_LEASE in detail:
             raise LeaseEnded(f"{self.endpoints}: {detail}")
-        if response.status_code < 500 and not any(words in detail for words in _PASSING):
+        if response.status < 500 and not any(words in detail for words in _TEMPORARY):
             raise RunError(f"{self.endpoints} refuses: {detail}")
-        raise Disconnected(detail)
+        raise Unavailable(detail)
 
-
-_CLIENTS = count()
-_NO_LEASE = "requested lease not found"
-_SIGN_IN = "/auth/authenticate"
-
-
-class Watch:
-    """An open stream of changes."""
-
-    def __init__(self, response: Any) -> None:
-        self._response = response
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Results as etcd sends them. Raises Disconnected when the stream ends, whatever the reason."""
-        import requests
-
-        heard = time.monotonic()
-        try:
-            for line in self._response.iter_lines(chunk_size=None):
-                heard = time.monotonic()
-                if not line:
-                    continue
-                message = json.loads(line)
-                result = message.get("result")
-                if result is None or result.get("canceled"):
-                    raise Disconnected(line.decode(errors="replace"))
-                yield result
-        # ValueError: half a line. AttributeError: the response was closed under this thread.
-        except (requests.exceptions.RequestException, OSError, ValueError, AttributeError) as error:
-            is_silent = time.monotonic() - heard >= WATCH_SECONDS
-            raise (Silent if is_silent else Disconnected)(failure_reason(error)) from None
-        raise Disconnected("the stream ended")
-
-    def close(self) -> None:
-        """End the stream, also under a thread that waits for it."""
-        with contextlib.suppress(Exception):
-            self._response.raw.connection.sock.shutdown(socket.SHUT_RDWR)
+    def _connect(self, seconds: float) -> HTTPConnection:
+        host, port = self.endpoints.members[self._member]
+        if self.endpoints.tls:  # files are read each time, because certificates are renewed
+            context = _tls_context(self._settings)
+            connection: HTTPConnection = HTTPSConnection(host, port, timeout=seconds, context=context)
+        else:
+            connection = HTTPConnection(host, port, timeout=seconds)
+        connection.connect()  # sets TCP_NODELAY
+        for option in _KEEPALIVE:
+            connection.sock.setsockopt(*option)
+        return connection
 
 
 class Lease:
-    """A lease, with keys that vanish soon after their owner does, that a thread keeps alive, three times per term.
+    """A lease that a thread renews three times per term; etcd deletes its keys when the lease ends.
 
-    An etcd that does not answer ends no lease: it is asked again until it says whether the lease still stands, or until
-    it counts as gone.
+    The lease counts as ended when etcd says so, or after `store_timeout` without an answer.
 
     Args:
-        client: of its own.
-        settings: the term, and when an etcd that does not answer is gone.
-        lost: called from the thread, once, when the lease has ended.
+        client: used by no other thread.
+        settings: `lease` and `store_timeout`.
+        lost: called once, from the thread, when the lease has ended.
 
     Attributes:
-        failures: attempts to renew it that were not answered.
+        failures: number of renewals without an answer.
     """
 
     def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:
@@ -280,7 +233,7 @@ class Lease:
             self._lost()
 
     def close(self) -> None:
-        """Give the lease back: its keys vanish at once."""
+        """Revoke the lease: its keys are deleted at once."""
         self._closing.set()
         self._thread.join()
         with contextlib.suppress(RunError):
@@ -288,10 +241,10 @@ class Lease:
 
 
 def open_client(url: str, settings: MembershipSection) -> EtcdClient:
-    """A client for `url` that has been answered once.
+    """A client for `url`, after a first answer.
 
     Raises:
-        JobError: the password's file cannot be read, or the store is open to the network without a secret.
+        JobError: a file of `[membership]` cannot be used, or the store is open to the network without a secret.
         RunError: no answer.
     """
     endpoints = parse_endpoints(url)
@@ -303,13 +256,26 @@ def open_client(url: str, settings: MembershipSection) -> EtcdClient:
             f" password (etcd_password_file or ${PASSWORD}), or etcd_certificate and etcd_key;"
             " insecure = true goes without"
         )
+    if endpoints.tls:
+        try:
+            _tls_context(settings)
+        except OSError as error:
+            reason = "not a certificate or key in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+            raise JobError(f"[membership] etcd_ca, etcd_certificate, etcd_key: {reason}") from None
     client = EtcdClient(endpoints, settings, password)
     client.range("/recycle/")
     return client
 
 
+def _tls_context(settings: MembershipSection) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.etcd_ca)
+    if settings.etcd_certificate is not None and settings.etcd_key is not None:
+        context.load_cert_chain(settings.etcd_certificate, settings.etcd_key)
+    return context
+
+
 def read_password(settings: MembershipSection) -> str | None:
-    """The password of `etcd_user`, from its file or the environment; None without a user. Raises JobError."""
+    """The password of `etcd_user` from its file or the environment, None without a user. Raises JobError."""
     if settings.etcd_user is None:
         return None
     if settings.etcd_password_file is not None:
@@ -330,58 +296,48 @@ def put(name: str, value: str | bytes, lease: str | None = None) -> EtcdRequest:
 
 def delete(start: str, end: str | None = None) -> EtcdRequest:
     """Delete the keys from `start` to before `end`, or only `start`."""
-    return {"request_delete_range": _span(start, end)}
+    return {"request_delete_range": span(start, end)}
 
 
 def get(name: str) -> EtcdRequest:
     """Read a key."""
-    return {"request_range": _span(name)}
+    return {"request_range": span(name)}
 
 
 def holds(name: str, value: str) -> EtcdRequest:
     """A condition: the key has this value."""
-    return _equal(name, "VALUE", value=encoded(value))
+    return {"key": encoded(name), "result": "EQUAL", "target": "VALUE", "value": encoded(value)}
 
 
 def made_at(name: str, revision: int) -> EtcdRequest:
-    """A condition: the key was made at this revision; 0: it is not there."""
-    return _equal(name, "CREATE", create_revision=str(revision))
+    """A condition: the key was created at this revision; 0: the key does not exist."""
+    return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(revision)}
 
 
-def _equal(name: str, target: str, **to: str) -> EtcdRequest:
-    return {"key": encoded(name), "result": "EQUAL", "target": target, **to}
-
-
-def _span(start: str, end: str | None = None) -> EtcdRequest:
+def span(start: str, end: str | None = None) -> EtcdRequest:
+    """The keys from `start` to before `end`, or only `start`."""
     return {"key": encoded(start), **({} if end is None else {"range_end": encoded(end)})}
 
 
 def encoded(text: str | bytes) -> str:
-    """Base64, as etcd's gateway wants keys and values."""
+    """Base64, as the gateway takes keys and values."""
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
 def decoded(text: str) -> bytes:
-    """What `encoded` was given."""
+    """The inverse of `encoded`."""
     return base64.b64decode(text)
 
 
-def failure_reason(error: BaseException) -> str:
-    """Why a request failed, in the words of the operating system or of the TLS library.
-
-    Each library on the way wraps the exception in its own; the innermost one says why.
-    """
-    chain = [error]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(inner)
-    for link in reversed(chain):
-        if isinstance(link, ssl.SSLCertVerificationError):
-            return f"its certificate is not accepted: {link.verify_message}"
-        if isinstance(link, OSError) and link.strerror:
-            return link.strerror
-        if isinstance(link, ConnectionError):
-            return "the connection was closed"
-    kinds = " ".join(type(link).__name__ for link in chain)
-    if "SSL" in kinds:
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
         return "TLS failed; check [membership] etcd_ca, etcd_certificate and etcd_key"
-    return "no answer in time" if "Timeout" in kinds else NOT_ETCD
+    if isinstance(error, Unavailable):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | IncompleteRead):
+        return "the connection was closed"
+    return (isinstance(error, OSError) and error.strerror) or "its answer is not one of etcd"

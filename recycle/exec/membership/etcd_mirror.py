@@ -7,13 +7,52 @@ copy has reached the revision of its write, so it reads what it wrote.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from recycle.errors import RunError
 from recycle.exec.membership.copied import CopiedKeys, KeyChange
-from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Silent, Watch, decoded
+from recycle.exec.membership.etcd_client import CONNECTION_ERRORS, PAUSE_SECONDS, EtcdClient, decoded, span
+
+WATCH_SECONDS = 10.0
+"""Time without a message after which a watch continues at the next member, because this one may hang."""
+
+
+class WatchTimeout(Exception):
+    """No message for `WATCH_SECONDS`: nothing has changed, or the member hangs."""
+
+
+class Watch:
+    """A stream of the changes of keys from `start` to before `end`, from `revision` on.
+
+    Raises CONNECTION_ERRORS and RunError, also while it is read, and WatchTimeout only then.
+    """
+
+    def __init__(self, client: EtcdClient, start: str, end: str, revision: int) -> None:
+        request = {**span(start, end), "start_revision": revision, "fragment": True}
+        self._connection, self._response = client.stream("/watch", {"create_request": request}, WATCH_SECONDS)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            while line := self._response.readline():
+                result = json.loads(line).get("result")
+                if result is None or result.get("canceled"):
+                    return
+                yield result
+        except TimeoutError:
+            raise WatchTimeout from None
+        finally:
+            self._connection.close()
+
+    def close(self) -> None:
+        """End the stream, also while another thread reads it."""
+        with contextlib.suppress(OSError, AttributeError):  # the stream has ended already
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Mirror:
@@ -59,20 +98,21 @@ class Mirror:
         pause, longest = PAUSE_SECONDS
         while not self.keys.has_ended():
             try:
-                self._watch = self._client.watch(self._start, self._end, self._revision + 1)
+                self._watch = Watch(self._client, self._start, self._end, self._revision + 1)
                 if self.keys.has_ended():
                     self._watch.close()
                 for result in self._watch:
                     self._apply(result)
                     pause = PAUSE_SECONDS[0]
-            except Silent:
+            except WatchTimeout:
                 self._client.rotate()
                 continue
-            except (Disconnected, RunError):  # what is refused is refused by `_load`, too
-                if self.keys.has_ended():
-                    return
-                time.sleep(pause)
-                pause = min(2 * pause, longest)
+            except (*CONNECTION_ERRORS, RunError):
+                pass  # what is refused is refused by `_load`, too
+            if self.keys.has_ended():
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
             try:
                 self._load()
             except RunError as error:

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import urllib.request
@@ -18,7 +17,7 @@ import pytest
 from recycle import Job, JobError, RunError
 from recycle.endpoints import parse_endpoints
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership import etcd_client
+from recycle.exec.membership import etcd_mirror
 from recycle.exec.membership.etcd_client import EtcdClient, Lease, LeaseEnded, put
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.schema import CommitKey, CoordinatorKey, OutcomeKey, TroubleKey, generation_folder
@@ -121,7 +120,7 @@ def test_a_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
 
 def test_a_member_that_hangs_is_left_for_another(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel takes connections and requests, and nobody ever answers; clients begin at either."""
-    monkeypatch.setattr(etcd_client, "WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(etcd_mirror, "WATCH_SECONDS", 0.5)
     writer = connect(etcd, "hangs")
     with socket.create_server(("127.0.0.1", 0), backlog=64) as hung:
         url = f"etcd://127.0.0.1:{hung.getsockname()[1]},127.0.0.1:{etcd.port}"
@@ -269,10 +268,13 @@ def _answer_all(listener: socket.socket, answer: bytes) -> None:
                 connection.sendall(answer)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "requests", None)
-    with pytest.raises(JobError, match=r"pip install 'recycle-pipeline\[etcd\]'"):
-        EtcdStore.connect("etcd://127.0.0.1:1", "a", MembershipSection())
+def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    for name, reason in (("text", "not a certificate or key in PEM"), ("missing", os.strerror(errno.ENOENT))):
+        path = str(tmp_path / name)
+        for files in ({"etcd_ca": path}, {"etcd_certificate": path, "etcd_key": path}):
+            with pytest.raises(JobError, match=rf"etcd_ca, etcd_certificate, etcd_key: {reason}$"):
+                EtcdStore.connect("etcds://127.0.0.1:1", "a", MembershipSection(**files))
 
 
 @pytest.mark.parametrize(
