@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -266,6 +267,31 @@ def _answer_all(listener: socket.socket, answer: bytes) -> None:
             with connection:
                 connection.recv(4096)
                 connection.sendall(answer)
+
+
+@pytest.mark.parametrize(("header", "connections"), [("keep-alive", 1), ("close", 3)])
+def test_requests_use_one_connection_for_as_long_as_the_server_keeps_it(header: str, connections: int) -> None:
+    ports = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            ports.append(self.client_address[1])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Connection", header)
+            self.send_header("Content-Length", "29")
+            self.end_headers()
+            self.wfile.write(b'{"header": {"revision": "7"}}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        client = EtcdClient(parse_endpoints(f"etcd://127.0.0.1:{server.server_port}"), MembershipSection(), None)
+        revisions = [client.range("/")[1] for _ in range(3)]
+        server.shutdown()
+    assert revisions == [7, 7, 7]
+    assert (len(ports), len(set(ports)), client.requests) == (3, connections, 3)
 
 
 def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Path) -> None:
