@@ -322,16 +322,18 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: when a worker counts as dead, hung or slow, and the store that holds the register.
+    """`[membership]`: when a worker counts as dead, hung or slow, and where agents meet.
 
     The deadlines are explained in docs/faults.md.
 
     Attributes:
         transport: what moves tensors: "gloo", "nccl", the name of an entry point, or "package.module:Class"; "auto" is
             NCCL where stages compute on GPUs, else gloo (docs/transports.md).
-        store: "launcher", or "etcd://host:port[,host:port...]", with `etcds://` for TLS (docs/cluster.md).
+        store: where agents find their leader: "etcd://host:port[,host:port...]", with `etcds://` for TLS
+            (docs/cluster.md); "launcher" for a run on one machine, which needs no etcd. `recycle train` ignores an
+            etcd.
         store_timeout (seconds): time without an answer after which etcd counts as lost.
-        lease (seconds): term of an agent's presence in etcd.
+        lease (seconds): term of the leader's role in etcd; an agent may be away from the leader for half of it.
         etcd_user: user of etcd; an etcd that is reached over the network needs one, or a certificate.
         etcd_password_file: file with the password of that user; the environment variable RECYCLE_ETCD_PASSWORD when
             left out.

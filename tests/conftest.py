@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from recycle.exec.processes.processes import ForkServer
+    from recycle.exec.processes.forkserver import ForkServer
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -28,8 +28,7 @@ class Servers(dict[str, "ForkServer"]):
     """Fork servers by kind of model, each started when it is first asked for: heavy imports are paid once per set."""
 
     def __missing__(self, kind: str) -> ForkServer:
-        from recycle.exec.processes.forkserver import PRELOADED
-        from recycle.exec.processes.processes import ForkServer
+        from recycle.exec.processes.forkserver import PRELOADED, ForkServer
 
         alike = next((other for other in self if PRELOADED[other] == PRELOADED[kind]), None)
         self[kind] = self[alike] if alike else ForkServer(kind, checkpoints=True)

@@ -17,6 +17,8 @@ from recycle.cli.app import COMMANDS
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
+ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", "selectors", "asyncio", "random"}
+"""Modules by which a leader would have a clock, files, connections, threads or processes."""
 WORDS = ("errors", "child", "shape", "files", "manifest", "endpoints", "named", "nodes")
 JOB = (
     "job",
@@ -47,28 +49,29 @@ LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.pla
 LAYERS["viz"] = ("recycle.plans", "recycle.run_report", *LAYERS["recycle.run_report"])
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
-    *(
-        "data",
-        "device",
-        "transport",
-        "model",
-        "leader",
-        "membership",
-        "faults",
-        "checkpoint",
-        "worker",
-        "processes",
-        "planning",
-    ),
-    *("launch", "profile"),
+    *("data", "device", "transport", "leader", "model", "checkpoint", "faults", "worker"),
+    *("processes", "agent", "planning", "launch", "profile"),
 )
 """The folders of recycle.exec in order: each may import those before it."""
+SAID = ("protocol", "members", "checksums", "exit_description", "links")
+"""What processes say to each other, and how it travels; `links` is not for the leader."""
 for place, folder in enumerate(EXEC):
     LAYERS[f"recycle.exec.{folder}"] = (
-        *(f"recycle.exec.{name}" for name in ("checksums", "protocol", "members", "exit_description")),
+        *(f"recycle.exec.{name}" for name in SAID),
         *("recycle.tokens", *LAYERS["recycle.solve"]),
         *(f"recycle.exec.{before}" for before in EXEC[:place]),
     )
+PURE = tuple(f"recycle.exec.{name}" for name in SAID[:-1])
+LAYERS["recycle.exec.leader"] = (*PURE, *LAYERS["recycle.solve"])
+LAYERS["recycle.exec.etcd"] = LAYERS["recycle.job"]
+LAYERS["recycle.exec.links"] = ("recycle.errors",)
+LAYERS["recycle.exec.election"] = (
+    "recycle.exec.etcd",
+    "recycle.exec.protocol",
+    "recycle.exec.leader",
+    *LAYERS["recycle.job"],
+)
+LAYERS["recycle.exec.launch"] += ("recycle.exec.election", "recycle.exec.etcd")
 LAYERS["recycle.exec.checksums"] = LAYERS["recycle.exec.protocol"] = LAYERS["recycle.exec.exit_description"] = ()
 LAYERS["recycle.exec.members"] = ("recycle.shape",)
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
@@ -148,7 +151,7 @@ def run(code: str) -> str:
     [
         "import recycle",
         "import recycle.ir.formats",
-        "import recycle.exec.membership.coordinator",
+        "import recycle.exec.leader.leader",
         # One after another, since an import takes a second and what one loads is there for all that follow.
         "import " + ", ".join(f"recycle.cli.{name.replace('-', '_')}" for name in COMMANDS),
     ],
@@ -189,6 +192,31 @@ def test_a_part_imports_only_what_its_layer_may(part: str) -> None:
     wrong = [f"{module} imports {name}" for module in files for name in sorted(ours(module))
              if not any(within(name, other) for other in allowed)]  # fmt: skip
     assert wrong == []
+
+
+def acts(module: str) -> set[str]:
+    """What a module imports or calls by which it would do or read something outside of itself."""
+    tree = ast.parse(FILES[module].read_text())
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {name.split(".")[0] for name in imports(module)} & ACTING | calls & {
+        "open",
+        "input",
+        "print",
+        "exec",
+        "eval",
+    }
+
+
+@pytest.mark.parametrize("room", ["recycle.exec.leader", "recycle.exec.protocol"])
+def test_leader_and_protocol_only_compute(room: str) -> None:
+    modules = [module for module in FILES if within(module, room)]
+    assert modules
+    assert {module: acts(module) for module in modules if acts(module)} == {}
+
+
+def test_a_module_that_acts_is_told_from_one_that_does_not() -> None:
+    assert acts("recycle.exec.links") >= {"socket", "os", "selectors", "threading"}
+    assert acts("recycle.exec.processes.processes") >= {"time", "pathlib"}
 
 
 def test_every_folder_of_the_executor_has_its_place() -> None:

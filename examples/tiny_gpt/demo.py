@@ -18,7 +18,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.cli.train import ProgressLines
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
 from viz.export import write_html

@@ -1,4 +1,4 @@
-"""`recycle agent`: one per node of a cluster; starts the node's workers and stands by as coordinator."""
+"""`recycle agent`: one per node of a cluster; starts the node's workers and may become the leader."""
 
 from __future__ import annotations
 

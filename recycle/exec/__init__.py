@@ -1,4 +1,4 @@
-"""Run schedules: stages, transports, the interpreter, membership, recovery, the launcher."""
+"""Run schedules: stages, transports, the interpreter, the leader and agents, recovery, the launcher."""
 
 from __future__ import annotations
 

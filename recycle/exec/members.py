@@ -1,4 +1,4 @@
-"""Names of a worker's processes, which the store's keys, logs and faults go by.
+"""Names of a worker's processes, as messages, logs and faults use them.
 
 With tensor parallelism T a worker is T processes, its members, that fail as one. The one of tensor rank 0 has the
 worker's name, `k.r`, and every other is `k.rtN`, with N its tensor rank: `1.0`, `1.0t1`. What is agreed on among
@@ -22,7 +22,12 @@ def member_name(worker: Worker | str, tensor_rank: int) -> str:
 
 def members_of(workers: Iterable[Worker | str], tensor_parallel: int) -> list[str]:
     """Names of all processes of `workers`, worker by worker."""
-    return [member_name(worker, rank) for worker in workers for rank in range(tensor_parallel)]
+    return [name for worker in workers for name in _names(worker, tensor_parallel)]
+
+
+@lru_cache(maxsize=2**14)
+def _names(worker: Worker | str, tensor_parallel: int) -> tuple[str, ...]:
+    return tuple(member_name(worker, rank) for rank in range(tensor_parallel))
 
 
 @lru_cache(maxsize=2**17)

@@ -1,4 +1,9 @@
-"""What membership's keys hold (schema.py)."""
+"""The messages between workers, agents and the leader, and what they consist of.
+
+A worker speaks to the agent of its node, agents to the leader. The agent adds the name of the process (`FromWorker`),
+so that no process speaks for another. Messages about a generation carry its number; the leader ignores those of others.
+What goes up to the leader comes from thousands of processes and is encoded without the names of its fields.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-GO: Final = "go"
-VOID: Final = "void"
-"""What an open decision becomes when its generation ends."""
 ENDED_EARLY: Final = "ended early"
 """The outcome of a run that was told to end before its last iteration, and can go on."""
-Permission = Literal["go", "void"]
 StepMode = Literal["staggered", "barrier"]
 """How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
 the commit."""
@@ -111,6 +112,8 @@ class GenerationRecord(Struct, frozen=True):
         mode: of the iteration behind it.
         periods: of the plan, in each mode that it may run in.
         evaluated: result of the last evaluation that is done; None before the first.
+        places: position -> position whose place on the nodes it has, where the two differ.
+        incarnations: worker -> number of its latest process, from 0, where that is not 0.
     """
 
     generation: int
@@ -131,6 +134,8 @@ class GenerationRecord(Struct, frozen=True):
     rounds: int = 0
     disputed: list[tuple[int, int, int]] = []
     behind: list[Copy] = []
+    places: dict[str, str] = {}
+    incarnations: dict[str, int] = {}
 
     @property
     def has_gone_back(self) -> bool:
@@ -142,6 +147,37 @@ class GenerationRecord(Struct, frozen=True):
         """Whether the next thing to do is the evaluation of the committed state."""
         is_done = self.evaluated is not None and self.evaluated.step == self.committed
         return self.commit is not None and self.commit.evaluate and not is_done
+
+
+GenerationPhase = Literal["proposed", "running", "ended", "abandoned"]
+"""Where a generation stands: it forms, it runs, it has run and is over, or it is over and never ran."""
+
+
+class Cursor(Struct, frozen=True):
+    """The part of the leader's state that changes within a generation; written at every commit.
+
+    Attributes:
+        generation: that it belongs to; one of an earlier generation does not count.
+        phase: of the generation.
+        committed, commit, mode, evaluated, verified, candidate: as of `GenerationRecord`.
+        struck: number of a fault that has struck -> the process that it struck first.
+        released: worker -> how many of its processes were let go.
+        gone: worker -> number of its process that was told to leave and has, or was let go.
+        earlier: the commit before the last one, which a process may not have heard of; None where there is none.
+    """
+
+    generation: int
+    phase: GenerationPhase
+    committed: int
+    commit: Commit | None = None
+    mode: StepMode = "barrier"
+    evaluated: Evaluated | None = None
+    verified: Verified | None = None
+    candidate: Verified | None = None
+    struck: dict[int, str] = {}
+    released: dict[str, int] = {}
+    gone: dict[str, int] = {}
+    earlier: Commit | None = None
 
 
 class Computed(Struct, frozen=True, array_like=True, gc=False):
@@ -192,7 +228,7 @@ class LinkTime(Struct, frozen=True, array_like=True, gc=False):
     waited: float
 
 
-class Report(Struct, frozen=True, array_like=True, gc=False):
+class Report(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A worker's part of a commit.
 
     Attributes:
@@ -219,7 +255,7 @@ class Report(Struct, frozen=True, array_like=True, gc=False):
     links: list[LinkTime] = []
 
 
-class EvaluationReport(Struct, frozen=True):
+class EvaluationReport(Struct, frozen=True, tag=True, array_like=True):
     """A worker's part of an evaluation: floats whose exact sums these are.
 
     Attributes:
@@ -248,7 +284,7 @@ class Copied(Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Formed(Struct, frozen=True, omit_defaults=True):
+class Formed(Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
     """Whether the groups of a process stand.
 
     Attributes:
@@ -262,7 +298,7 @@ class Formed(Struct, frozen=True, omit_defaults=True):
     copied: list[Copied] = []
 
 
-class Heartbeat(Struct, frozen=True, array_like=True, gc=False):
+class Heartbeat(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """What a process says of itself every so often.
 
     Attributes:
@@ -299,22 +335,6 @@ class Saved(Struct, frozen=True):
     stall: float = 0.0
 
 
-class Notice(Struct, frozen=True):
-    """Tells a worker to leave.
-
-    Attributes:
-        incarnation: number of its process that is meant; None for whichever it has when the coordinator reads this.
-        seconds: from then until it is killed; None for no deadline.
-        by_signal: its machine or its owner wants it gone; else somebody who asks the run.
-        refused: why it stays, as the coordinator answers; empty as long as it does not.
-    """
-
-    incarnation: int | None = None
-    seconds: float | None = None
-    by_signal: bool = False
-    refused: str = ""
-
-
 class RunInfo(Struct, frozen=True, kw_only=True):
     """What all agents of a run agree on.
 
@@ -335,19 +355,409 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     resume: bool = False
 
 
-class StartRequest(Struct, frozen=True):
-    """Asks an agent for a worker's process.
+# What a process says.
+
+
+class Ready(Struct, frozen=True, tag=True, array_like=True):
+    """The process of this incarnation has started up."""
+
+    incarnation: int
+
+
+class Acknowledged(Struct, frozen=True, tag=True, array_like=True):
+    """The process has left its last generation and can form the proposed one.
 
     Attributes:
-        incarnation: number of the worker's process, from 0; -1 for none.
-        session: of the agent that is asked.
+        undone: it has taken back a step that was not committed.
+        stale: its live parameters are not those of the committed iteration.
+    """
+
+    undone: bool
+    stale: bool = False
+
+
+class CopyProgress(Struct, frozen=True, tag=True, array_like=True):
+    """All that the process has copied so far while its generation runs."""
+
+    copied: list[Copied]
+
+
+class StepReport(Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """The process has its part of the commit of iteration `step`, or of the evaluation after it."""
+
+    step: int
+    report: Report | EvaluationReport
+
+
+class Trouble(Struct, frozen=True, tag=True, array_like=True):
+    """The transport of the process broke; another process may be the cause."""
+
+    message: str
+
+
+class CutOff(Struct, frozen=True, tag=True, array_like=True):
+    """A worker whose connection to this one is open does not answer on it."""
+
+    peer: str
+
+
+class SavedPart(Struct, frozen=True, tag=True, array_like=True):
+    """A part of the checkpoint of iteration `step` is written, or why not."""
+
+    step: int
+    stage: int
+    tensor_rank: int
+    saved: Saved
+
+
+class StateTensors(Struct, frozen=True, tag=True, array_like=True):
+    """Where the tensors of a compared state lie in it, as `recycle.exec.checksums.StateTensor` has them.
+
+    Attributes:
+        number: of the state, see `Stage.compared`.
+        plan: that it is a stage of; empty for the stages that processes start with.
+    """
+
+    number: int
+    tensor_rank: int
+    plan: str
+    tensors: list[tuple[str, int, int, int]]
+
+
+class FinalState(Struct, frozen=True, tag=True, array_like=True):
+    """The run is over: stage -> sha256 of its final state."""
+
+    digests: dict[int, str]
+
+
+class Warned(Struct, frozen=True, tag=True, array_like=True):
+    """The process could not do something that training does not need."""
+
+    message: str
+
+
+class FaultReached(Struct, frozen=True, tag=True, array_like=True):
+    """The injected fault of this number has reached its point in the process, which waits for `Strike`."""
+
+    fault: int
+
+
+class CutEnds(Struct, frozen=True, tag=True, array_like=True):
+    """The ends of this process's connections, for the fault of this number, which cuts them off another worker's."""
+
+    fault: int
+    ends: list[str]
+
+
+class Leaving(Struct, frozen=True, tag=True, array_like=True):
+    """The process was told to leave.
+
+    Attributes:
+        incarnation: of the process.
+    """
+
+    incarnation: int
+
+
+WorkerMessage = (
+    Ready
+    | Acknowledged
+    | Formed
+    | CopyProgress
+    | StepReport
+    | Trouble
+    | CutOff
+    | SavedPart
+    | StateTensors
+    | FinalState
+    | Warned
+    | FaultReached
+    | CutEnds
+    | Leaving
+)
+
+
+class FromWorker(Struct, frozen=True, array_like=True, gc=False):
+    """A message of a process.
+
+    Attributes:
+        member: name of the process.
+        generation: that the message is about; 0 for messages that are not about one.
+    """
+
+    member: str
+    message: WorkerMessage
+    generation: int = 0
+
+
+# What an agent says.
+
+
+class Ended(Struct, frozen=True, tag=True):
+    """A worker's process has ended.
+
+    Attributes:
+        incarnation: of the process.
+        how: in words.
+        lines: the last lines of its log, where it ended by itself.
+    """
+
+    worker: str
+    incarnation: int
+    how: str
+    lines: str = ""
+
+
+class AgentProcess(Struct, frozen=True):
+    """The latest process of a worker that an agent has started.
+
+    Attributes:
+        incarnation: its number.
+        generation: the last one before the process.
+        how: how it ended; None while it runs.
+        lines: the last lines of its log.
+    """
+
+    worker: str
+    incarnation: int
+    generation: int
+    how: str | None = None
+    lines: str = ""
+
+
+class Hello(Struct, frozen=True, tag=True, array_like=True):
+    """The first message of an agent to a leader.
+
+    Attributes:
+        session: of the agent; a new one for every agent process.
+        processes: that it has started.
+        said: what they have said and a leader may still need.
+    """
+
+    node: int
+    session: str
+    processes: list[AgentProcess] = []
+    said: list[FromWorker] = []
+
+
+class Goodbye(Struct, frozen=True, tag=True, array_like=True):
+    """The node has left; its agent ends."""
+
+    node: int
+
+
+class Batch(Struct, frozen=True, tag=True, array_like=True, omit_defaults=True, gc=False):
+    """What has happened on a node since the last batch.
+
+    Attributes:
+        said: messages of its processes, those of each in order.
+        beats: process -> its last heartbeat.
+        ended: processes that have ended, after all that they have said.
+        keys: that process groups form on: name -> value.
+    """
+
+    said: list[FromWorker] = []
+    beats: dict[str, Heartbeat] = {}
+    ended: list[Ended] = []
+    keys: dict[str, bytes] = {}
+
+
+# What `recycle drain` says.
+
+
+class Drain(Struct, frozen=True, tag=True, array_like=True):
+    """Tell workers to leave. The answers are `Drained`, one for each worker, and `Refused`.
+
+    Attributes:
+        target: a worker, or the number of a node.
+        seconds: until they are killed; None for no deadline.
+    """
+
+    target: str
+    seconds: float | None = None
+
+
+# What the leader says.
+
+
+class Propose(Struct, frozen=True, tag=True):
+    """The next generation.
+
+    Attributes:
+        plan: the plan file's text, where the run directory does not hold it.
+    """
+
+    record: GenerationRecord
+    plan: str = ""
+
+
+class Permit(Struct, frozen=True, tag=True):
+    """The generation may form its groups, as all have acknowledged it; or run, as the groups of all stand.
+
+    Attributes:
+        stale: live parameters of some process are not those of the committed iteration.
+    """
+
+    generation: int
+    what: Literal["form", "run"]
+    stale: bool = False
+
+
+class Committed(Struct, frozen=True, tag=True):
+    """The commit of the next iteration."""
+
+    generation: int
+    commit: Commit
+
+
+class EvaluationResult(Struct, frozen=True, tag=True):
+    """The result of the evaluation of the committed state."""
+
+    generation: int
+    evaluated: Evaluated
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """The generation is over."""
+
+    generation: int
+
+
+class Leave(Struct, frozen=True, tag=True):
+    """This process of the worker takes no part any more, and may end."""
+
+    worker: str
+    incarnation: int
+
+
+class Strike(Struct, frozen=True, tag=True):
+    """The event of the fault of this number is written: its processes strike now.
+
+    Attributes:
+        member: the process that has reached the fault's point first; another one that has does not strike.
+    """
+
+    fault: int
+    member: str
+
+
+class PeerEnds(Struct, frozen=True, tag=True):
+    """The ends of the connections of the other worker of a fault.
+
+    Attributes:
+        worker: that is to know them.
+        member: the process that they belong to; empty where the other worker has none.
+    """
+
+    fault: int
+    worker: str
+    member: str
+    ends: list[str]
+
+
+LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave | Strike | PeerEnds
+
+
+class Start(Struct, frozen=True, tag=True):
+    """Start a process of the worker.
+
+    Attributes:
+        incarnation: its number, from 0.
         place: position whose place on its node the process takes.
         generation: the last one before the process.
         restored: step of the checkpoint to start from; None for the initial state.
     """
 
-    incarnation: int = -1
-    session: str = ""
-    place: str = ""
-    generation: int = 0
+    worker: str
+    incarnation: int
+    place: str
+    generation: int
     restored: int | None = None
+
+
+class Kill(Struct, frozen=True, tag=True):
+    """Kill every process of the worker up to this incarnation."""
+
+    worker: str
+    incarnation: int
+
+
+class Keys(Struct, frozen=True, tag=True):
+    """Keys that process groups form on, of other nodes: name -> value."""
+
+    keys: dict[str, bytes]
+
+
+class Alive(Struct, frozen=True, tag=True):
+    """The leader's process runs; said several times per lease."""
+
+
+class Rejected(Struct, frozen=True, tag=True):
+    """The node has another agent."""
+
+
+class Over(Struct, frozen=True, tag=True):
+    """The run has ended.
+
+    Attributes:
+        outcome: empty after its last iteration, `ENDED_EARLY`, or why it cannot go on.
+    """
+
+    outcome: str
+
+
+Order = LeaderMessage | Start | Kill | Keys | Alive | Rejected | Over
+
+
+class Drained(Struct, frozen=True, tag=True):
+    """The answer to `Drain`: the workers that were told to leave."""
+
+    workers: list[str]
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """An answer to `Drain`: a worker stays, or all do where none is named; why."""
+
+    worker: str
+    why: str
+
+
+# Between a process and its agent.
+
+
+class Join(Struct, frozen=True, tag=True, array_like=True):
+    """The first message of a process on its connection."""
+
+    member: str
+    incarnation: int
+
+
+class Said(Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """A message of the process for the leader."""
+
+    message: WorkerMessage
+    generation: int = 0
+
+
+class SetKey(Struct, frozen=True, tag=True, array_like=True):
+    """Write a key that process groups form on; answered by `Values`."""
+
+    name: str
+    value: bytes
+
+
+class GetKeys(Struct, frozen=True, tag=True, array_like=True):
+    """Read keys that process groups form on; answered by `Values`."""
+
+    names: list[str]
+
+
+class Values(Struct, frozen=True, tag=True):
+    """The values of keys, None for those that were not written."""
+
+    values: list[bytes | None] = []
+
+
+ProcessMessage = Join | Said | Heartbeat | SetKey | GetKeys
+AgentMessage = LeaderMessage | Values
+"""What an agent sends to a process."""

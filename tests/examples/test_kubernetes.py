@@ -15,7 +15,7 @@ import pytest
 
 from recycle import Job, RunError
 from recycle.cli.app import command_of
-from recycle.exec.membership.etcd_client import open_client
+from recycle.exec.etcd import open_client
 from recycle.nodes import place_workers
 from tests.exec.etcd_server import ETCD
 
@@ -142,7 +142,7 @@ def test_etcd_of_the_manifest_lets_in_whoever_has_a_certificate_and_nobody_else(
             **{key: str(tmp_path / Path(path).name) for key, path in certificates(job()).items()},
         )
         url = f"etcds://localhost:{port}"
-        assert open_client(url, limits).range("/recycle/")[0] == {}
+        assert open_client(url, limits).read("/recycle/") is None
         stranger = msgspec.structs.replace(
             limits, store_timeout=0.2, etcd_certificate=None, etcd_key=None, insecure=True
         )

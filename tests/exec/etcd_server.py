@@ -13,6 +13,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from recycle.endpoints import parse_endpoints
+from recycle.exec.etcd import EtcdClient, decoded, span
+from recycle.sections import MembershipSection
 from tests.exec.network import Node
 
 LOOPBACK = [Node("127.0.0.1")] * 3
@@ -176,3 +179,9 @@ def _await_health(process: subprocess.Popen[bytes], client: str, directory: Path
 def _free_ports(address: str) -> tuple[int, int]:
     with socket.create_server((address, 0)) as one, socket.create_server((address, 0)) as other:
         return int(one.getsockname()[1]), int(other.getsockname()[1])
+
+
+def keys(server: EtcdServer) -> set[str]:
+    """All keys there are. Those of agents that an earlier test killed vanish when their leases run out."""
+    client = EtcdClient(parse_endpoints(server.url), MembershipSection(), None)
+    return {decoded(pair["key"]).decode() for pair in client.call("/kv/range", span("\0", "\0")).get("kvs", [])}

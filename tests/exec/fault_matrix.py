@@ -18,7 +18,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.kinds import GATHER, KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from tests.exec.runs import job
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"

@@ -36,7 +36,7 @@ from recycle.errors import JobError, RecycleError
 from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import PricedJob
 from tests.exec.runs import job
 from tests.exec.sharded import stored

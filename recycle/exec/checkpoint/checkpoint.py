@@ -39,7 +39,7 @@ from recycle.errors import RunError, first_line
 from recycle.exec.members import member_name
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of, shape_told, with_part
-from recycle.exec.protocol import Commit, GenerationRecord, StoredFile
+from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import create_beside, sync
 from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
@@ -125,19 +125,6 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
         elif mine != other:
             found.append(f"{key} is {mine}, there {other}")
     return found
-
-
-def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> str | None:
-    """The worker that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
-
-    Args:
-        hosts: of the stage, in the last generation that ran.
-
-    Returns:
-        None where no host is left.
-    """
-    left = sorted(set(hosts).intersection(record.live).difference(record.joins))
-    return left[stage % len(left)] if left else None
 
 
 def stored_names(

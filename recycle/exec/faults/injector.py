@@ -1,23 +1,20 @@
 """A worker's side of the faults: it notices that a fault's point is reached, claims the fault and strikes itself.
 
-The coordinator sees the claim, writes the event and says so in the store (`StrikeKey`). Of a fault that strikes a pair
-of workers this has their other processes strike too, each in a thread that waits for it.
+The leader writes the event and answers (`Strike`). Of a fault that strikes a pair of workers the answer has their other
+processes strike too, each in a thread that waits for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
-from recycle.errors import RunError
 from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import BETWEEN, KINDS, REDUCED
 from recycle.exec.members import member_name, members_of, split_member
-from recycle.exec.membership.schema import CutEndsKey, ReachedKey, StrikeKey
-from recycle.exec.membership.store import Store
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.ir.instruction import Instruction
 
@@ -31,7 +28,7 @@ class FaultInjector:
 
     Args:
         faults: those that strike here, each with its number in the run.
-        claim: claims a fault by number; True only once per run. claim_in_thread: likewise, from another thread.
+        claim: claims a fault by number; True only once per run. From any thread.
         poison: spoils the gradients that this worker has summed so far.
         flip: flips a bit of what this worker computes with: called with the target and the bit's number.
         links: those that this process sends over.
@@ -49,11 +46,11 @@ class FaultInjector:
         claim: Callable[[int], bool] = lambda number: True,
         poison: Callable[[], None] = lambda: None,
         exchange: Callable[[int, Fault, Sequence[str]], list[str]] = lambda number, fault, ends: [],
-        claim_in_thread: Callable[[int], bool] = lambda number: True,
         flip: Callable[[str, int], None] = lambda target, bit: None,
         links: PacedLinks | None = None,
     ) -> None:
-        self._claim, self._claim_in_thread = claim, claim_in_thread
+        self._claim = claim
+        self._held: set[int] = set()
         self.poison: Callable[[], None] = poison
         self.flip: Callable[[str, int], None] = flip
         self.exchange, self.links = exchange, links
@@ -80,7 +77,9 @@ class FaultInjector:
             kind = KINDS[fault.kind]
             if kind.ranged:
                 if fault.holds_at(step):
-                    self._claim(number)  # so that the event is written once; it holds in a repeated iteration too
+                    if number not in self._held:
+                        self._claim(number)  # so that the event is written once; it holds in a repeated iteration too
+                        self._held.add(number)
                     self.strike(number, fault)
             elif fault.step == step:
                 self._places.setdefault(kind.position(program, fault.phase), []).append((number, fault))
@@ -118,7 +117,7 @@ class FaultInjector:
 
     def _strike_later(self, number: int, fault: Fault, delay: float) -> None:
         time.sleep(delay)
-        if self._claim_in_thread(number):
+        if self._claim(number):
             self.strike(number, fault)
 
     def strike(self, number: int, fault: Fault) -> None:
@@ -128,66 +127,62 @@ class FaultInjector:
         strike(self, number, fault)
 
 
+class FaultLink(Protocol):
+    """A process's connection to the leader, as far as faults are concerned; `Member` is one."""
+
+    name: str
+
+    def claim(self, fault: int) -> bool:
+        """Whether a fault that has reached its point strikes this process first."""
+
+    def await_strike(self, fault: int) -> bool:
+        """Wait until a fault strikes that another process reaches; False where it had struck before this process took
+        part."""
+
+    def exchange_ends(self, fault: int, ends: Sequence[str], peers: Sequence[str], seconds: float) -> list[str]:
+        """Exchange the ends of connections with these processes."""
+
+
 def start_injector(
-    member: str,
     faults: Sequence[str],
     tensor_parallel: int,
-    store: Store,
+    link: FaultLink,
     poison: Callable[[], None],
     flip: Callable[[str, int], None],
     links: PacedLinks | None = None,
 ) -> FaultInjector:
     """The injector of a worker process, with a thread for each fault of a pair that another process comes to.
 
-    Clients of the store are made here, before any group forms, because a generation that ends shuts later sockets.
-
     Args:
-        member: name of the process.
         faults: texts of all faults of the run.
+        link: to the leader.
         poison: spoils the gradients that this process has summed so far.
         flip: flips a bit, as of `FaultInjector`.
         links: those that this process sends over.
     """
-    worker, _ = split_member(member)
+    worker, _ = split_member(link.name)
+    exchange = partial(_exchange, link, tensor_parallel)
     own: list[_Numbered] = []
     for number, fault in enumerate(map(parse_fault, faults)):
+        is_of_pair = fault.other is not None and worker in (str(fault.worker), str(fault.other))
         if KINDS[fault.kind].of_link:
             if worker in (str(fault.worker), str(fault.other)):
                 own.append((number, fault))
-            continue
-        if KINDS[fault.kind].struck and member_name(fault.worker, fault.tensor_rank) == member:
+        elif KINDS[fault.kind].struck and member_name(fault.worker, fault.tensor_rank) == link.name:
             own.append((number, fault))
-            continue
-        is_of_pair = fault.other is not None and worker in (str(fault.worker), str(fault.other))
-        if is_of_pair and not store.has_all([StrikeKey(number)]):  # else it was struck before this process began
-            client = store.clone()
-            injector = FaultInjector(exchange=partial(_exchange, client, member, tensor_parallel))
-            threading.Thread(target=_strike_too, args=(number, fault, injector, client), daemon=True).start()
-    threads = store.clone() if own else store
-    return FaultInjector(
-        own,
-        lambda number: store.claim(ReachedKey(number)),
-        poison,
-        partial(_exchange, store, member, tensor_parallel),
-        lambda number: threads.claim(ReachedKey(number)),
-        flip,
-        links,
-    )
+        elif is_of_pair:
+            injector = FaultInjector(exchange=exchange)
+            threading.Thread(target=_strike_too, args=(number, fault, injector, link), daemon=True).start()
+    return FaultInjector(own, link.claim, poison, exchange, flip, links)
 
 
-def _strike_too(number: int, fault: Fault, injector: FaultInjector, store: Store) -> None:
-    with contextlib.suppress(RunError):  # the store is gone, and this process ends in a moment
-        while store.wait(StrikeKey(number), 3600.0) is None:
-            pass
+def _strike_too(number: int, fault: Fault, injector: FaultInjector, link: FaultLink) -> None:
+    if link.await_strike(number):
         injector.strike(number, fault)
 
 
-def _exchange(
-    store: Store, member: str, tensor_parallel: int, number: int, fault: Fault, ends: Sequence[str]
-) -> list[str]:
-    worker, _ = split_member(member)
+def _exchange(link: FaultLink, tensor_parallel: int, number: int, fault: Fault, ends: Sequence[str]) -> list[str]:
+    worker, _ = split_member(link.name)
     other = fault.other if worker == str(fault.worker) else fault.worker
     assert other is not None
-    store.set(CutEndsKey(number, member), list(ends))
-    theirs = [store.wait(CutEndsKey(number, name), EXCHANGE_SECONDS) for name in members_of([other], tensor_parallel)]
-    return [end for of_process in theirs if of_process is not None for end in of_process]
+    return link.exchange_ends(number, ends, members_of([other], tensor_parallel), EXCHANGE_SECONDS)

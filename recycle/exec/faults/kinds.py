@@ -1,7 +1,7 @@
 """The kinds of faults: one row of `KINDS` per kind, with its text, where it strikes and what it does there.
 
 The faults are real ones: signals, exceptions, limits of the process, packets that vanish. Nothing is reported to the
-coordinator that a fault by chance would not report. A worker strikes itself when it comes to the fault's point. To add
+leader that a fault by chance would not report. A worker strikes itself when it comes to the fault's point. To add
 a kind, write its function and its row.
 """
 

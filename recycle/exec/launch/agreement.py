@@ -1,7 +1,7 @@
 """How the agents of a run agree on what they train and where it goes on, before any worker starts.
 
-The first agent describes the run in the store; every other agent compares its own description. The first agent holds
-the run directory alone until the store has the description: it refuses a directory that holds another run, or, with
+The first agent describes the run in etcd; every other agent compares its own description. The first agent holds
+the run directory alone until etcd has the description: it refuses a directory that holds another run, or, with
 `--resume`, takes back what follows the newest checkpoint. Afterwards all agents of the run share the directory's lock,
 so that no other run resumes from the same directory.
 """
@@ -19,22 +19,21 @@ import msgspec
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import find_earlier_part, holds_steps
+from recycle.exec.election import Election
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
-from recycle.exec.membership.etcd_store import EtcdStore
-from recycle.exec.membership.schema import RegisterKey, RunKey
 from recycle.exec.protocol import RunInfo
 
 
 def open_agreed_directory(
-    request: RunRequest, store: EtcdStore, *, node: int, run: str, path: Path, resume: bool
+    request: RunRequest, election: Election, *, node: int, run: str, path: Path, resume: bool
 ) -> RunDirectory:
-    """The run directory of the run that all agents agree on; the first agent describes the run in the store.
+    """The run directory of the run that all agents agree on; the first agent describes the run in etcd.
 
     Args:
-        node, run: number of this agent's node, and the name of the run in the store.
+        node, run: number of this agent's node, and the name of the run in etcd.
         path: of the run directory.
-        resume: go on from the newest complete checkpoint of the directory where the store does not have the run.
+        resume: go on from the newest complete checkpoint of the directory where etcd does not have the run.
 
     Raises:
         JobError: this agent's run is not that of the other agents, or the directory cannot be used for it.
@@ -47,27 +46,27 @@ def open_agreed_directory(
         started=time.time(),
         resume=resume,
     )
-    if (info := store.read(RunKey())) is not None:
-        _require_same(ours, info, store, node, run)
+    if (info := election.run()) is not None:
+        _require_same(ours, info, election, node, run)
     lock, is_alone = _lock(path, request.job.membership.start_deadline)
     try:
-        info = store.read_now(RunKey())
+        info = election.run()
         if info is not None:
-            _require_same(ours, info, store, node, run)
+            _require_same(ours, info, election, node, run)
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
         elif not is_alone:
             raise JobError(f"{path}: another run uses this directory; choose another --run directory")
         else:
             if not resume and holds_steps(path):
                 raise JobError(
-                    f"{path}: holds another run, which the store does not have; start all agents with --resume to go on"
+                    f"{path}: holds another run, which etcd does not have; start all agents with --resume to go on"
                     " with it, or choose another --run directory"
                 )
             earlier = find_earlier_part(path, request.job, request.steps, request.text_digest) if resume else None
             if earlier is not None:
                 ours = msgspec.structs.replace(ours, started=ours.started - earlier.seconds)
             directory = RunDirectory(path, request.job, earlier, ours, lock)
-            if not store.compare_set(RunKey(), None, ours):
+            if election.agree(ours) != ours:
                 raise JobError(f"node {node}: agents of run {run!r} use different --run directories; give all one")
     except BaseException:
         os.close(lock)
@@ -76,7 +75,7 @@ def open_agreed_directory(
     return directory
 
 
-def _require_same(ours: RunInfo, info: RunInfo, store: EtcdStore, node: int, run: str) -> None:
+def _require_same(ours: RunInfo, info: RunInfo, election: Election, node: int, run: str) -> None:
     for what, own, agreed in (
         ("job file is not that", ours.job, info.job),
         ("number of steps is not that", ours.steps, info.steps),
@@ -84,7 +83,7 @@ def _require_same(ours: RunInfo, info: RunInfo, store: EtcdStore, node: int, run
     ):
         if own != agreed:
             raise JobError(f"node {node}: its {what} of run {run!r}; give another --id")
-    if ours.resume != info.resume and store.read(RegisterKey()) is None:  # else the register in the store decides
+    if ours.resume != info.resume and election.register()[0] is None:  # else the register decides
         first, this = ("with", "without") if info.resume else ("without", "with")
         raise JobError(
             f"node {node}: run {run!r} was started {first} --resume, this agent {this} it; start all agents of a run"

@@ -1,7 +1,7 @@
-"""How others reach a run that goes on: `store` in its run directory names the store that its membership is on.
+"""How others reach a run that goes on: `store` in its directory names the leader's socket, or the etcd of its agents.
 
 The launcher has the directory locked as long as it runs, so a file that a killed one left is told from one that counts.
-Of a run with agents the store itself knows the identity that the directory holds.
+Of a run with agents etcd itself knows the identity that the directory holds.
 """
 
 from __future__ import annotations
@@ -9,31 +9,40 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from recycle.errors import JobError, RunError
-from recycle.exec.membership.schema import CoordinatorKey, RunKey
-from recycle.exec.membership.store import Store
-from recycle.exec.membership.stores import open_store
+from recycle.exec.election import Election
+from recycle.exec.links import Link, LinkClosed, connect_locally, connect_to
+from recycle.exec.protocol import Drained, Refused
 from recycle.files import read_whole, write_whole
 from recycle.job import Job
 
 CONTACT = "store"
 LOCK = ".lock"
+KEY = "key"
 """Files of a run directory."""
+LOCAL = "local"
+"""Scheme of the URL of a leader's socket on this machine."""
+_KEY_BYTES = 32
+KEY_SECONDS = 5.0
+"""How long an agent waits for the key that another one is writing."""
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """Where the store is, and the name of the run in it."""
+    """The leader's socket on this machine; or the etcd of the run's agents, and the name of the run in it."""
 
     url: str
     run: str
 
 
 def leave_contact(directory: Path, url: str, run: str) -> None:
-    """Say in the run directory where the store is."""
+    """Say in the run directory how to reach the run."""
     write_whole(directory / CONTACT, msgspec.json.encode(Contact(url, run)).decode() + "\n")
 
 
@@ -43,17 +52,45 @@ def remove_contact(directory: Path) -> None:
         (directory / CONTACT).unlink()
 
 
+def run_key(directory: Path) -> bytes:
+    """The key by which the agents of a run know each other: 32 bytes in a file that only this user can read.
+
+    Raises JobError where it can be neither read nor made.
+    """
+    path, deadline = directory / KEY, time.monotonic() + KEY_SECONDS
+    try:
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(descriptor, secrets.token_bytes(_KEY_BYTES))
+            finally:
+                os.close(descriptor)
+        while path.lstat().st_size < _KEY_BYTES and time.monotonic() < deadline:
+            time.sleep(0.05)  # another agent is about to write it
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            key = os.read(descriptor, _KEY_BYTES + 1)
+            is_private = os.fstat(descriptor).st_uid == os.getuid() and not os.fstat(descriptor).st_mode & 0o077
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise JobError(f"{path}: {error.strerror}") from None
+    if len(key) != _KEY_BYTES or not is_private:
+        raise JobError(f"{path}: must hold {_KEY_BYTES} bytes that only this user can read; remove it")
+    return key
+
+
 def resume_command(directory: Path) -> str:
     """The command that resumes the run: `recycle agent` if agents trained it, else `recycle train`."""
     return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
 
 
-def reach(directory: Path) -> tuple[Job, Store]:
-    """The job and the store of the run in a directory.
+def reach(directory: Path) -> Link:
+    """A connection to the leader of the run in a directory.
 
     Raises:
         JobError: there is no run, or it has ended.
-        RunError: the store does not answer.
+        RunError: the leader does not answer.
     """
     if not (directory / "job.toml").is_file():
         raise JobError(f"{directory}: there is no run here; give the directory that was given to --run")
@@ -63,18 +100,23 @@ def reach(directory: Path) -> tuple[Job, Store]:
         contact = msgspec.json.decode(read_whole(directory / CONTACT, JobError), type=Contact)
     except msgspec.MsgspecError as error:
         raise JobError(f"{directory / CONTACT}: {error}") from None
+    answers: Any = Drained | Refused
+    scheme, _, name = contact.url.partition("://")
+    if scheme == LOCAL:
+        return connect_locally(name, answers, "the run's leader")
     job = Job.of_run(directory)
-    store = open_store(contact.url, contact.run, job.membership)
-    with_agents = directory / "run"
-    if with_agents.is_file():
-        info = store.read(RunKey())
-        if info is None or info.identity != read_whole(with_agents, JobError).decode().strip():
-            raise JobError(f"{directory}: this run has ended; its store no longer has it")
-        if store.read(CoordinatorKey()) is None:
-            raise RunError(
-                f"{directory}: no agent coordinates this run now; start its agents, or try again in a moment"
-            )
-    return job, store
+    membership = msgspec.structs.replace(job.membership, store=contact.url)
+    election = Election.connect(contact.run, membership)
+    info = election.run()
+    if info is None or info.identity != read_whole(directory / "run", JobError).decode().strip():
+        raise JobError(f"{directory}: this run has ended; its etcd no longer has it")
+    leader = election.leader()
+    if leader is None:
+        raise RunError(f"{directory}: no agent coordinates this run now; start its agents, or try again in a moment")
+    try:
+        return connect_to(leader.host, leader.port, run_key(directory), answers)
+    except (OSError, LinkClosed) as error:
+        raise RunError(f"{directory}: the agent that coordinates this run does not answer ({error})") from None
 
 
 def is_going_on(directory: Path) -> bool:
@@ -83,7 +125,7 @@ def is_going_on(directory: Path) -> bool:
         return (directory / CONTACT).is_file()
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:  # another user's; its store refuses, and says so
+    except PermissionError:  # another user's; its launcher refuses, and says so
         return True
     except OSError:
         return False

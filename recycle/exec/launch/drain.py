@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,9 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.contact import is_going_on, reach
-from recycle.exec.leader.departures import announce, withdraw
-from recycle.exec.membership.schema import NoticesKey, PlacesKey, RegisterKey
-from recycle.exec.membership.store import Store
-from recycle.job import Job
-from recycle.nodes import node_of
+from recycle.exec.links import Link, LinkClosed
+from recycle.exec.protocol import Drain, Drained, Refused
 from recycle.runs import EVENTS
-from recycle.shape import Worker
 
 LOOK_SECONDS = 0.05
 
@@ -35,16 +33,35 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         JobError: there is no such run or worker, it is dead already, or it has to stay.
         RunError: a worker died before it could leave.
     """
-    job, store = reach(directory)
-    workers = _workers(job, store, target, directory)
+    link: Link | None = reach(directory)
+    assert link is not None
     events = _Tail(directory / EVENTS)
-    announce(store, dict.fromkeys(workers), seconds)
-    names = " ".join(map(str, workers))
-    report(f"told {names} to leave; waiting for the end of an iteration")
-    waits, refused, died = {str(worker) for worker in workers}, list[str](), list[str]()
-    while waits:
+    link.send(Drain(target, seconds))
+    waits, refused, died = set[str](), list[str](), list[str]()
+    is_told = False
+    while waits or not is_told:
         goes_on = is_going_on(directory)
-        for event in events.lines():
+        try:
+            answers = _answers(link)
+        except LinkClosed:
+            link, answers = None, []
+        if link is None and goes_on:
+            with contextlib.suppress(RunError, JobError, OSError):  # until another agent leads
+                link = reach(directory)
+                for wanted in waits if is_told else [target]:
+                    link.send(Drain(wanted, seconds))
+        for answer in answers:
+            if isinstance(answer, Drained) and is_told:
+                continue  # told again after another agent has come to lead
+            if isinstance(answer, Drained):
+                waits, is_told = set(answer.workers), True
+                report(f"told {' '.join(answer.workers)} to leave; waiting for the end of an iteration")
+            elif not answer.worker and not is_told:
+                raise JobError(answer.why)
+            elif answer.worker in waits:
+                refused.append(f"worker {answer.worker} stays: {answer.why}")
+                waits.discard(answer.worker)
+        for event in events.lines() if is_told else ():
             name = event.get("worker")
             if name not in waits:
                 continue
@@ -57,44 +74,19 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         if not goes_on:
             report(f"the run has ended, and {' '.join(sorted(waits))} with it") if waits else None
             break
-        for name, why in _refusals(store, waits).items():
-            refused.append(f"worker {name} stays: {why}")
-            waits.discard(name)
-        time.sleep(LOOK_SECONDS)
     if refused:
         raise JobError("; ".join(refused))
     if died:
         raise RunError("; ".join(died))
 
 
-def _workers(job: Job, store: Store, target: str, directory: Path) -> list[Worker]:
-    """The live workers that a target means. Raises JobError."""
-    record = store.read(RegisterKey())
-    live = set(job.shape.workers()) if record is None else {Worker.parse(name) for name in record.live}
-    if not target.isdecimal():
-        worker = job.shape.require(Worker.parse(target), f"worker {target}")
-        if worker not in live:
-            raise JobError(f"worker {target} of {directory} is dead already")
-        return [worker]
-    homes = node_of(job.shape, job.cluster.workers_per_node)
-    if int(target) > max(homes.values()):
-        raise JobError(f"node {target}: the job's workers lie on nodes 0 to {max(homes.values())}")
-    places = store.read(PlacesKey()) or {}
-    here = [w for w in sorted(live) if homes[Worker.parse(places.get(str(w), str(w)))] == int(target)]
-    if not here:
-        raise JobError(f"node {target}: all its workers in {directory} are dead already")
-    return here
-
-
-def _refusals(store: Store, names: Collection[str]) -> dict[str, str]:
-    """Worker -> why it stays; who was refused is asked no more."""
-    try:
-        notices = store.read(NoticesKey()) or {}
-        refused = {name: notices[name].refused for name in names if name in notices and notices[name].refused}
-        withdraw(store, map(Worker.parse, refused))
-    except RunError:
-        return {}  # the run ends
-    return refused
+def _answers(link: Link | None) -> list[Drained | Refused]:
+    """What the leader has answered; waits a moment for it. None for a leader that is gone."""
+    if link is None:
+        time.sleep(LOOK_SECONDS)
+        return []
+    readable, _, _ = select.select([link.socket], [], [], LOOK_SECONDS)
+    return link.read() if readable else []
 
 
 class _Tail:

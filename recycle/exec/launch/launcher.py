@@ -1,6 +1,6 @@
 """The launcher: one run on this machine, from starting its processes to the merged trace.
 
-It owns the store, the worker processes and the run directory, and lets the coordinator's runtime tick. Whatever
+It is the agent of this machine with the leader in its process. Nothing else is needed: no etcd, no port. Whatever
 happens, no process of the run outlives it.
 """
 
@@ -13,27 +13,29 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import RunError
+from recycle.exec.agent.node_agent import NodeAgent
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.data.provided import DataProvider
 from recycle.exec.faults.faults import Fault
-from recycle.exec.launch.contact import leave_contact, remove_contact, require_unused
+from recycle.exec.launch.contact import LOCAL, leave_contact, remove_contact, require_unused
 from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.peers import OwnPeer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.launch.runtime import CoordinatorRuntime
-from recycle.exec.membership.store import RunStore
-from recycle.exec.membership.stores import host_store
+from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.links import Hub
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.planning.planner_process import Planner
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.open_files import require_open_files
-from recycle.exec.processes.processes import ForkServer, LocalProcesses
-from recycle.exec.processes.waker import Listener, Waker
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.exec.processes.waker import Waker
 from recycle.exec.transport.transports import transport_of
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
@@ -147,28 +149,46 @@ def train(
             closing.callback(server.close)
         waker = Waker()
         closing.callback(waker.close)
-        store, url, name = host_store(job.membership)
-        closing.callback(Listener(store.clone(), waker).close)
-        closing.callback(_erase, store)
-        leave_contact(run_directory.path, url, name)
-        closing.callback(remove_contact, run_directory.path)
-        specification = request.specification(run_directory, store=url, run=name, address="127.0.0.1")
+        hub = Hub()
+        closing.callback(hub.close)
         workers = sorted(job.shape.workers())
+        agent = NodeAgent(
+            0,
+            "",
+            hub,
+            job.membership.heartbeat,
+            job.grid.tensor_parallel,
+            lambda link, request: runtime.drain(request, partial(hub.send, link)),
+        )
+        leave_contact(run_directory.path, f"{LOCAL}://{agent.address}", "")
+        closing.callback(remove_contact, run_directory.path)
+        specification = request.specification(run_directory, agent=agent.address, address="127.0.0.1")
         processes = LocalProcesses(server, specification, workers, waker, job.grid.tensor_parallel)
+        processes.watch(hub.fileno())
         closing.callback(processes.end, patience=0.0)
-        runtime = CoordinatorRuntime(
-            request=request, store=store, processes=processes, directory=run_directory, waker=waker
+        agent.serve(processes)
+        runtime = LeaderRuntime(
+            request=request,
+            register=lambda action: None,  # the leader and the register end with this process
+            homes=dict.fromkeys(workers, 0),
+            directory=run_directory,
+            waker=waker,
         )
         closing.callback(runtime.close)
         runtime.begin(earlier)
+        runtime.greet(OwnPeer(agent.obey), agent.hello())
         while not runtime.over:
             if stop is not None and stop.is_set() and not runtime.ends_early:
                 runtime.end_early()
+            hub.dispatch()
+            if (batch := agent.batch()) is not None:
+                runtime.take(0, batch)
             runtime.tick()
             processes.wait(job.membership.heartbeat / 2)
         processes.end(patience=job.membership.dead_after)
         metrics = run_directory.metrics
-    return RunResult(metrics, run_directory.events, runtime.digests, run_directory.path, runtime.ends_early)
+    digests = {worker: dict(of_stages) for worker, of_stages in runtime.digests.items()}
+    return RunResult(metrics, run_directory.events, digests, run_directory.path, runtime.ends_early)
 
 
 def _usual_planner() -> Planner:
@@ -176,8 +196,3 @@ def _usual_planner() -> Planner:
     module, _, function = Job.planned_by.partition(":")
     planner: Planner = getattr(import_module(module), function)
     return planner
-
-
-def _erase(store: RunStore) -> None:
-    with contextlib.suppress(RunError):
-        store.erase()

@@ -20,7 +20,7 @@ from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.model.providers import Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.planning import require_valid
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.transports import transport_named, transport_of
 from recycle.exec.worker.specification import RunSpecification
 from recycle.initial_weights import require_model_of_weights
@@ -82,12 +82,11 @@ class RunRequest:
             self.job.model.import_from or (),
         )
 
-    def specification(self, directory: RunDirectory, *, store: str, run: str, address: str) -> RunSpecification:
+    def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
         """What the worker processes of one machine are started with.
 
         Args:
-            store: URL of the store.
-            run: name of the run in the store.
+            agent: name of the agent's socket.
             address: of the machine.
         """
         own = self.hosts if self.schedule is not None else None
@@ -96,8 +95,7 @@ class RunRequest:
             cut=[] if own is None else list(own.cut),
             stages={} if own is None else {str(worker): list(of) for worker, of in own.stages.items()},
             faults=[str(fault) for fault in self.faults],
-            store=store,
-            run=run,
+            agent=agent,
             address=address,
             started=directory.started,
             directory=str(directory.path),

@@ -4,7 +4,8 @@
 (with the files that came with the weights that the run starts from),
 `trace.json`; `profiles/` where times drifted so far that plans were asked for with others. A run that is resumed goes
 on in its directory; what belongs to another shape is put aside in `earlier/`. The agents of a run on several nodes have
-one directory, on a file system that they share, and `run` there holds the run's identity.
+one directory, on a file system that they share, where `run` holds the run's identity and `key` the secret by which they
+know each other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier, holds_steps
@@ -100,8 +103,8 @@ class RunDirectory:
                 raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
         elif holds_steps(self.path) and self._identity() != shared.identity:
             raise JobError(
-                f"{self.path}: holds another run than the store; to go on with it, start all agents with --resume and"
-                " an --id that the store does not have, else choose another --run directory or remove it"
+                f"{self.path}: holds another run than etcd; to go on with it, start all agents with --resume and"
+                " an --id that etcd does not have, else choose another --run directory or remove it"
             )
 
     def _take(self, shared: RunInfo | None) -> int:
@@ -239,5 +242,9 @@ def has_ended(path: str | Path, job: Job, steps: int) -> bool:
     return any(e.get("kind") == "finished" and e.get("step") == steps - 1 for _, e in read_lines(path / EVENTS))
 
 
+class _Line(msgspec.Struct):
+    step: int
+
+
 def _step(line: bytes) -> int:
-    return int(json.loads(line)["step"])
+    return msgspec.json.decode(line, type=_Line).step

@@ -12,18 +12,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.launch.request import request_run
 from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
-from recycle.exec.membership.schema import Content, EvaluationReportKey, Note, ReportKey
 from recycle.exec.model.build import build_stages
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import sum_groups
@@ -42,6 +42,7 @@ from recycle.job import Job
 from recycle.plans.replaying import rotation_of
 from recycle.shape import Worker
 
+_Report = TypeVar("_Report")
 REPORT_SECONDS = 600.0
 """How long a process waits for the others' reports; torchrun ends it long before when one of them is gone."""
 
@@ -160,33 +161,33 @@ class _TorchrunCommits:
         self._line: dict[str, Any] = {}
 
     def report(self, step: int, report: Report) -> None:
-        self._leave(ReportKey, step, report, step - 2)
+        self._leave("report", step, report, step - 2)
 
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        self._leave(EvaluationReportKey, step, report, step - self._job.evaluation.every)
+        self._leave("evaluation", step, report, step - self._job.evaluation.every)
 
-    def _leave(self, kind: Callable[[int, int, str], Note[Content]], step: int, said: Content, read: int) -> None:
-        """Leave what this process says of a step, and take away what all have read of an earlier one."""
-        key = kind(1, step, self._names[self._rank])
-        self._store.set(key.name, key.encode(said))
+    def _leave(self, what: str, step: int, report: Report | EvaluationReport, read: int) -> None:
+        """Leave what this process reports of a step, and take away what all have read of an earlier one."""
+        name = self._names[self._rank]
+        self._store.set(f"{what}/{step}/{name}", msgspec.msgpack.encode(report))
         if read >= 0:
-            self._store.delete_key(kind(1, read, self._names[self._rank]).name)
+            self._store.delete_key(f"{what}/{read}/{name}")
 
-    def _gather(self, kind: Callable[[int, int, str], Note[Content]], step: int) -> dict[str, Content]:
-        """Process -> what it says of a step, once all have."""
-        keys = {name: kind(1, step, name) for name in self._names}
-        self._store.wait([key.name for key in keys.values()], timedelta(seconds=REPORT_SECONDS))
-        return {name: key.decode(self._store.get(key.name).decode()) for name, key in keys.items()}
+    def _gather(self, what: str, step: int, kind: type[_Report]) -> dict[str, _Report]:
+        """Process -> what it reports of a step, once all have."""
+        keys = {name: f"{what}/{step}/{name}" for name in self._names}
+        self._store.wait(list(keys.values()), timedelta(seconds=REPORT_SECONDS))
+        return {name: msgspec.msgpack.decode(self._store.get(key), type=kind) for name, key in keys.items()}
 
     def evaluated(self, step: int) -> Evaluated:
-        result = evaluate(step, self._gather(EvaluationReportKey, step))
+        result = evaluate(step, self._gather("evaluation", step, EvaluationReport))
         if self._rank == 0:
             print(f"step {step}/{self._steps - 1}  evaluation loss {result.loss:.6f}", flush=True)
         self._write(self._line | {"eval_loss": finite_or_none(result.loss)})
         return result
 
     def decision(self, step: int) -> Commit:
-        reports = self._gather(ReportKey, step)
+        reports = self._gather("report", step, Report)
         commit = commit_of(self._job, step, self._steps, reports)
         if commit.clip_factor is None and self._job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite ([train] non_finite = 'fatal')")

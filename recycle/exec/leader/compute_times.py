@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import astuple
 
 from recycle.exec.protocol import Computed, LinkTime
 from recycle.shape import Worker
@@ -78,17 +79,18 @@ class ComputeTimes:
         links: Mapping[Worker, Sequence[LinkTime]] = MappingProxyType({}),
     ) -> ComputeTimes:
         """Of what each worker reports."""
-        rows = list(chain.from_iterable(compute.values()))
-        tokens = sorted({row.token for row in rows})
+        rows = map(astuple, chain.from_iterable(compute.values()))
+        stage, token, count, seconds = tuple(zip(*rows, strict=True)) or ((),) * 4
+        tokens = sorted(set(token))
         kinds = {token: kind for kind, token in enumerate(tokens)}
         return cls(
             list(compute),
             np.repeat(np.arange(len(compute)), [len(times) for times in compute.values()]),
-            np.array([row.stage for row in rows], np.int64),
+            np.array(stage, np.int64),
             tokens,
-            np.array([kinds[row.token] for row in rows], np.int64),
-            np.array([row.count for row in rows], np.float64),
-            np.array([row.seconds for row in rows], np.float64),
+            np.array(list(map(kinds.__getitem__, token)), np.int64),
+            np.array(count, np.float64),
+            np.array(seconds, np.float64),
             LinkTimes.of(links),
         )
 
@@ -109,13 +111,10 @@ class ComputeTimes:
         begins = np.searchsorted(group[order], np.arange(len(groups)))
         ends = np.append(begins[1:], len(order))
         median = ordered[(begins + ends - 1) // 2]
+        columns = map(_rounded, (ordered[begins], median, ordered[ends - 1]))
         spread = {
-            f"{number // len(self.tokens)}{self.tokens[number % len(self.tokens)]}": [
-                _rounded(ordered[begin]),
-                _rounded(middle),
-                _rounded(ordered[end - 1]),
-            ]
-            for number, begin, middle, end in zip(groups.tolist(), begins, median, ends, strict=True)
+            f"{number // len(self.tokens)}{self.tokens[number % len(self.tokens)]}": list(times)
+            for number, times in zip(groups.tolist(), zip(*columns, strict=True), strict=True)
         }
         usual = median[group]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -126,13 +125,16 @@ class ComputeTimes:
         return {"compute": self._listed(sorted(listed.tolist()), mean), "compute_spread": spread}
 
     def _listed(self, places: Sequence[int], mean: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
-        listed: dict[int, dict[str, float]] = {place: {} for place in sorted(places, key=self.workers.__getitem__)}
-        for row in np.flatnonzero(np.isin(self.owner, list(listed))).tolist():
-            token = f"{self.stage[row]}{self.tokens[self.kind[row]]}"
-            listed[int(self.owner[row])][token] = _rounded(mean[row])
-        return {str(self.workers[place]): dict(sorted(times.items())) for place, times in listed.items()}
+        stages, kinds, seconds = self.stage.tolist(), self.kind.tolist(), _rounded(mean)
+        begins = np.searchsorted(self.owner, np.arange(len(self.workers) + 1)).tolist()
+        listed: dict[str, dict[str, float]] = {}
+        for place in sorted(places, key=self.workers.__getitem__):
+            rows = range(begins[place], begins[place + 1])
+            times = ((f"{stages[row]}{self.tokens[kinds[row]]}", seconds[row]) for row in rows)
+            listed[str(self.workers[place])] = dict(sorted(times))
+        return listed
 
 
-def _rounded(seconds: float) -> float:
+def _rounded(seconds: npt.NDArray[np.float64]) -> list[float]:
     """Microseconds."""
-    return round(float(seconds), 6)
+    return list(np.round(seconds, 6).tolist())

@@ -1,65 +1,52 @@
-"""Workers that leave announced: who was told to, who stays nevertheless, and who has left.
+"""Draining: requested, refused and completed departures of workers.
 
-A notice is an entry of one key of the store. The worker itself writes it when it gets SIGTERM, its agent for all
-workers of its node, or whoever asks for it from outside. The coordinator has the plan without the worker made while
-training goes on; then all stop after the same iteration, and the next generation begins without the worker. Nothing is
-taken back and nothing repeated. A worker whose deadline passes before that is killed, and its death is an ordinary one.
+A worker is told to leave by SIGTERM, by its agent together with all workers of the node, or by `recycle drain`. The
+leader has the plan without the worker made while training goes on; then all workers stop after the same iteration, and
+the next generation begins without it. Nothing is taken back or repeated. A worker whose deadline passes before that is
+killed, which is an ordinary death.
 
-The last host of a unit of the model stays, because its state would be lost with it. Where everybody was told to leave,
-the run is to end with a checkpoint instead (`everybody`).
+The last host of a unit of the model stays, because its state would be lost. Where all workers were told to leave by a
+signal, the run ends with a checkpoint instead (`everybody`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 from recycle.errors import RunError
+from recycle.exec.leader.actions import Outbox, RefuseDeparture, Tell
 from recycle.exec.leader.holdings import Holdings
-from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.schema import LeaveKey, NoticesKey
-from recycle.exec.membership.store import Store
-from recycle.exec.protocol import Notice
+from recycle.exec.leader.plans import Plans
+from recycle.exec.leader.worker_processes import WorkerProcesses
+from recycle.exec.protocol import Leave
 from recycle.shape import Shape, Worker
 
 END_SECONDS = 60.0
-"""How long a worker that may leave has to end: it may still write its part of a checkpoint. Then it is killed."""
+"""How long a released worker may take to end: it may still write its part of a checkpoint. Then it is killed."""
 
 
-def announce(
-    store: Store, workers: Mapping[Worker, int | None], seconds: float | None = None, by_signal: bool = False
-) -> None:
-    """Tell workers to leave at the next boundary.
+@dataclass(frozen=True)
+class Notice:
+    """A worker was told to leave.
 
-    Args:
-        workers: each with the number of the process that is meant; None for whichever it has now.
-        seconds: until they are killed; None for no deadline.
-        by_signal: their machine or its owner wants them gone, not somebody who asks the run.
-
-    Raises:
-        RunError: the store is gone.
+    Attributes:
+        incarnation: of its process.
+        since: when, monotonic seconds.
+        seconds: until it is killed; None for no deadline.
+        by_signal: its machine or its owner wants it gone, not somebody who asks the run.
     """
-    notices = {str(worker): Notice(number, seconds, by_signal) for worker, number in workers.items()}
-    while True:
-        before = store.read(NoticesKey())
-        if store.compare_set(NoticesKey(), before, (before or {}) | notices):
-            return
 
-
-def withdraw(store: Store, workers: Iterable[Worker]) -> None:
-    """Forget that workers were told to leave. Raises RunError: the store is gone."""
-    names = set(map(str, workers))
-    while before := store.read(NoticesKey()):
-        after = {name: notice for name, notice in before.items() if name not in names}
-        if after == before or store.compare_set(NoticesKey(), before, after):
-            return
+    incarnation: int
+    since: float
+    seconds: float | None
+    by_signal: bool
 
 
 @dataclass
 class _Leaver:
-    """A worker that may leave, and has not ended yet."""
+    """A worker that was released and has not ended yet."""
 
     step: int
     noticed_at: float
@@ -71,61 +58,77 @@ class Departures:
 
     Args:
         shape: of the job.
-        store: of the run.
         processes: of the workers.
-        plans: what those who stay go on with.
+        plans: what the remaining workers go on with.
         holdings: who holds what.
-        log: takes events.
-        now: monotonic seconds.
+        outbox: takes events and answers, and has the time.
 
     Attributes:
-        everybody: every live worker was told to leave by a signal, so that nobody is to go on.
-        is_prepared: the plan without those who were told to leave is there.
+        released: worker -> how many of its processes were released.
+        gone: worker -> number of its process that was told to leave and has, or was released.
+        everybody: every live worker was told to leave by a signal, so that the run is to end.
+        is_prepared: the plan without those that were told to leave is there.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        store: Store,
-        processes: Processes,
-        plans: Plans,
-        holdings: Holdings,
-        log: Log,
-        now: Callable[[], float],
+        self, shape: Shape, processes: WorkerProcesses, plans: Plans, holdings: Holdings, outbox: Outbox
     ) -> None:
-        self._holdings = holdings
-        self._shape, self._store, self._processes, self._plans = shape, store, processes, plans
-        self._log, self._now = log, now
-        self._notices: dict[str, Notice] = {}
-        self._noticed_at: dict[Worker, float] = {}
+        self._shape, self._processes, self._plans = shape, processes, plans
+        self._holdings, self._outbox = holdings, outbox
+        self.released: Counter[str] = Counter()
+        self._notices: dict[Worker, Notice] = {}
+        self._prepared: set[Worker] = set()
+        self.gone: dict[str, int] = {}
         self._leaving: dict[Worker, _Leaver] = {}
         self.everybody = self.is_prepared = False
 
+    def ask(self, worker: Worker, seconds: float | None = None, by_signal: bool = False) -> None:
+        """Tell a worker to leave at the next boundary. It is told once: a first deadline counts."""
+        number = self._processes.incarnation(worker)
+        if not self._processes.is_running(worker):
+            self._outbox.put(RefuseDeparture(worker, "it is dead already"))
+        elif self.gone.get(str(worker)) != number and not self._is_noticed(worker):
+            self._notices[worker] = Notice(number, self._outbox.now, seconds, by_signal)
+
+    def _is_noticed(self, worker: Worker) -> bool:
+        notice = self._notices.get(worker)
+        return notice is not None and notice.incarnation == self._processes.incarnation(worker)
+
+    def forget(self, workers: Iterable[Worker]) -> None:
+        """A new agent serves these workers and has started none: what told them to leave was for the one before."""
+        for worker in workers:
+            self._notices.pop(worker, None)
+            self.gone.pop(str(worker), None)
+
     def look(self, live: Collection[Worker], joined: Collection[Worker], step: int) -> None:
-        """Take up notices, see to the plan without those who leave, and note who has left.
+        """See to the plan without those that leave, release those that take no part, and note who has left.
 
         Args:
-            live: the workers of the generation, those who join included.
-            joined: of these, who has no state yet.
+            live: the workers of the generation, those that join included.
+            joined: the live workers that have no state yet.
             step: the next iteration.
         """
         self.watch()
-        self._notices = self._store.read(NoticesKey()) or {}
         self.everybody = self.is_prepared = False
+        self._prepared.clear()
+        for worker in [worker for worker in self._notices if not self._is_noticed(worker)]:
+            del self._notices[worker]
+        for worker in [worker for worker in self._notices if worker not in live]:
+            if self._processes.is_running(worker) and not self._processes.is_killed(worker):
+                self._release(worker, step)  # it starts up, or waits to join
+            else:
+                self.gone[str(worker)] = self._notices.pop(worker).incarnation
         if not self._notices:
-            self._noticed_at.clear()
             return
-        answers = {name: self._answer(name, notice, live, step) for name, notice in self._notices.items()}
-        asked = [Worker.parse(name) for name, answer in answers.items() if answer is not None and not answer.refused]
-        noticed = {Worker.parse(n) for n, answer in answers.items() if answer is not None and answer.by_signal}
+        noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
         self.everybody = bool(live) and noticed >= set(live)
         leaving: list[Worker] = []
-        for worker in asked if not self.everybody else ():
+        for worker in list(self._notices) if not self.everybody else ():
             stay = set(live) - {*leaving, worker}
             if not self._holdings.lost(stay - set(joined)):
                 leaving.append(worker)
             elif not stay & set(joined) and not self._holdings.is_restoring:
-                answers[str(worker)] = self._refuse(
+                self._refuse(
                     worker,
                     "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
                     " by SIGTERM to recycle train",
@@ -133,41 +136,15 @@ class Departures:
         if leaving:
             try:
                 self.is_prepared = self._plans.ready(self._without(live, leaving)) is not None
+                self._prepared = set(leaving)
             except RunError as error:
-                answers |= {str(worker): self._refuse(worker, str(error)) for worker in leaving}
-                leaving = []
-        self._noticed_at = {worker: self._noticed_at.get(worker, self._now()) for worker in leaving}
-        self._reply({name: answer for name, answer in answers.items() if answer is not None})
+                for worker in leaving:
+                    self._refuse(worker, str(error))
 
-    def _answer(self, name: str, notice: Notice, live: Collection[Worker], step: int) -> Notice | None:
-        """The notice as it stands now; None where it is about a process that is no more or takes no part."""
-        worker = Worker.parse(name)
-        number = self._processes.incarnation(worker)
-        if worker in live:
-            if notice.incarnation is None:
-                return msgspec.structs.replace(notice, incarnation=number)
-            return notice if notice.incarnation == number else None
-        if notice.incarnation is None and not notice.refused:
-            if not self._processes.running(worker):
-                self._reply({name: msgspec.structs.replace(notice, refused="it is dead already")})
-            else:
-                notice = msgspec.structs.replace(notice, incarnation=number)
-                self._reply({name: notice})
-        is_waiting = notice.incarnation == number and self._processes.running(worker) and worker not in self._leaving
-        if is_waiting and not notice.refused:  # it starts up, or waits to join
-            self._let_go(worker, self._now(), step)
-        return None
-
-    def _refuse(self, worker: Worker, why: str) -> Notice:
-        self._log("warning", message=f"worker {worker} was told to leave and stays: {why}")
-        notice, number = self._notices[str(worker)], self._processes.incarnation(worker)
-        return msgspec.structs.replace(notice, incarnation=number, refused=why)
-
-    def _reply(self, answers: dict[str, Notice]) -> None:
-        """Write what has come of notices, unless there are others by now: then with the next look."""
-        after = self._notices | answers
-        if after != self._notices and self._store.compare_set(NoticesKey(), self._notices, after):
-            self._notices = after
+    def _refuse(self, worker: Worker, why: str) -> None:
+        del self._notices[worker]
+        self._outbox.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
+        self._outbox.put(RefuseDeparture(worker, why))
 
     def _without(self, live: Collection[Worker], leaving: Iterable[Worker]) -> frozenset[Worker]:
         """All that are dead when these have left."""
@@ -175,54 +152,50 @@ class Departures:
 
     @property
     def leaving(self) -> set[Worker]:
-        """Workers that take no part any more and have not ended yet."""
+        """Workers that were released and have not ended yet."""
         return set(self._leaving)
 
     def overdue(self) -> dict[Worker, str]:
-        """Workers that were to leave within a time that is over, each with why it is killed now."""
-        found: dict[Worker, str] = {}
-        for worker, since in self._noticed_at.items():
-            seconds = self._notices[str(worker)].seconds
-            if seconds is not None and self._now() - since >= seconds:
-                found[worker] = f"told to leave within {seconds:g} s, in which no iteration came to its end"
-        return found
+        """Workers that did not leave in time, each with why it is killed now."""
+        return {
+            worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
+            for worker, notice in self._notices.items()
+            if notice.seconds is not None and self._outbox.now - notice.since >= notice.seconds
+        }
 
     def is_gone(self, worker: Worker) -> bool:
-        """Whether the worker's latest process was told to leave and may, so that no other is started by itself."""
-        notice = self._notices.get(str(worker))
-        return notice is not None and not notice.refused and notice.incarnation == self._processes.incarnation(worker)
-
-    def left(self, worker: Worker) -> int:
-        """How many processes of the worker so far were let go; the others of its ended ones have failed."""
-        numbers = range(self._processes.incarnation(worker) + 1)
-        return sum(self._store.has_all([LeaveKey(worker, number)]) for number in numbers)
+        """Whether the worker's latest process was told to leave and has, so that the run does not start another."""
+        return self.gone.get(str(worker)) == self._processes.incarnation(worker)
 
     def release(self, live: Collection[Worker], step: int) -> set[Worker]:
-        """Between generations: let go who was told to leave and lives; the next generation is without them.
+        """Between generations: release the live workers that were told to leave; the next generation is without them.
 
         Args:
             step: the first iteration without them.
         """
-        released, self._noticed_at = {worker: since for worker, since in self._noticed_at.items() if worker in live}, {}
-        for worker, since in sorted(released.items()):
-            self._let_go(worker, since, step)
-        return set(released)
+        released = {worker for worker in self._prepared if worker in live and self._is_noticed(worker)}
+        for worker in sorted(released):
+            self._release(worker, step)
+        return released
 
-    def _let_go(self, worker: Worker, since: float, step: int) -> None:
-        self._leaving[worker] = _Leaver(step, since, self._now() + END_SECONDS)
-        self._store.set(LeaveKey(worker, self._processes.incarnation(worker)), True)
+    def _release(self, worker: Worker, step: int) -> None:
+        notice = self._notices.pop(worker)
+        self._leaving[worker] = _Leaver(step, notice.since, self._outbox.now + END_SECONDS)
+        self.gone[str(worker)] = notice.incarnation
+        self.released[str(worker)] += 1
+        self._outbox.put(Tell(Leave(str(worker), notice.incarnation)))
 
     def watch(self) -> None:
         """Note who has left, and kill who does not end."""
         for worker, leaver in list(self._leaving.items()):
-            if not self._processes.running(worker):
+            if not self._processes.is_running(worker):
                 del self._leaving[worker]
-                seconds = round(self._now() - leaver.noticed_at, 6)
-                self._log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
-            elif self._now() > leaver.deadline:
+                seconds = round(self._outbox.now - leaver.noticed_at, 6)
+                self._outbox.log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
+            elif self._outbox.now > leaver.deadline:
                 self._processes.kill(worker)
 
     def start_over(self) -> None:
         """All processes were ended to go back to a checkpoint."""
-        self._noticed_at.clear()
+        self._notices.clear()
         self._leaving.clear()

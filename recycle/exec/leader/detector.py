@@ -1,13 +1,13 @@
 """The failure detector: finds dead and hung workers in the heartbeats, and says whom to fence when two are cut off.
 
-A heartbeat comes from a thread of its own, which only writes a line to the store: it stands still when the process
+A heartbeat comes from a thread that only sends a message to the agent: the thread stands still when the process
 does, or when something holds the interpreter lock. It tells how far the main thread is, what it is doing, and the
 longest that such an operation has taken this process lately. So a hang shows when the operation at hand lasts a
 multiple of that, on any model and machine; before it has been done once, it may compile, load or warm up, and more
 patience is due. A worker that waits for others never counts as hung; the worker that it waits for may. Where all wait,
 none of them can be blamed: `standstill` says for how long they have.
 
-A silence counts only while the coordinator itself ran, because a machine that starves it starves the workers. Nor does
+A silence counts only while the leader itself ran, because a machine that starves it starves the workers. Nor does
 it count as far as the median process is silent too, up to a second deadline, because many workers on few cores starve
 together.
 """
@@ -15,7 +15,6 @@ together.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +32,42 @@ BEAT = np.dtype([("beats", "i8"), ("progress", "i8"), ("waiting", "?"), ("doing"
 _NO_BEAT = Heartbeat(-1, -1, True, "start", None)
 
 
-def beats_of(heartbeats: Mapping[str, Heartbeat], members: Sequence[str]) -> Beats:
-    """The last heartbeats of `members` as rows.
+class LastBeats:
+    """The last heartbeat of each process, as rows.
 
     Args:
-        heartbeats: member -> its last heartbeat. The `beats` of a member without one are -1.
+        members: the processes, in the order of the rows.
     """
-    return np.array([astuple(heartbeats.get(member, _NO_BEAT)) for member in members], BEAT)
+
+    def __init__(self, members: Sequence[str]) -> None:
+        self._places = {member: place for place, member in enumerate(members)}
+        self._rows = np.full(len(members), np.array(astuple(_NO_BEAT), BEAT))
+        self._fresh: dict[str, Heartbeat] = {}
+
+    def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
+        """Processes, by their names, have sent these. Those of unknown processes are ignored."""
+        self._fresh.update(heartbeats)
+
+    def forget(self, members: Iterable[str]) -> None:
+        """These processes have ended."""
+        for member in members:
+            self._fresh[member] = _NO_BEAT
+
+    def rows(self) -> Beats:
+        """A row for each process; its `beats` are -1 before its first heartbeat. The next call changes them."""
+        fresh = {place: beat for member, beat in self._fresh.items() if (place := self._places.get(member)) is not None}
+        self._fresh = {}
+        places = np.fromiter(fresh, np.int64, len(fresh))
+        for name, column in zip(BEAT.names or (), zip(*map(astuple, fresh.values()), strict=True), strict=False):
+            self._rows[name][places] = column
+        return self._rows
+
+
+def beats_of(heartbeats: Mapping[str, Heartbeat], members: Sequence[str]) -> Beats:
+    """The rows of these heartbeats, by process."""
+    beats = LastBeats(members)
+    beats.take(heartbeats)
+    return beats.rows()
 
 
 class FailureDetector:
@@ -62,6 +90,15 @@ class FailureDetector:
         self._advanced = np.zeros(count)
         self._is_watched = np.zeros(count, bool)
         self._looked = 0.0
+        self._all: frozenset[Worker] = frozenset()
+        self._places_of_last = self._places_of(())
+
+    def _places_of_all(self, live: Collection[Worker]) -> npt.NDArray[np.int64]:
+        """Places of the processes of many workers, remembered as long as they are the same."""
+        if self._all != live:
+            self._all = frozenset(live)
+            self._places_of_last = self._places_of(live)
+        return self._places_of_last
 
     def _places_of(self, workers: Iterable[Worker]) -> npt.NDArray[np.int64]:
         """Places of the workers' processes."""
@@ -84,14 +121,14 @@ class FailureDetector:
         limits = self._limits
         late = max(0.0, now - self._looked - limits.heartbeat)
         self._looked = now
-        watched = self._places_of(live)
+        watched = self._places_of_all(live)
         if done:
             watched = watched[~np.isin(watched, [self._places[name] for name in done])]
         self._changed += late
         self._progressed += late
         self._advanced += late
         self._watch(watched, now)
-        self._take(watched, beats[watched], now)
+        self._take(watched, beats, now)
         silence = now - self._changed[watched]
         allowed = self._common_silence(silence)
         dead = silence > self._dead_after + allowed
@@ -116,28 +153,29 @@ class FailureDetector:
         self._is_watched[fresh] = True
 
     def _take(self, places: npt.NDArray[np.int64], beats: Beats, now: float) -> None:
-        """Take the beats that are new."""
-        before = self._last[places]
-        is_new = (_bytes(beats) != _bytes(before)).any(axis=1) & (beats["beats"] >= 0)
+        """Take the beats that are new, of all that a row of `beats` has."""
+        counts = beats["beats"][places]
+        places = places[(counts != self._last["beats"][places]) & (counts >= 0)]
+        before, beats = self._last[places], beats[places]
         # The first that is seen of a process may be the last that the one before it has left.
-        is_later = is_new & (before["beats"] >= 0)
+        is_later = before["beats"] >= 0
         advanced = is_later & (beats["progress"] != before["progress"])
         self._advanced[places[advanced]] = now
         self._progressed[places[advanced | (is_later & beats["waiting"])]] = now
         self._changed[places[is_later]] = now
         self._patience[places[is_later]] = self._patiences(beats["longest"][is_later])
-        self._last[places[is_new]] = beats[is_new]
+        self._last[places] = beats
 
     def standstill(self, live: Collection[Worker]) -> float:
         """Seconds for which all processes of the workers have waited and none has made progress, when last judged."""
-        places = self._places_of(live)
+        places = self._places_of_all(live)
         if not len(places) or not self._last["waiting"][places].all():
             return 0.0
         return max(0.0, self._looked - float(self._advanced[places].max()))
 
     def stuck(self, live: Collection[Worker], seconds: float) -> set[Worker]:
         """Workers with a process that does not wait and has made no progress for so long, when last judged."""
-        places = self._places_of(live)
+        places = self._places_of_all(live)
         is_stuck = ~self._last["waiting"][places] & (self._looked - self._advanced[places] > seconds)
         numbers = (places[is_stuck] // self._processes).tolist()
         return {Worker(*divmod(number, self._ranks)) for number in numbers}
@@ -183,11 +221,6 @@ class FailureDetector:
         places = self._places_of([worker])
         is_overdue = now - self._changed[places] > self._limits.dead_after / 2
         return bool((is_overdue & self._is_watched[places]).any())
-
-
-def _bytes(beats: Beats) -> npt.NDArray[Any]:
-    """A row of bytes for each; not a number is equal to itself in them."""
-    return np.ascontiguousarray(beats).view(np.uint8).reshape(len(beats), beats.dtype.itemsize)
 
 
 def profiled_seconds(job: PricedJob) -> float:

@@ -60,9 +60,10 @@ class _Watched:
 
     def departed(self, planned: float, threshold: float) -> float | None:
         """The median of the ratios beyond `planned` on one side, when they are more than half of a whole window."""
-        limit = math.log1p(threshold)
-        for side in (1, -1):
-            beyond = [ratio for ratio in self.ratios if side * math.log(ratio / planned) > limit]
+        limit = 1 + threshold
+        above = [ratio for ratio in self.ratios if ratio > planned * limit]
+        below = [ratio for ratio in self.ratios if ratio * limit < planned]
+        for beyond in (above, below):
             if 2 * len(beyond) > (self.ratios.maxlen or 0):
                 return median(beyond)
         return None
@@ -104,10 +105,9 @@ class _Speeds:
 
     def departed(self, planned: npt.NDArray[np.float64], threshold: float) -> dict[int, float]:
         """As `_Watched.departed`, of those that have, by their place."""
-        away, limit = np.log(self._ratios / planned[:, None]), math.log1p(threshold)
+        away, limit = self._ratios / planned[:, None], 1 + threshold
         found: dict[int, float] = {}
-        for side in (-1, 1):
-            beyond = side * away > limit
+        for beyond in (away * limit < 1, away > limit):
             for place in np.flatnonzero(2 * beyond.sum(axis=1) > self._ratios.shape[1]).tolist():
                 found[place] = median(self._ratios[place][beyond[place]].tolist())
         return found
@@ -285,9 +285,11 @@ def _costs(
 def _usual(groups: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Of each value, the lower median of its group's."""
     order = np.lexsort((values, groups))
-    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    begins = np.cumsum(sizes) - sizes
-    return np.asarray(values[order][begins + (sizes - 1) // 2][group] if len(values) else values)
+    begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    sizes = np.diff(begins, append=len(order))
+    usual = np.empty(len(values))
+    usual[order] = np.repeat(values[order][begins + (sizes - 1) // 2], sizes)
+    return usual
 
 
 def _rounded(value: float) -> float:

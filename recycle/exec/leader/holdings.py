@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from recycle.exec.protocol import Copy
-from recycle.exec.transport.edge_coloring import color_edges
+from recycle.plans.edge_coloring import color_edges
 from recycle.plans.hosting import Hosts, UnitRange, is_same, joined, layers_in, unit_name, without
 from recycle.shape import Worker
 

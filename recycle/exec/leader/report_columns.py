@@ -6,10 +6,11 @@ does `disagreement.compare` find out who is odd.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, nan
+from typing import TypeAlias
 
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.members import parse_members
@@ -17,32 +18,60 @@ from recycle.exec.protocol import Replayed, Report
 from recycle.shape import Worker
 
 _Parts = Sequence[float]
+_Values: TypeAlias = tuple[_Parts, _Parts | None, int | None, tuple[int, int] | None]
 _NOT_FINITE: _Parts = (nan,)
 
 
 @dataclass(frozen=True, eq=False)
 class ReportColumns:
-    """The reports of all processes of an iteration. Create them with `of`."""
+    """The reports of all processes of an iteration. Create them with `of`.
+
+    Attributes:
+        replayed: (process, what it reports) of each micro-batch that was replayed.
+        has_states: every process that hosts a stage reports the state that it began with, in part if it still copies
+            shards.
+    """
 
     _reports: Mapping[str, Report]
     _rows: Sequence[tuple[Worker, int, Report]]
-    _hosts_agree: bool
+    _agree: bool
     _norms: Sequence[_Parts]
+    _losses: Mapping[str, float]
+    replayed: Sequence[tuple[str, Replayed]]
+    has_states: bool
 
     @classmethod
     def of(cls, reports: Mapping[str, Report]) -> ReportColumns:
         """The reports of an iteration, by process."""
         members = parse_members(tuple(reports))
-        rows = [(worker, rank, report) for (worker, rank), report in zip(members, reports.values(), strict=True)]
-        agree, is_finite = True, True
-        hosted: dict[tuple[int, int], tuple[_Parts, _Parts | None, int | None, tuple[int, int] | None]] = {}
+        rows: list[tuple[Worker, int, Report]] = []
+        agree, is_finite, hosts, hosts_with_states = True, True, 0, 0
+        hosted: dict[tuple[int, int], _Values] = {}
         norms: dict[int, _Parts] = {}
+        losses: dict[str, float] = {}
+        firsts: dict[Worker, Report] = {}
+        replayed: list[tuple[str, Replayed]] = []
         norm: _Parts
-        shared: _Parts | None
-        for _, rank, report in rows:
-            replicated, checksums, states = report.replicated, report.checksums, report.states
+        values: _Values
+        for (worker, rank), (member, report) in zip(members, reports.items(), strict=True):
+            rows.append((worker, rank, report))
+            loss, replicated, checksums, states = report.loss, report.replicated, report.checksums, report.states
+            first = firsts.setdefault(worker, report)
+            if first is not report and (first.loss != loss or first.replicated != replicated):
+                agree = False
+            if loss is not None and rank == 0:
+                losses[member] = loss
+            if report.replayed:
+                replayed += [(member, work) for work in report.replayed]
+            if report.norms:
+                hosts += 1
+                hosts_with_states += bool(states)
             for stage, norm in report.norms.items():
-                shared, checksum = replicated.get(stage), checksums.get(stage)
+                shared: _Parts | None = replicated.get(stage)
+                checksum = checksums.get(stage)
+                values = norm, shared, checksum, states.get(stage)
+                if hosted.get((rank, stage)) == values:
+                    continue  # finite, as the first one is
                 if not all(map(isfinite, norm)):
                     norm, checksum, is_finite = _NOT_FINITE, None, False
                 if shared is not None:
@@ -53,27 +82,16 @@ class ReportColumns:
                 if hosted.setdefault((rank, stage), values) != values:
                     agree = False
         own = [values[0] for values in hosted.values()]
-        return cls(reports, rows, agree, [*own, *norms.values()] if is_finite else [_NOT_FINITE])
+        parts = [*own, *norms.values()] if is_finite else [_NOT_FINITE]
+        return cls(reports, rows, agree, parts, losses, replayed, 0 < hosts == hosts_with_states)
 
     def reports(self) -> Mapping[str, Report]:
         """Process -> its report."""
         return self._reports
 
-    @property
-    def replayed(self) -> list[tuple[str, Replayed]]:
-        """(process, what it reports) of each micro-batch that was replayed."""
-        return [(member, work) for member, report in self._reports.items() for work in report.replayed]
-
     def agree(self) -> bool:
         """Whether all numbers are equal that must be equal; may be False also where `disagreement.compare` passes."""
-        return self._hosts_agree and _ranks_agree((worker, report) for worker, _, report in self._rows)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether every process that hosts a stage reports the state that it began with, in part if it still copies
-        shards."""
-        states = [report.states for _, _, report in self._rows if report.norms]
-        return bool(states) and all(states)
+        return self._agree
 
     def states(self) -> dict[Worker, set[int]]:
         """Worker -> the numbers of the states that all its tensor ranks report."""
@@ -91,14 +109,9 @@ class ReportColumns:
 
     def loss_sum(self) -> float:
         """The sum of all workers' losses, in the order of their names."""
-        losses = {
-            member: report.loss
-            for member, (_, rank, report) in zip(self._reports, self._rows, strict=True)
-            if rank == 0 and report.loss is not None
-        }
         total = 0.0
-        for member in sorted(losses):  # not sum(): from Python 3.12 on it compensates for rounding
-            total += losses[member]
+        for member in sorted(self._losses):  # not sum(): from Python 3.12 on it compensates for rounding
+            total += self._losses[member]
         return total
 
     def times(self) -> ComputeTimes:
@@ -108,11 +121,3 @@ class ReportColumns:
             {worker: report.compute for worker, report in firsts.items()},
             {worker: report.links for worker, report in firsts.items()},
         )
-
-
-def _ranks_agree(rows: Iterable[tuple[Worker, Report]]) -> bool:
-    first: dict[Worker, tuple[float | None, dict[int, list[float]]]] = {}
-    return all(
-        first.setdefault(worker, (report.loss, report.replicated)) == (report.loss, report.replicated)
-        for worker, report in rows
-    )

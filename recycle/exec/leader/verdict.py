@@ -22,7 +22,6 @@ from recycle.exec.leader.disagreement import Bit, Disagreement
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.replay_votes import Unlike, Voted, Votes, count, votes_of
 from recycle.exec.leader.report_columns import ReportColumns
-from recycle.exec.membership.interfaces import Log
 from recycle.exec.protocol import Commit, GenerationRecord, Verified
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
@@ -79,7 +78,7 @@ class Judge:
         self,
         job: PricedJob,
         steps: int,
-        log: Log,
+        log: Callable[..., None],
         keeps: Callable[[int, bool], bool],
         holdings: Holdings,
         name_bits: Callable[[Sequence[Bit]], list[dict[str, Any]]] = lambda bits: [],

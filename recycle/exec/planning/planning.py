@@ -1,11 +1,13 @@
-"""Plans for whoever is alive: made ahead in a child process, at once when they are needed now.
+"""Plans for the live workers: made ahead in a child process, at once when they are needed now, and checked.
 
-`exec` does not know how to plan. It is handed a planner, a function importable by name, and calls it in child
-processes, so that heartbeats never wait for a solver: one child works through the likely vectors, the other answers
-what is wanted this moment. Only what no child answers is planned in a thread of this process. Plans are kept by failure
-vector and used in the names of the processes that are alive, so that every survivor keeps its position and what is
-re-routed is what the dead worker was home to. Where peers are not alike a vector does not say enough, and plans are
-made for the dead processes themselves.
+`exec` does not know how to plan. It is given a planner, a function importable by name, and calls it in child processes,
+so that the leader never waits for a solver: one child works through the likely failure vectors, another answers urgent
+questions. Only what no child answers is planned in a thread of this process. A second thread prepares every plan before
+the leader gets it: it checks the schedule, simulates it and writes its file.
+
+Plans are kept by failure vector and used in the names of the live processes, so that every survivor keeps its position
+and only the dead worker's micro-batches are re-routed. Where peers are not alike a vector does not say enough, and
+plans are made for the dead workers themselves.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import TypeVar
 
-from recycle.errors import RecycleError, RunError, ScheduleError
-from recycle.exec.membership.interfaces import Ready
+import msgspec
+
+from recycle.errors import RecycleError, ScheduleError
+from recycle.exec.leader.actions import Planned, PreparedPlan
+from recycle.exec.leader.actions import Question as LeaderQuestion
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import StepMode
@@ -31,23 +38,26 @@ from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_updates_of
 from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
+from recycle.plans.plan import in_process_names
 from recycle.plans.replaying import rotation_of, with_room
 from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
 from recycle.runs import plan_file
 from recycle.shape import Worker
 
+_Item = TypeVar("_Item")
+
 
 class PlanService:
-    """Plans of one run, by failure vector.
+    """Answers the leader's questions for plans.
 
     Args:
         job: what to plan for.
         planner: see `Planner`; None when only `schedule` shall run.
         directory: plan files in use are written here as `<hash>.json`.
-        waker: is woken when a plan has been made.
-        warn: is told of what cannot be kept.
-        schedule: a schedule of the user's own, for the set of workers that it leaves alive.
+        profiles: profiles that are planned with are written here as `<digest>.json`.
+        waker: is woken when there is an answer.
+        schedule: the user's own schedule, for the set of workers that it leaves alive.
     """
 
     def __init__(
@@ -55,54 +65,32 @@ class PlanService:
         job: PricedJob,
         planner: Planner | None,
         directory: Path,
+        profiles: Path,
         waker: Waker,
         schedule: Schedule | None = None,
-        warn: Callable[[str], object] = lambda message: None,
     ) -> None:
-        self._job, self._directory, self._warn = job, directory, warn
-        self._own = schedule
-        # Who hosts what in another way than the planner does it, alike for all workers of a rank, goes on doing so.
+        self._job, self._directory, self._profiles, self._waker = job, directory, profiles, waker
+        self._schedule = schedule
+        # A placement of the user's own, alike for all workers of a rank, is kept by the plans of other live workers.
         usual = schedule is None or schedule.placement == loop_placement(job.shape) or stages_by_rank(schedule) is None
         self._like = None if usual else schedule
-        self._planner, self._waker = planner, waker
+        self._planner = planner
         self._by_vector = job.prices.are_peers_alike
-        self._plans: dict[_Key, Plan] = {}
-        self._used: dict[frozenset[Worker], Ready] = {}
-        self._rerouted: dict[Question, Ready] = {}
-        self._hosts: dict[str, Hosts] = {}
-        self._errors: dict[_Key, str] = {}
-        self._answers: queue.SimpleQueue[PlannerAnswer] = queue.SimpleQueue()
-        self._asked: set[_Key] = set()
-        self._background = self._urgent = None
-        self._other: PlannerProcess | None = None
+        self._ahead: dict[_Key, Plan | str] = {}
+        self._schedules: dict[str, Schedule] = {}
+        self._waiting: dict[Question, list[tuple[LeaderQuestion, Profile | None]]] = {}
+        self._from_children: queue.SimpleQueue[PlannerAnswer] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[Planned] = queue.SimpleQueue()
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="plans")
         self._children: list[PlannerProcess] = []
-        self._wanted: list[Question] = []
-        self._answered: list[PlannerAnswer] = []
-        self._usual = Hosts.at_start(job, None)
         if planner is not None:
             self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
 
     def _child(self, planner: Planner, questions: Iterable[Question] = ()) -> PlannerProcess:
-        self._children.append(PlannerProcess(self._job, planner, self._answers, self._waker, self._like, questions))
-        return self._children[-1]
-
-    def look(self) -> None:
-        """See to it that whatever was asked is answered; to be called again and again.
-
-        What is wanted this moment and no child has answered is planned here, without a search, in a thread.
-        """
-        for child in self._children:
-            for question in child.look():
-                if question.quick:
-                    self._warn("no planner process answers; a plan that is needed now is made by the coordinator")
-                    threading.Thread(target=self._plan_here, args=(question,), daemon=True).start()
-                elif question in self._wanted or question.moves:
-                    self._answers.put((question, "", "no planner process answers"))
-
-    def _plan_here(self, question: Question) -> None:
-        assert self._planner is not None
-        self._answers.put((question, *answer(self._planner, self._job, self._like, question)))
-        self._waker.wake()
+        child = PlannerProcess(self._job, planner, self._from_children, self._waker, self._like, questions)
+        self._children.append(child)
+        return child
 
     def _likely(self) -> Iterator[Question]:
         """What to plan ahead for; where peers are not alike, no failure and each single one."""
@@ -114,123 +102,133 @@ class PlanService:
         for failures in range(min(ahead, 1) + 1):
             for failed in combinations(shape.workers(), failures):
                 if shape.pipelines > failures:
-                    yield self._question(frozenset(failed))
-
-    def _question(self, failed: frozenset[Worker], quick: bool = False) -> Question:
-        names = None if self._by_vector else tuple(map(str, sorted(failed)))
-        return Question(failure_vector(self._job.shape, failed), quick, names)
-
-    def ready(self, failed: frozenset[Worker]) -> Ready | None:
-        """The plan without the failed workers; None while it is being made. Raises RunError if none can be made."""
-        if failed in self._used:
-            return self._used[failed]
-        if self._own is not None and self.is_own(failed):
-            return self._use(failed, self._own, None)
-        self._collect()
-        question = self._question(failed, quick=True)
-        if max(question.vector) >= self._job.shape.pipelines and self._job.planner.layout == "elastic":
-            # Others may hold what the workers of a rank held, all of which are dead.
-            question = Question(question.vector, False, tuple(map(str, sorted(failed))), moves=True)
-        plan = self._planned(question)
-        if plan is None:
-            return None
-        plan = plan if question.failed is not None else plan.for_processes(failed)
-        return self._use(failed, plan.schedule, plan)
-
-    def rerouted(self, failed: frozenset[Worker], digest: str) -> Ready | None:
-        """The plan without the failed workers in the layout of a plan in use: every worker hosts what it hosts there.
-
-        None while it is being made. Raises RunError where there is none.
-        """
-        self._collect()
-        names, file = tuple(map(str, sorted(failed))), str(plan_file(self._directory, digest).resolve())
-        question = Question(failure_vector(self._job.shape, failed), True, names, within=file)
-        if question not in self._rerouted and (plan := self._planned(question)) is not None:
-            try:
-                self._rerouted[question] = self.prepare(plan.schedule, plan, self._job.prices)
-            except RecycleError as refusal:
-                raise RunError(f"no plan for the layout at hand: {refusal}") from None
-        return self._rerouted.get(question)
-
-    def layout_file(self, ready: Ready) -> str | None:
-        """The file of a plan in use, if it cuts the model and is kept."""
-        if ready.hosts is None or not ready.hosts.cut or not ready.is_kept:
-            return None
-        return str(plan_file(self._directory, ready.digest).resolve())
-
-    def _planned(self, question: Question) -> Plan | None:
-        """What has been answered of what is needed now; None while it is being made. Raises RunError if it cannot."""
-        key, vector = _key(question), question.vector
-        if key in self._plans:
-            return self._plans[key]
-        if key in self._errors:
-            raise RunError(f"no plan for {vector} dead workers per stage: {self._errors[key]}")
-        if self._urgent is None:
-            raise RunError(f"no plan for {vector} dead workers per stage, and no planner was given")
-        if key not in self._asked:
-            self._asked.add(key)
-            self._urgent.ask(question)
-        return None
-
-    def is_own(self, failed: frozenset[Worker]) -> bool:
-        """Whether the user's own schedule runs without these workers."""
-        return self._own is not None and self._own.failed == failed
+                    yield Question(failure_vector(shape, failed), False, tuple(map(str, failed)))
 
     @property
-    def can_plan(self) -> bool:
-        """Whether plans for other times can be made: by a planner, for stages that lie where it puts them."""
+    def can_search(self) -> bool:
+        """Whether better plans can be asked for: by a planner, for stages that lie where it puts them."""
         return self._planner is not None and self._like is None
 
-    def ask(self, question: Question) -> None:
-        """Ask for a plan with another profile or layout, which nobody waits for; `answers` has it once it is there.
+    def own(self) -> tuple[frozenset[Worker], PreparedPlan] | None:
+        """The user's own schedule, prepared, and the workers that it leaves out. Raises ScheduleError."""
+        if self._schedule is None:
+            return None
+        return self._schedule.failed, self._prepare(self._schedule, None, self._job.prices)
 
-        The background child makes it if it has nothing else to do, else a third one: the urgent one stays free.
+    def ask(self, question: LeaderQuestion, profile: Profile | None = None) -> None:
+        """Answer a question; `answers` gives the answer once it is there."""
+        if self._planner is None:
+            self._give(Planned(question, None, "no planner was given"))
+            return
+        asked = self._translated(question, profile)
+        known = self._ahead.get(_key(asked)) if question.is_urgent else None
+        if known is not None:
+            self._thread.submit(self._answer, question, profile, known)
+            return
+        self._waiting.setdefault(asked, []).append((question, profile))
+        if len(self._waiting[asked]) > 1:
+            return
+        if question.is_urgent:
+            self._urgent.ask(asked)
+            return
+        # The background child answers if it has nothing else to do, else a third one: the urgent one stays free.
+        if self._background.is_busy and len(self._children) == 2:
+            self._child(self._planner)
+        (self._children[-1] if self._background.is_busy else self._background).ask(asked)
+
+    def _translated(self, question: LeaderQuestion, profile: Profile | None) -> Question:
+        """The question as planners get it."""
+        failed = tuple(map(str, sorted(question.failed)))
+        vector = failure_vector(self._job.shape, question.failed)
+        within = str(plan_file(self._directory, question.within).resolve()) if question.within else None
+        if profile is not None:
+            self._profiles.mkdir(exist_ok=True)
+            file = self._profiles / f"{profile.digest()}.json"
+            profile.save(file)
+            return Question(vector, False, failed, str(file.resolve()), question.moves, within)
+        if not question.is_urgent or within is not None:
+            return Question(vector, question.is_urgent, failed, None, question.moves, within)
+        if max(vector) >= self._job.shape.pipelines and self._job.planner.layout == "elastic":
+            # Others may hold what the workers of a rank held, all of which are dead.
+            return Question(vector, False, failed, moves=True)
+        return Question(vector, True, None if self._by_vector else failed)
+
+    def look(self, warn: Callable[[str], object]) -> list[Planned]:
+        """The answers since the last call; sees to it that every question is answered. To be called again and again.
+
+        Args:
+            warn: called with what went wrong and does not hold up training.
         """
+        for child in self._children:
+            for question in child.look():
+                if question.quick:
+                    warn("no planner process answers; a plan that is needed now is made by the coordinator")
+                    threading.Thread(target=self._plan_here, args=(question,), daemon=True).start()
+                elif question in self._waiting:
+                    self._from_children.put((question, "", "no planner process answers"))
+        for question, text, error in _drained(self._from_children):
+            waiting = self._waiting.pop(question, [])
+            if not (question.quick or question.profile or error):  # a plan made ahead answers the same urgent question
+                waiting += self._waiting.pop(msgspec.structs.replace(question, quick=True), [])
+            self._thread.submit(self._learn, question, text, error, waiting)
+        for message in _drained(self._warnings):
+            warn(message)
+        return list(_drained(self._prepared))
+
+    def _plan_here(self, question: Question) -> None:
         assert self._planner is not None
-        assert self._background is not None
-        child = self._background
-        if child.is_busy:
-            self._other = self._other or self._child(self._planner)
-            child = self._other
-        self._wanted.append(question)
-        child.ask(question)
+        self._from_children.put((question, *answer(self._planner, self._job, self._like, question)))
+        self._waker.wake()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is still to be answered."""
-        return any(child.is_busy for child in self._children)
+    def _learn(
+        self, question: Question, text: str, error: str, waiting: Sequence[tuple[LeaderQuestion, Profile | None]]
+    ) -> None:
+        """In the thread: keep what a planner has answered, and answer those that have asked for it."""
+        plan: Plan | str = error
+        if not error:
+            try:
+                plan = Plan.from_text(text, f"plan for {question.vector}")
+            except RecycleError as refusal:
+                plan = str(refusal)
+        is_needed = all(asked.is_urgent for asked, _ in waiting)  # of a search the leader gets each answer once
+        if is_needed and not isinstance(self._ahead.get(_key(question)), Plan):
+            self._ahead[_key(question)] = plan
+        for asked, profile in waiting:
+            self._answer(asked, profile, plan)
 
-    def is_moved(self, hosts: Hosts) -> bool:
-        """Whether somebody hosts other parts of the model than the planner of the given stages has it."""
-        usual = self._usual
-        return bool(hosts.cut) or any(usual.stages[worker] != stages for worker, stages in hosts.stages.items())
+    def _answer(self, question: LeaderQuestion, profile: Profile | None, plan: Plan | str) -> None:
+        """In the thread: prepare a plan for the leader."""
+        prepared, error = None, plan if isinstance(plan, str) else ""
+        if isinstance(plan, Plan):
+            try:
+                prepared = self._prepared_for(question, profile, plan)
+            except RecycleError as refusal:
+                error = f"no plan for the layout at hand: {refusal}" if question.within else str(refusal)
+            except Exception as failure:  # a planner's or a plug-in's
+                error = f"{type(failure).__name__}: {failure}"
+        self._give(Planned(question, prepared, error))
 
-    def answers(self, drifted: bool) -> list[PlannerAnswer]:
-        """What has been answered of what was asked with `ask`, for other times or for the job's own; each once."""
-        self._collect()
-        answered = [answer for answer in self._answered if (answer[0].profile is not None) == drifted]
-        self._answered = [answer for answer in self._answered if answer not in answered]
-        return answered
+    def _give(self, planned: Planned) -> None:
+        self._prepared.put(planned)
+        self._waker.wake()
 
-    def _collect(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                question, text, error = self._answers.get_nowait()
-                key = _key(question)
-                if question in self._wanted:
-                    self._wanted.remove(question)
-                    self._answered.append((question, text, error))
-                elif error:
-                    self._errors.setdefault(key, error)
-                else:
-                    self._plans[key] = Plan.from_text(text, f"plan for {question.vector}")
-                    self._errors.pop(key, None)
+    def _prepared_for(self, question: LeaderQuestion, profile: Profile | None, plan: Plan) -> PreparedPlan:
+        if question.is_urgent:
+            is_of_vector = self._translated(question, None).failed is None
+            plan = plan.for_processes(question.failed) if is_of_vector else plan
+            return self._prepare(plan.schedule, plan, self._job.prices)
+        schedule = in_process_names(plan)
+        limit, times = plan.layout_limit, profile or self._job.prices
+        prepared = self._prepare(schedule, replace(plan, schedule=schedule, moves=()), times)
+        running = self._schedules.get(question.compared)
+        compared = None
+        if running is not None:
+            periods = self._periods(running, times)
+            both = "staggered" in prepared.periods and "staggered" in periods
+            compared = periods["staggered" if both else "barrier"]
+        return replace(prepared, layout_limit=limit, compared_period=compared)
 
-    def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
-        self._used[failed] = self.prepare(schedule, plan, self._job.prices)
-        return self._used[failed]
-
-    def prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> Ready:
+    def _prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> PreparedPlan:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
         schedule = with_updates_of(schedule, self._job)
         require_valid(schedule, self._job)
@@ -238,47 +236,67 @@ class PlanService:
         rotation = rotation_of(schedule, self._job)
         if rotation is not None:
             require_valid(rotation.whole, self._job)  # what runs in an iteration is this without some replays
-        profile = profile_of_layout(self._job, profile, schedule.shape)
-        periods: dict[StepMode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
-        if schedule.optimizer == "staggered":
-            periods["staggered"] = simulate(schedule, profile).period
+        periods = self._periods(schedule, profile)
         text = schedule.dumps() if plan is None else replace(plan, schedule=schedule).text()
-        digest, is_kept = schedule_hash(schedule), True
+        digest, kept = schedule_hash(schedule), ""
         try:
             write_whole(plan_file(self._directory, digest), text)
         except RecycleError as error:
-            is_kept = False
-            self._warn(f"a plan in use is not kept, and goes through the store: {error}")
+            kept = text
+            self._warnings.put(f"a plan in use is not kept, and workers get it in a message: {error}")
         rounds = 0 if rotation is None else rotation.rounds
         if self._job.integrity.every and not rounds:
-            self._warn(
+            self._warnings.put(
                 f'[integrity] every = "gaps": plan {digest} has no gap that holds a replay: nothing is replayed while'
                 f" it runs, and states are compared every {self._job.compared_every(0)} iterations; write every = N to"
                 " replay all the same"
             )
-        hosts = self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
-        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept, hosts, rounds)
+        self._schedules[digest] = schedule
+        hosts, roles = Hosts.of_schedule(self._job, schedule), {worker: worker for worker in schedule.live}
+        return PreparedPlan(digest, roles, periods, kept, hosts, rounds)
 
-    def hosts(self, digest: str) -> Hosts | None:
-        """Who hosts what by the plan with this hash, if it was in use here or the directory holds it."""
-        if digest not in self._hosts:
-            with contextlib.suppress(RecycleError):
-                schedule = Schedule.load(plan_file(self._directory, digest))
-                if schedule_hash(schedule) == digest:
-                    self._hosts[digest] = Hosts.of_schedule(self._job, schedule)
-        return self._hosts.get(digest)
+    def _periods(self, schedule: Schedule, profile: Profile) -> dict[StepMode, float]:
+        """The period in each mode that a schedule may run in."""
+        profile = profile_of_layout(self._job, profile, schedule.shape)
+        periods: dict[StepMode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
+        if schedule.optimizer == "staggered":
+            periods["staggered"] = simulate(schedule, profile).period
+        return periods
 
-    def adopt(self, failed: frozenset[Worker], digest: str) -> None:
-        """Take up the plan that the coordinator before used without the failed workers, if the directory holds it."""
+    def _kept(self, digest: str) -> Schedule | None:
+        """The schedule with this hash, if the directory holds it."""
         with contextlib.suppress(RecycleError):
             schedule = Schedule.load(plan_file(self._directory, digest))
-            if schedule_hash(schedule) == digest and schedule.failed == failed:
-                self._use(failed, schedule, None)
+            if schedule_hash(schedule) == digest:
+                return schedule
+        return None
+
+    def hosts(self, digest: str) -> Hosts | None:
+        """Who hosts what by the plan with this hash; None where the directory does not hold it."""
+        schedule = self._kept(digest)
+        return None if schedule is None else Hosts.of_schedule(self._job, schedule)
+
+    def adopted(self, failed: frozenset[Worker], digest: str) -> PreparedPlan | None:
+        """The plan that another leader used without the failed workers, if the directory holds it."""
+        schedule = self._kept(digest)
+        if schedule is None or schedule.failed != failed:
+            return None
+        with contextlib.suppress(RecycleError):
+            return self._prepare(schedule, None, self._job.prices)
+        return None
 
     def close(self) -> None:
-        """End the children."""
+        """End the children and the thread."""
         for child in self._children:
             child.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _drained(items: queue.SimpleQueue[_Item]) -> Iterator[_Item]:
+    """All that is in a queue now."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield items.get_nowait()
 
 
 _Key = tuple[Vector, tuple[str, ...] | None, bool, str | None]

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from recycle.child import Child, die_with_parent, serve
 from recycle.errors import RunError
-from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
+from recycle.exec.exit_description import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.transport.transports import known_environment
 from recycle.exec.worker.specification import REFUSED
 
@@ -55,9 +55,6 @@ PRELOADED = {
 }
 """Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
 
-REFUSED_THE_JOB = "refused the job"
-"""How a worker ended that says what is wrong with the job in its last line."""
-
 
 def worker_environment(threads: int, of_transport: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process that computes as a worker does.
@@ -72,7 +69,7 @@ def worker_environment(threads: int, of_transport: Mapping[str, str]) -> dict[st
         "MKL_NUM_THREADS": str(threads),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONUNBUFFERED": "1",
-        # torch looks up the name of the store's loopback address; a name server that is silent must not cost 5 s
+        # torch may look up the name of an address; a name server that is silent must not cost 5 s
         "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
         "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
     }

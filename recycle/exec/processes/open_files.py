@@ -7,9 +7,9 @@ import resource
 from recycle.errors import JobError
 
 BASE = 48
-"""Of any process of a run: Python's own, logs, pipes, the store; up to 30 were counted, in a launcher."""
+"""Of any process of a run: Python's own, logs, pipes, the agent; up to 30 were counted, in a launcher."""
 PER_CHILD = 8
-"""Of a launcher or agent, for each process it starts: seven clients of the store and a descriptor."""
+"""Of a launcher or agent, for each process it starts: its connections, a descriptor, and room to spare."""
 PER_PEER = 4
 """Of a worker's process, for each other: a connection in the group of all, one among a stage's hosts; as many of the
 generation before."""

@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import select
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.members import member_name
-from recycle.exec.processes.forkserver import REFUSED_THE_JOB, ForkServer, WorkerProcess, describe_exit, last_lines
+from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit, last_lines
 from recycle.exec.processes.waker import Waker
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.shape import Worker
-
-__all__ = ["REFUSED_THE_JOB", "ForkServer", "LocalProcesses"]
 
 END_SECONDS = 5.0
 """How long the end of a run waits for processes that it has killed, or whose start it does not know of."""
@@ -31,7 +29,7 @@ LOOK_SECONDS = 0.03
 
 
 class LocalProcesses:
-    """Implements `Processes` for one run on this machine, with T processes per worker, each with its log file.
+    """The processes of one run on this machine, T per worker, each with its log file.
 
     A worker fails as one: when a process of it ends other than by itself, the others are killed.
 
@@ -58,7 +56,6 @@ class LocalProcesses:
         self._ending: list[tuple[Worker, WorkerProcess]] = []
         self._next_look = 0.0
         self._incarnations: dict[Worker, int] = {}
-        self._started_in: dict[Worker, int] = {}
         self._ended: dict[Worker, str] = {}
         self._failed: dict[Worker, int] = {}
         self._poll = select.poll()
@@ -75,14 +72,16 @@ class LocalProcesses:
         incarnation: int | None = None,
         place: Worker | None = None,
     ) -> None:
-        """As `Processes.start`.
+        """Start the processes of a worker, whose last ones have ended.
 
         Args:
+            generation: the last one before the processes.
+            restored: step of the checkpoint to start from; None for the initial state.
             incarnation: their number; the next one when left out.
             place: position of this machine whose GPUs they use; the worker's own when left out.
         """
         number = self.incarnation(worker) + 1 if incarnation is None else incarnation
-        self._incarnations[worker], self._started_in[worker] = number, generation
+        self._incarnations[worker] = number
         self._failed.pop(worker, None)
         self._ended.pop(worker, None)
         before = [process for ending, process in self._ending if ending == worker]
@@ -100,15 +99,9 @@ class LocalProcesses:
             text = msgspec.json.encode(specification).decode()
             self._processes[worker, rank] = self._server.fork(text, self.log(worker, rank), before)
 
-    def started_in(self, worker: Worker) -> int | None:
-        return self._started_in.get(worker)
-
-    def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
-        """None: this machine is always there."""
-        return []
-
-    def move(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
-        """Nothing to do: this machine can start a process for every position."""
+    def watch(self, descriptor: int) -> None:
+        """Have `wait` return when a descriptor is readable."""
+        self._poll.register(descriptor, select.POLLIN)
 
     def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
         """The log file of a worker's process."""
@@ -190,7 +183,7 @@ class LocalProcesses:
         """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.
 
         What the server was asked for and has not said to have started by then is not waited for: it ends by itself,
-        without a store.
+        without an agent.
         """
         deadline = time.monotonic() + patience
         with contextlib.suppress(RunError):

@@ -24,7 +24,7 @@ def capacity(job: Job, state: float = 0.0) -> float:
     """Bytes that a worker of `job` may hold where it runs on this machine.
 
     On a GPU: what is free on it, and what this process has already. On a CPU: an equal part of the memory for each
-    process that is started here, all of them or, with a store on the network, those of one node; without what the
+    process that is started here: all of them, or those of one node where `[membership] store` is an etcd; less what the
     worker needs there to write checkpoints, a copy of its state and a file of it.
 
     Args:

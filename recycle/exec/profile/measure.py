@@ -29,7 +29,6 @@ import torch
 from msgspec import Struct
 
 from recycle.child import serve
-from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import MegatronStage
@@ -39,6 +38,7 @@ from recycle.exec.profile.capacity import capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu
 from recycle.exec.transport.transports import ANYWHERE, transport_named
+from recycle.exec.worker.member import FormingKeys
 from recycle.exec.worker.updates import Updates
 from recycle.footprint import MESSAGES_UNDER_WAY
 from recycle.ir.kinds import ValueKind
@@ -89,7 +89,7 @@ class Footprint(NamedTuple):
 
 
 class PeerRequest(Struct, frozen=True):
-    """Be one of `peers` processes at the store; the first two exchange messages, all sum buffers.
+    """Be one of `peers` processes that form groups on the same keys; the first two exchange messages, all sum buffers.
 
     Attributes:
         messages: bytes of the messages to exchange.
@@ -282,10 +282,10 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     """This process's part of the exchange; what process 0 finds is the result."""
     peers = [Worker(k, 0) for k in range(request.peers)]
     me = peers[request.rank]
-    store = open_store(request.store, "", MembershipSection())
+    keys = FormingKeys(request.store)
     seconds = request.timeout
     limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
-    plugin = transport_named(ANYWHERE)(TransportSettings(store.torch_store, limits=limits))
+    plugin = transport_named(ANYWHERE)(TransportSettings(keys, limits=limits))
     owners = {0: owners_of(peers, peers, request.copies)} if request.copies else {}
     transport = plugin.open(GroupsOfGeneration("profile", me, peers, {0: peers}, ((1,), torch.float32), owners=owners))
     messages = []

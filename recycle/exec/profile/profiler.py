@@ -30,9 +30,9 @@ import torch
 
 from recycle.child import Child
 from recycle.errors import JobError, RunError
+from recycle.exec.agent.keys import KeyServer
 from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.launch.request import check_request
-from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
@@ -193,13 +193,13 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
     is_sharded = job.train.sharded_optimizer and bool(sums)
     copies = job.train.optimizer_copies if is_sharded else 0
     weights = sorted({found.weights for found in figures}) if is_sharded else []
-    store, url = LauncherStore.host()
+    keys = KeyServer()
     with ExitStack() as stack:
-        stack.callback(store.close)
+        stack.callback(keys.close)
         children = []
         for rank in range(peers):
             timeout = job.membership.transport_timeout
-            request = PeerRequest(rank, peers, url, sizes, sums, repeats, timeout, copies, weights)
+            request = PeerRequest(rank, peers, keys.address, sizes, sums, repeats, timeout, copies, weights)
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     if not sums:

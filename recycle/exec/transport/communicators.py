@@ -3,7 +3,7 @@
 A communicator carries operations in their order and knows no generations. One on which an operation was begun at one
 end and not at the other, or not completed at either, would hand what is left of it to the next generation. So it is
 kept only if every member says that all operations it has begun are completed, and all have begun the same number: each
-leaves these counts in the store before it acknowledges the next generation (`offer`), and reads those of the other
+leaves these counts with its agent before it acknowledges the next generation (`offer`), and reads those of the other
 members when the generation forms (`agree`). All read the same, so all decide alike, and nobody waits on a communicator
 whose other end is gone. A process that came anew offers none. Completed at one end is not enough: a send may be
 completed before its receiver has come.
@@ -185,11 +185,11 @@ class Communicators:
 
 
 def offer_text(offer: Mapping[str, int]) -> str:
-    """What is left in the store."""
+    """What is left with the agent."""
     return "\n".join(f"{name} {begun}" for name, begun in offer.items())
 
 
 def offer_of(text: str) -> dict[str, int]:
-    """What was left in the store."""
+    """What was left with the agent."""
     pairs: Sequence[list[str]] = [line.rsplit(" ", 1) for line in text.splitlines()]
     return {name: int(begun) for name, begun in pairs}

@@ -21,10 +21,10 @@ from itertools import count
 import numpy as np
 
 from recycle.exec.transport.base import Lane
-from recycle.exec.transport.edge_coloring import color_edges
 from recycle.ir.instruction import Send
 from recycle.ir.kinds import is_kind
 from recycle.ir.schedule import Schedule
+from recycle.plans.edge_coloring import color_edges
 from recycle.shape import Worker
 
 

@@ -14,13 +14,12 @@ PAUSE_SECONDS = (0.001, 0.05)
 
 
 class FormingStore(Store):
-    """The worker's own client of the run's store, with waits that end when the generation is over.
+    """Keys that a process's groups form on, with waits that end when the generation is over.
 
     torch's own clients block in `get` until the value is there, with the client's lock held: a process whose peer has
-    died before it came would neither leave its generation nor reach the store. A client of its own for forming would
-    do too, but opening one looks its address up in the DNS with the interpreter lock held, which took 5 s where no
-    name server answered, in the middle of a recovery. Backends accept it below a PrefixStore, whatever the run's store
-    is, a torch store or the mirror of an etcd; that does not keep it alive.
+    died before it came would neither leave its generation nor reach its agent. Opening such a client looks its address
+    up in the DNS with the interpreter lock held, which took 5 s where no name server answered. Backends accept this
+    store below a PrefixStore, whether the keys are the agent's or torchrun's; that does not keep it alive.
 
     Args:
         client: `set`, `get` and `check` of it are used.

@@ -5,7 +5,7 @@ tensor parallelism that is so for each tensor rank, and another group joins the 
 global process group is made, so a generation ends by dropping objects, and megatron-core's own state is not touched.
 
 Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
-aborting a group does not. Sockets that were open before the generation (the clients of the store) are left alone, and
+aborting a group does not. Sockets that were open before the generation (those to the agent) are left alone, and
 so are listening sockets, whose shutdown would end the process. Three kinds of waits do not always end when the sockets
 are shut: forming a group whose member died before it connected, an all-reduce, and a transfer that is posted in that
 very moment, as those inside a worker and the parts of a state are all the time. They run in a thread of their own,

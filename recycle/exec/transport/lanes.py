@@ -54,10 +54,7 @@ class LanePlugin(TransportPlugin):
 
     def offer(self, generation: str, process: Worker) -> None:
         key = _offer_key(generation, member_of(process, *self.settings.tensor))
-        try:
-            self.settings.store.set(key, offer_text(self.communicators.offer()))
-        except RuntimeError as error:
-            raise RunError(f"the store does not answer: {first_line(error)}") from None
+        self.settings.store.set(key, offer_text(self.communicators.offer()))
 
 
 def _offer_key(generation: str, member: str) -> str:

@@ -88,7 +88,7 @@ class TransportPlugin(ABC):
             process: the position that this process started in.
 
         Raises:
-            RunError: the store does not answer.
+            RunError: the agent does not answer.
         """
         return
 

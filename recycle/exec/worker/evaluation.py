@@ -16,11 +16,11 @@ from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.leader.commit import evaluation_report
-from recycle.exec.membership.progress import Progress
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Evaluated, EvaluationReport
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
+from recycle.exec.worker.progress import Progress
 from recycle.exec.worker.trace_log import TraceLog
 from recycle.ir.forward_only import forward_only
 from recycle.ir.instruction import Instruction

@@ -24,7 +24,6 @@ from recycle.exec.faults.kinds import GATHER, REDUCED
 from recycle.exec.leader.commit import MOST_LINKS, exact_parts
 from recycle.exec.leader.replay_votes import replayed_as
 from recycle.exec.leader.verified_states import Comparison, comparison
-from recycle.exec.membership.progress import Progress
 from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, Computed, GenerationRecord, LinkTime, Report, StepMode
@@ -32,6 +31,7 @@ from recycle.exec.transport.base import Messaged, Transport
 from recycle.exec.worker.background_copies import BackgroundCopies
 from recycle.exec.worker.evaluation import Evaluation
 from recycle.exec.worker.interpreter import Interpreter
+from recycle.exec.worker.progress import Progress
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import Streams
 from recycle.exec.worker.trace_log import TraceLog
@@ -51,8 +51,8 @@ from recycle.shape import Worker
 
 
 class Commits(Protocol):
-    """What decides the commits of iterations, for one worker: the coordinator's register, or the workers' reports
-    themselves where nothing fails (`commit_of`)."""
+    """What decides the commits of iterations, for one worker: the leader, or the workers' reports themselves
+    where nothing fails (`commit_of`)."""
 
     def report(self, step: int, report: Report) -> None:
         """This worker's part of the commit of `step`."""

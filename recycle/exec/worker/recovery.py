@@ -17,9 +17,6 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.members import split_member
-from recycle.exec.membership.member import GenerationOver, Member
-from recycle.exec.membership.plan_files import read_plan
-from recycle.exec.membership.schema import GIVEN, StateLayoutKey, generation_folder
 from recycle.exec.model.checksum import layout_of
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.protocol import Commit, Copied, Copy, GenerationRecord
@@ -32,6 +29,8 @@ from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.iterations import Iterations
+from recycle.exec.worker.member import GenerationOver, Member
+from recycle.exec.worker.plan_files import read_plan
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import streams_of
 from recycle.exec.worker.trace_log import TraceLog
@@ -78,10 +77,11 @@ class WorkerLoop:
 
     def __post_init__(self) -> None:
         on_host = self.job.train.undo == "host"
-        decided, hosted = self.member.decisions(), self.hosted
+        decided, hosted = self.member.decided, self.hosted
         self._updates = Updates(hosted.stages, self.at, decided, on_host, hosted, self.shards)
         self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
+        self._described: set[tuple[int, str]] = set()
 
     def run(self) -> bool:
         """Take part in generations until the last iteration is committed; False when this worker leaves before, as it
@@ -128,10 +128,9 @@ class WorkerLoop:
         """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
         self.injector.at_phase("acknowledge", record.committed + 1)
         self.member.progress.ended()
-        self.transport.offer(generation_folder(record.generation), Worker.parse(self.member.worker))
-        if self.shards is not None and not self._updates.is_gathered(record.committed):
-            self.member.has_stale()
-        self.member.acknowledge(self._undone == record.committed + 1)
+        self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
+        is_stale = self.shards is not None and not self._updates.is_gathered(record.committed)
+        self.member.acknowledge(self._undone == record.committed + 1, is_stale)
         if not self.member.permitted("form"):
             return None
         self._undone = None
@@ -141,7 +140,7 @@ class WorkerLoop:
         transport: GroupTransport | None = None
         began = time.monotonic()
         try:
-            schedule = read_plan(self.plans, self.member.store, record.generation, record.plan, self.member.over)
+            schedule = read_plan(self.plans, self.member.plan, record.generation, record.plan, self.member.over)
             rotation = rotation_of(schedule, self.job, [Checked(s, MicroBatch(k, j)) for s, k, j in record.disputed])
             lowered = lower(schedule) if rotation is None else rotation.whole
             if record.disputed:
@@ -157,7 +156,7 @@ class WorkerLoop:
                 return None
             self.hosted.confirm()
             if self.job.integrity.compares_states:
-                self._publish_layouts("" if self.shards is not None else record.holds)
+                self._describe_states("" if self.shards is not None else record.holds)
             if self.shards is None:
                 self.saver.use_hosts_of(schedule, record)
             else:
@@ -257,7 +256,7 @@ class WorkerLoop:
         stage = next(iter(self.hosted.stages.values()), None)
         owners, givers = self._owners(record, roles)
         groups = GroupsOfGeneration(
-            generation_folder(record.generation),
+            generation_name(record.generation),
             role,
             sorted(processes),
             sum_groups(schedule),
@@ -367,7 +366,7 @@ class WorkerLoop:
 
         return BackgroundCopies(copies, transport, come)
 
-    def _publish_layouts(self, holds: str) -> None:
+    def _describe_states(self, holds: str) -> None:
         """Say once where the tensors of what hosts compare lie, for events that name one.
 
         Args:
@@ -375,16 +374,19 @@ class WorkerLoop:
                 which are the same in all plans.
         """
         _, rank = split_member(self.member.name)
-        parts = {number: part for stage in self.hosted.stages.values() for number, part in stage.compared().items()}
-        keys = {number: StateLayoutKey(number, rank, holds or GIVEN) for number in parts}
-        if self.member.store.has_all(list(keys.values())):
-            return
-        for number, key in keys.items():
-            if not self.member.store.has_all([key]):
-                tensors = parts[number].tensors
-                layout = layout_of(tensors, parts[number].named(tensors))
-                self.member.store.set(key, [(one.name, one.first, one.elements, one.size) for one in layout])
+        for stage in self.hosted.stages.values():
+            for number, part in stage.compared().items():
+                if (number, holds) not in self._described:
+                    self._described.add((number, holds))
+                    layout = layout_of(part.tensors, part.named(part.tensors))
+                    tensors = [(one.name, one.first, one.elements, one.size) for one in layout]
+                    self.member.describe_state(number, rank, holds, tensors)
 
     def _waits(self, whether: bool) -> None:
         self.member.progress.set_waiting(whether)
         self._updates.waits(whether)
+
+
+def generation_name(generation: int) -> str:
+    """What the names of a generation's groups begin with; sorted as the generations are."""
+    return f"generation{generation:08d}"

@@ -7,6 +7,7 @@ in buffers that are kept, one copy of the state; beside them only one file at a 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,9 @@ from pathlib import Path
 import torch
 
 from recycle.errors import RunError, first_line
-from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage, writer_of
+from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage
+from recycle.exec.leader.checkpoints import writer_of
 from recycle.exec.members import split_member
-from recycle.exec.membership.schema import SavedKey
-from recycle.exec.membership.store import Store
 from recycle.exec.model.stage import Stage, StoredPart
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
 from recycle.exec.worker.updates import Updates
@@ -35,7 +35,7 @@ class Saver:
         root: folder of all checkpoints.
         name: of the process.
         stages: that it hosts, at any time.
-        store: for the main thread; the writing thread gets a client of its own.
+        announce: called with (step, stage, tensor rank, what was saved), from any thread.
         tensor_parallel: T. Each tensor rank writes its own part.
         deadline: seconds that writing may take.
         waits: called with whether this process begins or ends a wait for the disk.
@@ -46,7 +46,7 @@ class Saver:
         root: Path,
         name: str,
         stages: Mapping[int, Stage],
-        store: Store,
+        announce: Callable[[int, int, int, Saved], object],
         tensor_parallel: int = 1,
         deadline: float = math.inf,
         waits: Callable[[bool], None] = lambda whether: None,
@@ -56,7 +56,8 @@ class Saver:
         self._hosts: dict[int, list[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
-        self._store, self._posts = store, store.clone()
+        self._announce = announce
+        self._announced: set[tuple[int, int]] = set()
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -84,8 +85,7 @@ class Saver:
         mine = [
             index
             for index, hosts in self._hosts.items()
-            if writer_of(index, hosts, record) == self._worker
-            and not self._store.has_all([SavedKey(commit.step, index, self._tensor_rank)])
+            if writer_of(index, hosts, record) == self._worker and (commit.step, index) not in self._announced
         ]
         if not mine:
             return
@@ -107,6 +107,7 @@ class Saver:
         if committed < self._kept:
             self.close()
             self._kept = -1
+            self._announced = {(step, stage) for step, stage in self._announced if step <= committed}
 
     def close(self) -> None:
         """Wait until all is written. Raises RunError when that takes longer than the deadline."""
@@ -136,12 +137,11 @@ class Saver:
             try:
                 files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank, part.kind)
                 saved = Saved(files, stall=round(stall, 6))
-            except Exception as error:  # training goes on, and the coordinator writes the event
+            except Exception as error:  # training goes on, and the leader writes the event
                 saved = Saved(error=f"worker {self._name}: {first_line(error)}")
             self._post(step, index, saved)
 
     def _post(self, step: int, index: int, saved: Saved) -> None:
-        try:
-            self._posts.set(SavedKey(step, index, self._tensor_rank), saved)
-        except RunError:
-            return  # the store is gone, and this process ends in a moment
+        self._announced.add((step, index))
+        with contextlib.suppress(RunError):  # the agent is gone, and this process ends in a moment
+            self._announce(step, index, self._tensor_rank, saved)

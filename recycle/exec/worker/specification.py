@@ -16,8 +16,7 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
         cut: layers of each stage of the model, where the run begins with another cut than the job's (`Shape.cut`).
         stages: that workers host when they start, where that is not as the job's shape says: worker -> stages.
         faults: texts of all faults of the run, in the order of their numbers.
-        store: URL of the store.
-        run: name of the run in the store.
+        agent: name of the agent's socket.
         address: of this machine, which the other workers connect to.
         started: when the run started, by this machine's monotonic clock.
         directory: the run directory.
@@ -27,8 +26,7 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
     cut: list[int]
     stages: dict[str, list[int]]
     faults: list[str]
-    store: str
-    run: str
+    agent: str
     address: str
     started: float
     directory: str

@@ -31,8 +31,8 @@ class Termination:
         """Start the thread that waits.
 
         Args:
-            notify: tells the coordinator that this worker leaves; called from the thread. Raises RunError when the
-                store is gone, of which the process ends by itself.
+            notify: tells the leader that this worker leaves; called from the thread. Raises RunError when the
+                agent is gone; the process then ends by itself.
             end: ends the process, given a reason and an exit code.
         """
         threading.Thread(target=self._listen, args=(notify, end), daemon=True).start()

@@ -221,7 +221,7 @@ class Updates:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
     def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
-        # The store is gone (RunError) or the device has failed (RuntimeError): the main thread sees it too and says so.
+        # The agent is gone (RunError) or the device has failed (RuntimeError): the main thread sees it too and says so.
         with contextlib.suppress(RunError, RuntimeError):
             while True:
                 self._waits.wait()

@@ -21,7 +21,7 @@ _SMALLEST = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
 
 
 def warm_up() -> None:
-    """Read a job and a plan, lower it, and make the decoders of what goes through the store; starts no thread."""
+    """Read a job and a plan, lower it, and make the decoders of messages; starts no thread."""
     known_environment()
     for message in (WorkerSpecification, GenerationRecord, Commit, Report):
         msgspec.json.Decoder(message)

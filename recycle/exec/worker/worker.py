@@ -1,7 +1,7 @@
 """A worker process: forked by the fork server, one per live worker and tensor rank.
 
-It connects to the run's store, builds its stages, reports that it is ready and takes part in generations (recovery.py).
-SIGTERM has it leave at the next boundary (termination.py).
+It connects to the agent of its node, builds its stages, reports that it is ready and takes part in generations
+(recovery.py). SIGTERM has it leave at the next boundary (termination.py).
 It ends with the launcher or agent that started it, never the other way round.
 """
 
@@ -22,10 +22,7 @@ import torch
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
-from recycle.exec.leader.departures import announce
 from recycle.exec.members import member_name
-from recycle.exec.membership.member import Member
-from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
@@ -34,6 +31,7 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
@@ -64,15 +62,14 @@ def run_worker(text: str) -> None:
     tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
-    store = open_store(run.store, run.run, job.membership)
     links = PacedLinks.of(job, worker)
     transport = plugin(
         TransportSettings(
-            store.torch_store,
+            FormingKeys(run.agent),
             device,
             run.address,
             (tensor_rank, tensor_parallel),
-            store.addresses,
+            (),
             job.membership,
             links,
         )
@@ -84,17 +81,16 @@ def run_worker(text: str) -> None:
 
     # It beats from here on: to make stages and to read a checkpoint may take long.
     member = Member(
-        store,
+        run.agent,
         name,
+        specification.incarnation,
         job.membership.heartbeat,
         transport.wake,
         end,
         specification.generation,
         transport.device_state,
     )
-    notices = store.clone()
-    leaves = {worker: specification.incarnation}
-    termination.listen(lambda: announce(notices, leaves, by_signal=True), end)
+    termination.listen(member.leaves, end)
     try:
         build = partial(build_stages, job, device=device, tensor_group=tensor_group)
         usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
@@ -115,17 +111,16 @@ def run_worker(text: str) -> None:
     elif read is not None:
         read(stages.values())
     deadline = job.train.checkpoint_deadline
-    saver = Saver(checkpoints, name, stages, store, tensor_parallel, deadline, member.progress.set_waiting)
+    saver = Saver(checkpoints, name, stages, member.saved, tensor_parallel, deadline, member.progress.set_waiting)
     injector = start_injector(
-        name,
         run.faults,
         tensor_parallel,
-        store,
+        member,
         lambda: _spoil(stages),
         hosted.flip,
         links,
     )
-    member.ready(specification.incarnation)
+    member.ready()
     every, trace = trace_every(job.train.trace), None
     if tensor_rank == 0 and every is not None:
         trace = TraceLog(log_path(run.directory, worker), run.started, member.warn, every)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.agent.keys import KeyServer
 from recycle.exec.transport.forming_store import FormingStore
-from recycle.sections import MembershipSection
+from recycle.exec.worker.member import FormingKeys
 from tests.exec.accelerator.communicator import Communicator
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SIMULATED
@@ -49,10 +49,10 @@ def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run)
     assert digests == {w: {str(stage): digest for stage, digest in of.items()} for w, of in reference.digests.items()}
 
 
-def test_a_communicators_binary_id_goes_through_etcd(etcd: EtcdServer, tmp_path: Path) -> None:
-    stores = [EtcdStore.connect(etcd.url, tmp_path.name, MembershipSection()) for _ in range(2)]
-    clients = [FormingStore(store.torch_store, threading.Event()) for store in stores]
-    devices = [Device(eager=True) for _ in stores]
+def test_a_communicators_binary_id_goes_over_the_keys_of_an_agent() -> None:
+    server = KeyServer()
+    clients = [FormingStore(FormingKeys(server.address), threading.Event()) for _ in range(2)]
+    devices = [Device(eager=True) for _ in clients]
     with ThreadPoolExecutor(2) as pool:
         forming = [
             pool.submit(Communicator, device, PrefixStore("lane", client), rank, 2)
@@ -66,6 +66,4 @@ def test_a_communicators_binary_id_goes_through_etcd(etcd: EtcdServer, tmp_path:
         device.synchronize()
         assert tensor.tolist() == [2.0] * 3
         communicator.abort()
-    stores[0].erase()
-    for store in stores:
-        store.close()
+    server.close()

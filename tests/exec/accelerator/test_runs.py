@@ -21,7 +21,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec import run as run_in_one_process
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
 from recycle.runs import log_path

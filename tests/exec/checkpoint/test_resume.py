@@ -26,7 +26,7 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
 from tests.exec.runs import job, kinds, processes_writing_below
 

@@ -11,7 +11,7 @@ import pytest
 
 from recycle.exec.device.clock import Clock, HostClock
 from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.membership.progress import Progress
+from recycle.exec.worker.progress import Progress
 from tests.exec.accelerator.device import Device, DeviceClock
 
 LATE = 20.0

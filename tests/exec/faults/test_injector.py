@@ -62,7 +62,7 @@ def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on
     monkeypatch.setattr("recycle.exec.faults.injector.time", clock)  # threads of other tests may sleep, too
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: killed.set())
     faults = [(7, parse_fault("kill=0.5:1.0@3"))]
-    injector = FaultInjector(faults, lambda _: False, no_poison, claim_in_thread=claimed_by(claimed))
+    injector = FaultInjector(faults, claimed_by(claimed), no_poison)
     injector.begin(program, 3)
     for position in range(len(program)):
         injector.at(position)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from tests.exec.interactions import InteractionRunner, draw_interaction, run_interaction
 
 pytestmark = pytest.mark.process

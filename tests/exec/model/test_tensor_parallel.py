@@ -16,7 +16,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec import run
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import Run, job, kinds

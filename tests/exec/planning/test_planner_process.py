@@ -1,4 +1,4 @@
-"""Planner processes that end or stand still cost time and never an answer."""
+"""Planner processes that end or hang cost time and never an answer."""
 
 from __future__ import annotations
 
@@ -13,51 +13,85 @@ import pytest
 
 from recycle import Worker
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership.interfaces import Ready
+from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
 from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.waker import Waker
+from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
 
 pytestmark = pytest.mark.process
 
-OF = job(3, 2, 2, planner={"ahead": 0, "steps": 10}, membership={"hung_after": 1.5, "warm_up": 20.0})
-"""A process that is stopped before its first answer is overdue after both together, which a test must outlast."""
-NOBODY: frozenset[Worker] = frozenset()
-SOME = frozenset({Worker(0, 0), Worker(1, 1)})
-HERE = "RECYCLE_TEST_PROCESS"
-"""Variable that holds the id of the process which the tests run in."""
+JOB = job(3, 2, 2, planner={"ahead": 0, "steps": 10}, membership={"hung_after": 1.5, "warm_up": 20.0})
+"""A process that is stopped before its first answer is overdue after the sum of both times."""
+SOME = Worker(0, 0), Worker(1, 1)
+TEST_PROCESS = "RECYCLE_TEST_PROCESS"
+"""Variable that holds the id of the process in which the tests run."""
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ids of the planner processes that were started so far."""
-    found: list[int] = []
+    ids: list[int] = []
 
     class Noted(planner_process.Child):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            found.append(self.process.pid)
+            ids.append(self.process.pid)
 
     monkeypatch.setattr(planner_process, "Child", Noted)
-    return found
+    return ids
 
 
-Serve = Callable[..., PlanService]
+class Answers:
+    """A plan service whose answers are kept."""
+
+    def __init__(self, service: PlanService) -> None:
+        self._service = service
+        self.can_search = service.can_search
+        self.planned: dict[Question, Planned] = {}
+        self.warnings: list[str] = []
+
+    def ask(self, *failed: Worker, moves: bool = False) -> Question:
+        """Ask for the plan without the failed workers that is needed now, or for one for which workers may move."""
+        question = Question(frozenset(failed), is_urgent=not moves, moves=moves)
+        self._service.ask(question)
+        return question
+
+    def look(self) -> None:
+        """Take what is answered."""
+        self.planned.update((planned.question, planned) for planned in self._service.look(self.warnings.append))
+
+    def wait_for(self, question: Question) -> Planned:
+        """The answer, once it is there."""
+        deadline = time.monotonic() + 60
+        while question not in self.planned:
+            assert time.monotonic() < deadline
+            self.look()
+            time.sleep(0.01)
+        return self.planned[question]
+
+    def plan(self, *failed: Worker) -> PreparedPlan:
+        """The plan without the failed workers, once it is made."""
+        planned = self.wait_for(self.ask(*failed))
+        assert planned.plan is not None, planned.error
+        return planned.plan
+
+
+Serve = Callable[..., Answers]
 
 
 @pytest.fixture
 def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
-    """Plans by a planner."""
-    waker, services, warnings = Waker(), list[PlanService](), list[str]()
+    """Starts a plan service."""
+    waker, services = Waker(), list[PlanService]()
     (tmp_path / "plans").mkdir()
 
-    def begin(planner: Planner = plan_for_training) -> PlanService:
-        services.append(PlanService(OF, planner, tmp_path / "plans", waker, warn=warnings.append))
-        services[-1].warnings = warnings  # type: ignore[attr-defined]
-        return services[-1]
+    def begin(planner: Planner | None = plan_for_training, job: PricedJob = JOB) -> Answers:
+        services.append(PlanService(job, planner, tmp_path / "plans", tmp_path / "profiles", waker))
+        return Answers(services[-1])
 
     yield begin
     for service in services:
@@ -65,80 +99,85 @@ def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
     waker.close()
 
 
-def wanted(plans: PlanService, failed: frozenset[Worker]) -> Ready:
-    """The plan without the failed workers, once it is made."""
-    deadline = time.monotonic() + 60
-    while (ready := plans.ready(failed)) is None:
-        plans.look()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return ready
-
-
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.soak), signal.SIGSTOP])
-def test_a_process_that_dies_or_stands_still_is_replaced_and_asked_again(
+def test_process_that_dies_or_hangs_is_replaced_and_asked_again(
     sent: signal.Signals, serve: Serve, started: list[int]
 ) -> None:
-    calm = wanted(serve(), SOME)
+    calm = serve().plan(*SOME)
     plans = serve()
-    wanted(plans, NOBODY)
+    plans.plan()
     before = started[2:]
     for pid in before:
         os.kill(pid, sent)
-    assert wanted(plans, SOME).digest == calm.digest
+    assert plans.plan(*SOME).digest == calm.digest
     assert len(before) == 2
     assert set(started) > {*started[:2], *before}
-    assert not plans.warnings  # type: ignore[attr-defined]
+    assert plans.warnings == []
 
 
 def deadly_planner(*arguments: Any, **known: Any) -> str:
-    """Plans where the tests run, and takes every other process with it."""
-    if str(os.getpid()) != os.environ[HERE]:
+    """Plans in the process of the tests, and kills every other one."""
+    if str(os.getpid()) != os.environ[TEST_PROCESS]:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan_for_training(*arguments, **known)
 
 
-def test_what_kills_every_process_is_planned_in_this_one(
+def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
     serve: Serve, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(HERE, str(os.getpid()))
-    calm = wanted(serve(), SOME)
+    monkeypatch.setenv(TEST_PROCESS, str(os.getpid()))
+    calm = serve().plan(*SOME)
     plans = serve(deadly_planner)
-    assert wanted(plans, SOME).digest == calm.digest
-    assert len(plans.warnings) == 1  # type: ignore[attr-defined]
-    assert wanted(plans, NOBODY).text
+    assert plans.plan(*SOME).digest == calm.digest
+    assert len(plans.warnings) == 1
+    assert len(plans.plan().roles) == 6
     assert 2 + MOST_FAILURES <= len(started) <= 2 + 2 * MOST_FAILURES
 
 
-def test_a_process_ends_while_a_question_is_under_way_and_all_later_ones_are_answered(
+def test_search_that_no_process_answers_is_given_up_with_an_error(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TEST_PROCESS, str(os.getpid()))
+    plans = serve(deadly_planner)
+    assert plans.can_search
+    question = plans.ask(*SOME, moves=True)
+    assert plans.wait_for(question) == Planned(question, None, "no planner process answers")
+    assert plans.warnings == []
+
+
+def test_process_that_ends_while_a_question_is_open_answers_all_later_ones(serve: Serve, started: list[int]) -> None:
+    plans = serve()
+    plans.plan()
+    os.kill(started[1], signal.SIGSTOP)
+    first = plans.ask(*SOME)
+    plans.look()
+    assert first not in plans.planned
+    os.kill(started[1], signal.SIGKILL)
+    assert plans.plan(Worker(2, 1)).roles.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
+    plan = plans.wait_for(first).plan
+    assert plan is not None
+    assert len(plan.roles) == 4
+
+
+def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(
     serve: Serve, started: list[int]
 ) -> None:
-    plans = serve()
-    wanted(plans, NOBODY)
-    os.kill(started[1], signal.SIGSTOP)
-    assert plans.ready(SOME) is None
-    os.kill(started[1], signal.SIGKILL)
-    assert plans.ready(frozenset({Worker(2, 1)})) is None
-    assert wanted(plans, frozenset({Worker(2, 1)})).roles.keys() == {
-        worker for worker in OF.shape.workers() if worker != Worker(2, 1)
-    }
-    assert len(wanted(plans, SOME).roles) == 4
+    sections = {"planner": {"ahead": 2**31 - 1, "steps": 1}, "membership": {"hung_after": 600.0}}
+    plans = serve(job=job(2, 2, 2, **sections))
+    os.kill(started[1], signal.SIGSTOP)  # the process for urgent questions
+    first, other, peer = Worker(0, 0), Worker(1, 1), Worker(0, 1)
+    for failed in ((), (first,), (other,), (first, other), (first, peer)):
+        assert len(plans.plan(*failed).roles) == 4 - len(failed)
+    plans.wait_for(plans.ask(Worker(1, 1), moves=True))
+    assert len(started) == 2  # the process that plans ahead has nothing else to do
 
 
-def test_planning_ahead_of_more_failures_than_there_can_be_ends(tmp_path: Path, started: list[int]) -> None:
-    waker = Waker()
-    plans = PlanService(job(2, 2, 2, planner={"ahead": 2**31 - 1, "steps": 1}), plan_for_training, tmp_path, waker)
-    try:
-        deadline = time.monotonic() + 60
-        while plans.is_busy:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        for other in range(2):
-            assert plans.ready(frozenset({Worker(0, 0), Worker(1 - other, 1)})) is not None
-        assert not plans.is_busy
-    finally:
-        plans.close()
-        waker.close()
+def test_question_without_a_planner_is_answered_with_an_error(serve: Serve) -> None:
+    plans = serve(None)
+    assert not plans.can_search
+    question = plans.ask()
+    plans.look()
+    assert plans.planned[question] == Planned(question, None, "no planner was given")
 
 
 class _Strike(Observer):
@@ -153,10 +192,12 @@ class _Strike(Observer):
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_three_workers_die_without_any_planner_and_the_losses_stay_the_same(launch: Run, started: list[int]) -> None:
-    reference = launch(OF, 5)
+def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes(
+    launch: Run, started: list[int]
+) -> None:
+    reference = launch(JOB, 5)
     started.clear()
-    run = launch(OF, 5, "kill:0.0@3", "kill:1.1@3", "kill:2.0@3", observer=_Strike(started, 1))
+    run = launch(JOB, 5, "kill:0.0@3", "kill:1.1@3", "kill:2.0@3", observer=_Strike(started, 1))
     assert run.losses == reference.losses
     assert len(started) >= 4
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] != []

@@ -73,9 +73,7 @@ class _Machine:
 
     def __init__(self, *programs: str, later: Sequence[str] = ()) -> None:
         self.server, self.waker = _Server(*programs, *later), Waker()
-        run = RunSpecification(
-            job="", cut=[], stages={}, faults=[], store="", run="", address="", started=0.0, directory="."
-        )
+        run = RunSpecification(job="", cut=[], stages={}, faults=[], agent="", address="", started=0.0, directory=".")
         server = cast(ForkServer, self.server)
         self.processes = LocalProcesses(server, run, [WORKER], self.waker, len(programs))
         self.processes.start(WORKER, 0)

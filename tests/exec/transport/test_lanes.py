@@ -18,14 +18,13 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.schema import OverKey
-from recycle.exec.membership.stores import open_store
+from recycle.exec.agent.keys import KeyServer
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
+from recycle.exec.worker.member import FormingKeys
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
 from recycle.ir.lower import lower
@@ -225,15 +224,15 @@ def test_a_lane_whose_peer_does_not_come_is_named_after_the_forming_timeout() ->
         middle.does(middle.transport.form).result(LATE)
 
 
-def test_who_waits_for_a_peer_to_form_still_reaches_the_store_and_leaves_at_the_end_of_the_generation() -> None:
-    server, url = LauncherStore.host()
-    client = open_store(url, "", MembershipSection())
-    middle = Process(client.torch_store, PIPELINE, MIDDLE, ())
+def test_process_that_waits_for_a_peer_to_form_still_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:
+    server = KeyServer()
+    keys = FormingKeys(server.address)
+    middle = Process(keys, PIPELINE, MIDDLE, ())
     forming = middle.does(middle.transport.form)
     with pytest.raises(TimeoutError):
         forming.result(SOON)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(lambda: client.read(OverKey())).result(LATE) is None
+        assert not other.submit(lambda: keys.check(["another"])).result(LATE)
     middle.over.set()
     with pytest.raises(TransportError, match=r"the generation is over|in vain"):
         forming.result(LATE)

@@ -1,0 +1,1 @@
+"""The agent of a node: starts and watches its processes, and connects them with the leader."""

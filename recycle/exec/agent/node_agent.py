@@ -1,0 +1,270 @@
+"""The agent's part for its node: starts and watches processes, and passes messages between them and the leader."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from recycle.exec.agent.standing import LastWords, StandingOrders
+from recycle.exec.links import Hub, Link, is_own_user, listen_locally
+from recycle.exec.members import members_of, split_member
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.exec.protocol import (
+    AgentProcess,
+    Batch,
+    Drain,
+    Ended,
+    FromWorker,
+    GetKeys,
+    Heartbeat,
+    Hello,
+    Join,
+    Keys,
+    Kill,
+    LeaderMessage,
+    Leave,
+    Leaving,
+    Order,
+    PeerEnds,
+    Permit,
+    ProcessMessage,
+    Said,
+    SetKey,
+    Start,
+    StepReport,
+    Values,
+)
+from recycle.shape import Worker
+
+HOLD_SECONDS = 0.005
+"""How long reports of an iteration wait for those of the node's other processes, so that a node sends one batch."""
+
+
+class NodeAgent:
+    """Serves the processes of a node.
+
+    Args:
+        node: number of the node.
+        session: of this agent.
+        hub: of this process; serves the processes' connections.
+        heartbeat: seconds between two beats of a process.
+        tensor_parallel: processes of each worker.
+        drain: called with the connection and the message of a client that asks for workers to leave.
+
+    Attributes:
+        address: name of the socket that processes connect to.
+        is_holding: the last `batch` has held reports, for at most `HOLD_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        session: str,
+        hub: Hub,
+        heartbeat: float,
+        tensor_parallel: int,
+        drain: Callable[[Link, Drain], None] = lambda link, message: None,
+    ) -> None:
+        self._node, self._session, self._hub = node, session, hub
+        self._pause, self._tensor_parallel, self._drain = heartbeat, tensor_parallel, drain
+        self._processes: LocalProcesses | None = None
+        self._links: dict[str, Link] = {}
+        self._standing, self._last_words = StandingOrders(), LastWords()
+        self._keys: dict[str, bytes] = {}
+        self._started: dict[Worker, AgentProcess] = {}
+        self._to_start: dict[Worker, Start] = {}
+        self._to_kill: dict[Worker, int] = {}
+        self._told_to_leave: dict[Worker, int] = {}
+        self._beats_due = 0.0
+        self.is_holding = False
+        self._forget_batch()
+        listener, self.address = listen_locally()
+        hub.listen(listener, self._accept)
+
+    def serve(self, processes: LocalProcesses) -> None:
+        """Serve these processes from now on."""
+        self._processes = processes
+
+    @property
+    def processes(self) -> LocalProcesses:
+        """The processes of the node."""
+        assert self._processes is not None
+        return self._processes
+
+    def _forget_batch(self) -> None:
+        self._said: list[FromWorker] = []
+        self._said_since = 0.0
+        self._beats: dict[str, Heartbeat] = {}
+        self._ended: list[Ended] = []
+        self._fresh_keys: dict[str, bytes] = {}
+
+    # Processes.
+
+    def _accept(self, connection: socket.socket) -> None:
+        if not is_own_user(connection):
+            connection.close()
+            return
+        link = Link(connection, ProcessMessage | Drain)
+        link.owner = self._take
+        self._hub.add(link)
+
+    def _take(self, link: Link, messages: list[Any] | None) -> None:
+        """Messages of a process have arrived; None: it has closed its connection."""
+        for message in messages or ():
+            match message:
+                case Said() if link.name:
+                    self._hear(link.name, message)
+                case Heartbeat() if link.name:
+                    self._beats[link.name] = message
+                case SetKey(name=name, value=value):
+                    self._keys[name] = self._fresh_keys[name] = value
+                    self._hub.send(link, Values())
+                case GetKeys(names=names):
+                    self._hub.send(link, Values([self._keys.get(name) for name in names]))
+                case Join():
+                    self._join(link, message)
+                case Drain():
+                    self._drain(link, message)
+
+    def _join(self, link: Link, message: Join) -> None:
+        worker = Worker.parse(split_member(message.member)[0])
+        if self.processes.incarnation(worker) != message.incarnation:
+            return  # one that was killed and has not noticed
+        link.name = message.member
+        self._links[message.member] = link
+        for order in self._standing.messages():
+            self._hub.send(link, order)
+
+    def _hear(self, member: str, said: Said) -> None:
+        heard = FromWorker(member, said.message, said.generation)
+        self._said_since = self._said_since or time.monotonic()
+        self._said.append(heard)
+        self._last_words.take(heard)
+
+    def leave(self) -> bool:
+        """Tell the leader that all processes of the node leave; whether there are none."""
+        running = [worker for worker in self._started if self.processes.running(worker)]
+        for worker in running:
+            number = self.processes.incarnation(worker)
+            if self._told_to_leave.get(worker) != number:
+                self._told_to_leave[worker] = number
+                self._hear(str(worker), Said(Leaving(number)))
+        return not running
+
+    # The leader.
+
+    def hello(self) -> Hello:
+        """What a new leader needs to know."""
+        self._forget_batch()
+        self._fresh_keys = dict(self._keys)
+        return Hello(self._node, self._session, list(self._started.values()), self._last_words.all())
+
+    def batch(self, hold: bool = False) -> Batch | None:
+        """What has happened since the last call; None if nothing has.
+
+        Args:
+            hold: reports of an iteration may wait a moment for those of the node's other processes.
+        """
+        self._see_who_ended()
+        now = time.monotonic()
+        is_due = now >= self._beats_due and bool(self._beats)
+        is_urgent = bool(self._ended or self._fresh_keys or is_due)
+        self.is_holding = hold and not is_urgent and self._may_hold(now)
+        if self.is_holding or not (self._said or is_urgent):
+            return None
+        if is_due:
+            self._beats_due = now + self._pause
+        beats = self._beats if is_due else {}
+        batch = Batch(self._said, beats, self._ended, self._fresh_keys)
+        kept = {} if is_due else self._beats
+        self._forget_batch()
+        self._beats = kept
+        return batch
+
+    def _may_hold(self, now: float) -> bool:
+        """Whether only reports were said, and not by all processes yet, a moment ago."""
+        reports = sum(isinstance(said.message, StepReport) for said in self._said)
+        return 0 < reports == len(self._said) < len(self._links) and now < self._said_since + HOLD_SECONDS
+
+    def _kill_asked(self) -> None:
+        for worker, number in list(self._to_kill.items()):
+            if self.processes.running(worker) and self.processes.incarnation(worker) <= number:
+                self.processes.kill(worker)
+            else:
+                del self._to_kill[worker]
+
+    def _see_who_ended(self) -> None:
+        self._kill_asked()
+        gone = self.processes.gone()
+        while gone and self._hub.dispatch():
+            pass  # what they have said counts, and stands before their end
+        for worker, how in gone.items():
+            lines = self.processes.tail(worker)
+            number = self.processes.incarnation(worker)
+            self._started[worker] = msgspec.structs.replace(self._started[worker], how=how, lines=lines)
+            members = members_of([worker], self._tensor_parallel)
+            self._last_words.ended(members)
+            for member in members:
+                self._beats.pop(member, None)
+                if (link := self._links.pop(member, None)) is not None:
+                    link.name = ""  # another process of the worker has ended, and this one is being killed
+            self._ended.append(Ended(str(worker), number, how, lines))
+        for worker, start in list(self._to_start.items()):
+            if not self.processes.running(worker):
+                del self._to_start[worker]
+                self._start(start)
+
+    def obey(self, order: Order) -> None:
+        """Carry out an order of the leader, or pass it on to the processes."""
+        match order:
+            case Start(worker=name):
+                worker = Worker.parse(name)
+                if order.incarnation <= self.processes.incarnation(worker):
+                    return
+                if self.processes.running(worker):
+                    self._to_kill[worker] = order.incarnation - 1
+                    self._to_start[worker] = order
+                else:
+                    self._start(order)
+            case Kill(worker=name, incarnation=incarnation):
+                self._to_kill[Worker.parse(name)] = incarnation
+                self._kill_asked()
+            case Keys(keys=keys):
+                self._keys.update(keys)
+            case _:
+                self._pass_on(order)
+
+    def _start(self, order: Start) -> None:
+        worker = Worker.parse(order.worker)
+        self._started[worker] = AgentProcess(order.worker, order.incarnation, order.generation)
+        self.processes.start(
+            worker,
+            order.generation,
+            order.restored,
+            incarnation=order.incarnation,
+            place=Worker.parse(order.place),
+        )
+
+    def _pass_on(self, message: Any) -> None:
+        """Send a message of the leader to the processes that it is for."""
+        if not isinstance(message, LeaderMessage):
+            return
+        self._standing.take(message)
+        self._last_words.told(message)
+        if isinstance(message, Permit) and message.what == "run":
+            self._keys = without_earlier(self._keys, message.generation)
+        body = msgspec.msgpack.encode(message)
+        only = message.worker if isinstance(message, Leave | PeerEnds) else None
+        for member, link in self._links.items():
+            if only is None or split_member(member)[0] == only:
+                self._hub.send(link, body)
+
+
+def without_earlier(keys: dict[str, bytes], generation: int) -> dict[str, bytes]:
+    """The keys that groups of this generation and later ones form on."""
+    first = f"generation{generation:08d}"
+    return {name: value for name, value in keys.items() if not name.startswith("generation") or name >= first}

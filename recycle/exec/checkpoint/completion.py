@@ -1,0 +1,152 @@
+"""Completes, finds and removes the checkpoints of a run, in a thread, because a disk may be slow."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from pathlib import Path
+
+import msgspec
+
+from recycle.exec.checkpoint import checkpoint
+from recycle.exec.checkpoint.checkpoint import Manifest, folder_of
+from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
+from recycle.job import Job
+from recycle.manifest import MANIFEST
+
+PLAIN = {"last": None, "finished": False, "checkpoint": False}
+"""What a commit announces for the generation that it belonged to, which a later run must not act on."""
+
+Answer = CheckpointCompleted | CheckpointFound
+
+
+class CheckpointCompletion:
+    """The folders of the checkpoints of one run.
+
+    Args:
+        job: its `[train]` section says how many are kept.
+        root: folder of all checkpoints; made when first needed.
+        text_digest: of the training text.
+        has_metrics: whether the run directory has the line of metrics of a step.
+        wake: called when there is an answer.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        root: Path,
+        text_digest: str | None,
+        has_metrics: Callable[[int], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        self._job, self._root, self._text_digest = job, root, text_digest
+        self._has_metrics, self._wake = has_metrics, wake
+        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+
+    def kept(self) -> frozenset[int]:
+        """Steps of the complete checkpoints."""
+        return frozenset(step for step, folder in checkpoint.folders(self._root) if (folder / MANIFEST).exists())
+
+    def complete(self, request: CompleteCheckpoint) -> None:
+        """Begin to complete a checkpoint; `look` gives the answer."""
+        self._submit(lambda: self._complete(request))
+
+    def _submit(self, work: Callable[[], Answer]) -> None:
+        def answer() -> None:
+            try:
+                self._answers.put(work())
+            except Exception as failure:
+                self._answers.put(failure)
+            self._wake()
+
+        self._thread.submit(answer)
+
+    def _complete(self, request: CompleteCheckpoint) -> CheckpointCompleted:
+        commit, folder = request.commit, folder_of(self._root, request.commit.step)
+        error = next((part.error for part in request.saved if part.error), "")
+        if not error:
+            files = {name: stored for part in request.saved for name, stored in part.files.items()}
+            manifest = Manifest(
+                commit.step,
+                msgspec.structs.replace(commit, **PLAIN),
+                self._job.shape.to_json(),
+                checkpoint.identity(self._job),
+                checkpoint.course(self._job, self._text_digest),
+                files,
+            )
+            try:
+                for name in files:  # of a part that a leader before was told of, and that was removed since
+                    (folder / name).stat()
+                checkpoint.write_manifest(folder, manifest)
+            except OSError as failure:
+                error = f"{failure.filename or folder}: {failure.strerror}"
+        if error:
+            checkpoint.remove(folder)
+            return CheckpointCompleted(commit.step, error)
+        return CheckpointCompleted(commit.step, removed=self._prune(commit.step, request.verified))
+
+    def _prune(self, step: int, verified: int | None) -> frozenset[int]:
+        older = [(at, folder) for at, folder in checkpoint.folders(self._root) if at < step]
+        whole = [folder for _, folder in older if (folder / MANIFEST).exists()]
+        kept = whole[: self._job.train.checkpoint_keep - 1]
+        if verified is not None:  # the newest one that training may go back to
+            kept += [folder for at, folder in older if at <= verified and folder in whole][:1]
+        removed = {at: folder for at, folder in older if folder not in kept}
+        for folder in removed.values():
+            checkpoint.remove(folder)
+        return frozenset(removed)
+
+    def find(self, upto: int | None) -> None:
+        """Begin to look for the newest complete checkpoint, up to a step on which all hosts have agreed if there is
+        one; `look` gives the answer."""
+        self._submit(lambda: self._find(upto))
+
+    def _find(self, upto: int | None) -> CheckpointFound:
+        newest = checkpoint.newest(self._root, self._warnings.put, upto, "the states of all workers have agreed")
+        if newest is None:
+            return CheckpointFound(None)
+        manifest = newest.manifest
+        return CheckpointFound(StoredCheckpoint(manifest.step, manifest.commit, self._has_metrics(manifest.step)))
+
+    def look(self, warn: Callable[[str], object]) -> Sequence[Answer]:
+        """The answers since the last call.
+
+        Args:
+            warn: called with what is wrong with checkpoints that were passed over.
+
+        Raises:
+            JobError: the newest checkpoint is of a newer version.
+        """
+        while not self._warnings.empty():
+            warn(self._warnings.get_nowait())
+        answers: list[Answer] = []
+        while not self._answers.empty():
+            answer = self._answers.get_nowait()
+            if isinstance(answer, Exception):
+                raise answer
+            answers.append(answer)
+        return answers
+
+    def discard(self, step: int) -> None:
+        """Remove what is there of the checkpoint of a step."""
+        checkpoint.remove(folder_of(self._root, step))
+
+    def rewind(self, step: int) -> None:
+        """Remove the checkpoints of later steps; waits for those that are being completed, up to the deadline."""
+        self._settle()
+        for at, folder in checkpoint.folders(self._root):
+            if at > step:
+                checkpoint.remove(folder)
+
+    def _settle(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            self._thread.submit(lambda: None).result(self._job.train.checkpoint_deadline)
+
+    def close(self) -> None:
+        """Wait for what is being completed, up to the deadline, and complete no more."""
+        self._settle()
+        self._thread.shutdown(wait=False, cancel_futures=True)

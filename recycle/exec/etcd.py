@@ -1,0 +1,306 @@
+"""A client of etcd over its JSON gateway, by the HTTP client of the standard library.
+
+A request without an answer is repeated at the next member until `store_timeout` is over. The first attempts have a
+short timeout, so that a member that hangs does not delay a heartbeat; later attempts have a longer one. Every request
+may be repeated: puts, deletes, reads, and transactions whose outcome is read back. A refusal of etcd (a wrong password,
+a missing permission) is an error at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the
+client libraries on gRPC start threads, which do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recycle.endpoints import Endpoints, parse_endpoints
+from recycle.errors import JobError, RunError
+from recycle.sections import MembershipSection
+
+PASSWORD = "RECYCLE_ETCD_PASSWORD"
+"""Environment variable with the password when no file is named."""
+REQUEST_SECONDS = (0.5, 5.0)
+"""Shortest and longest timeout of an attempt; see `EtcdClient`."""
+PAUSE_SECONDS = (0.02, 0.5)
+"""Shortest and longest pause between two attempts."""
+_KEEPALIVE = [  # a connection to a host that vanished ends after eleven seconds
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+_SIGN_IN = "/auth/authenticate"
+_STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
+_TEMPORARY = (*_STALE_TOKEN, "leader", "timed out", "closing", "too many requests")
+_NO_LEASE = "requested lease not found"
+_CLIENTS = count()
+_CONNECTION_ERRORS = (OSError, HTTPException, ValueError)
+"""Errors of a connection, of a member that cannot answer for now, and of an answer that is not JSON."""
+
+EtcdRequest = dict[str, Any]
+"""A part of a transaction, as the gateway takes it."""
+
+
+class Unavailable(ConnectionError):
+    """The member cannot answer for now."""
+
+
+class LeaseEnded(RunError):
+    """The lease of a key has ended; nothing was written."""
+
+
+class KeyValue(NamedTuple):
+    """The value of a key, and the revision at which the key was created."""
+
+    value: bytes
+    created: int
+
+
+class EtcdClient:
+    """A client for one thread, with one connection that stays open.
+
+    The clients of a process start at different members. The first attempts have a quarter of `dead_after` for their
+    answer, later ones up to half of `lease`, both within `REQUEST_SECONDS`. Proxies of the environment are not used.
+
+    Args:
+        endpoints: the members of the cluster.
+        settings: the job's `[membership]`: user, files for TLS, timeouts.
+        password: password of the user.
+    """
+
+    def __init__(self, endpoints: Endpoints, settings: MembershipSection, password: str | None) -> None:
+        self._endpoints, self._settings, self._password = endpoints, settings, password
+        self._member = (os.getpid() + next(_CLIENTS)) % len(endpoints.members)
+        self._connection: HTTPConnection | None = None
+        self._headers = {"Content-Type": "application/json"}
+        self._headers["Grpc-Metadata-hasleader"] = "true"  # a member without a leader says so at once
+        shortest, longest = REQUEST_SECONDS
+        self._longest = min(longest, settings.lease / 2)
+        self._shortest = min(max(shortest, settings.dead_after / 4), self._longest)
+
+    def clone(self) -> EtcdClient:
+        """Another client of the same cluster, for another thread."""
+        return EtcdClient(self._endpoints, self._settings, self._password)
+
+    def call(self, path: str, body: dict[str, Any], patience: float | None = None) -> dict[str, Any]:
+        """Post a request; returns etcd's answer.
+
+        Args:
+            patience: seconds until no further attempt is made; `store_timeout` when left out.
+
+        Raises:
+            RunError: etcd refuses the request, or no member answers in time.
+        """
+        deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
+        pause, longest_pause = PAUSE_SECONDS
+        seconds, attempts = self._shortest, 0
+        while True:
+            try:
+                return self._post(path, body, seconds)
+            except _CONNECTION_ERRORS as error:
+                reason = _reason(error)
+            self._rotate()
+            attempts += 1
+            if attempts % len(self._endpoints.members) == 0:
+                seconds = min(2 * seconds, self._longest)
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{self._endpoints} does not answer ({reason}); start etcd there, or correct the address"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, longest_pause)
+
+    def _rotate(self) -> None:
+        self._member = (self._member + 1) % len(self._endpoints.members)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def read(self, name: str) -> KeyValue | None:
+        """The value of a key, None where there is none. Raises RunError."""
+        for pair in self.call("/kv/range", span(name)).get("kvs", []):
+            return KeyValue(decoded(pair.get("value", "")), int(pair["create_revision"]))
+        return None
+
+    def _post(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        user = self._settings.etcd_user
+        if user is not None and "Authorization" not in self._headers and path != _SIGN_IN:
+            answer = self._post(_SIGN_IN, {"name": user, "password": self._password}, self._longest)
+            self._headers["Authorization"] = answer["token"]
+        if self._connection is None or self._connection.sock is None:
+            self._connection = self._connect(min(seconds, self._longest))
+        self._connection.sock.settimeout(seconds)
+        self._connection.request("POST", f"/v3{path}", json.dumps(body), self._headers)
+        response = self._connection.getresponse()
+        text = response.read()
+        if response.status < 400:
+            content: dict[str, Any] = json.loads(text)
+            return content
+        detail = text.decode(errors="replace")
+        with contextlib.suppress(ValueError, AttributeError):
+            detail = str(json.loads(detail).get("error", detail))
+        if any(words in detail for words in _STALE_TOKEN):
+            self._headers.pop("Authorization", None)
+        if _NO_LEASE in detail:
+            raise LeaseEnded(f"{self._endpoints}: {detail}")
+        if response.status < 500 and not any(words in detail for words in _TEMPORARY):
+            raise RunError(f"{self._endpoints} refuses: {detail}")
+        raise Unavailable(detail)
+
+    def _connect(self, seconds: float) -> HTTPConnection:
+        host, port = self._endpoints.members[self._member]
+        if self._endpoints.tls:  # files are read each time, because certificates are renewed
+            context = _tls_context(self._settings)
+            connection: HTTPConnection = HTTPSConnection(host, port, timeout=seconds, context=context)
+        else:
+            connection = HTTPConnection(host, port, timeout=seconds)
+        connection.connect()  # sets TCP_NODELAY
+        for option in _KEEPALIVE:
+            connection.sock.setsockopt(*option)
+        return connection
+
+
+class Lease:
+    """A lease that a thread renews three times per term; etcd deletes its keys when the lease ends.
+
+    The lease counts as ended when etcd says so, or after `store_timeout` without an answer.
+
+    Args:
+        client: used by no other thread.
+        settings: `lease` and `store_timeout`.
+        lost: called once, from the thread, when the lease has ended.
+    """
+
+    def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:
+        self._client, self._settings, self._lost = client, settings, lost
+        self.id = str(client.call("/lease/grant", {"TTL": settings.lease})["ID"])
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        third = self._settings.lease / 3
+        answered, pause = time.monotonic(), third
+        while not self._closing.wait(pause):
+            try:
+                answer = self._client.call("/lease/keepalive", {"ID": self.id}, patience=third)
+            except RunError:
+                pause = min(third, PAUSE_SECONDS[1])
+                if time.monotonic() - answered > self._settings.store_timeout:
+                    break
+                continue
+            answered, pause = time.monotonic(), third
+            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+                break
+        if not self._closing.is_set():
+            self._lost()
+
+    def close(self) -> None:
+        """Revoke the lease: its keys are deleted at once."""
+        self._closing.set()
+        self._thread.join()
+        with contextlib.suppress(RunError):
+            self._client.call("/lease/revoke", {"ID": self.id}, patience=1.0)
+
+
+def open_client(url: str, settings: MembershipSection) -> EtcdClient:
+    """A client for `url`, after a first answer.
+
+    Raises:
+        JobError: a file of `[membership]` cannot be used, or the store is open to the network without a secret.
+        RunError: no answer.
+    """
+    endpoints = parse_endpoints(url)
+    password = read_password(settings)
+    secret = password is not None or settings.etcd_key is not None
+    if not secret and not endpoints.loopback and not settings.insecure:
+        raise JobError(
+            f'[membership] store = "{endpoints}" is reached over the network without a secret: give etcd_user and a'
+            f" password (etcd_password_file or ${PASSWORD}), or etcd_certificate and etcd_key;"
+            " insecure = true goes without"
+        )
+    if endpoints.tls:
+        try:
+            _tls_context(settings)
+        except OSError as error:
+            reason = "not a certificate or key in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+            raise JobError(f"[membership] etcd_ca, etcd_certificate, etcd_key: {reason}") from None
+    client = EtcdClient(endpoints, settings, password)
+    client.read("/recycle/")
+    return client
+
+
+def _tls_context(settings: MembershipSection) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.etcd_ca)
+    if settings.etcd_certificate is not None and settings.etcd_key is not None:
+        context.load_cert_chain(settings.etcd_certificate, settings.etcd_key)
+    return context
+
+
+def read_password(settings: MembershipSection) -> str | None:
+    """The password of `etcd_user` from its file or the environment, None without a user. Raises JobError."""
+    if settings.etcd_user is None:
+        return None
+    if settings.etcd_password_file is not None:
+        try:
+            return Path(settings.etcd_password_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "is not text"
+            raise JobError(f"[membership] etcd_password_file: {settings.etcd_password_file}: {why}") from None
+    if PASSWORD not in os.environ:
+        raise JobError(f"[membership] etcd_user: no password; give etcd_password_file or set ${PASSWORD}")
+    return os.environ[PASSWORD]
+
+
+def put(name: str, value: str | bytes, lease: str | None = None) -> EtcdRequest:
+    """Write a key."""
+    return {"request_put": {"key": encoded(name), "value": encoded(value), **({"lease": lease} if lease else {})}}
+
+
+def delete(start: str, end: str | None = None) -> EtcdRequest:
+    """Delete the keys from `start` to before `end`, or only `start`."""
+    return {"request_delete_range": span(start, end)}
+
+
+def made_at(name: str, revision: int) -> EtcdRequest:
+    """A condition: the key was created at this revision; 0: the key does not exist."""
+    return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(revision)}
+
+
+def span(start: str, end: str | None = None) -> EtcdRequest:
+    """The keys from `start` to before `end`, or only `start`."""
+    return {"key": encoded(start), **({} if end is None else {"range_end": encoded(end)})}
+
+
+def encoded(text: str | bytes) -> str:
+    """Base64, as the gateway takes keys and values."""
+    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def decoded(text: str) -> bytes:
+    """The inverse of `encoded`."""
+    return base64.b64decode(text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return "TLS failed; check [membership] etcd_ca, etcd_certificate and etcd_key"
+    if isinstance(error, Unavailable):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | IncompleteRead):
+        return "the connection was closed"
+    return (isinstance(error, OSError) and error.strerror) or "its answer is not one of etcd"

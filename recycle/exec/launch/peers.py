@@ -1,0 +1,113 @@
+"""Agents as the leader reaches them: in its own process, or over a connection."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.links import HANDSHAKE_SECONDS, AcceptedLink, Hub, Link
+from recycle.exec.protocol import Batch, Drain, Goodbye, Hello, Order
+
+FromAgent = Hello | Batch | Goodbye | Drain
+"""What arrives on a connection that was made to the leader."""
+
+
+class OwnPeer:
+    """The agent of the leader's own process.
+
+    Args:
+        obey: carries out an order of the leader.
+    """
+
+    def __init__(self, obey: Callable[[Order], None]) -> None:
+        self._obey = obey
+
+    def send(self, order: Order, body: bytes | None = None) -> None:
+        """Have an order carried out."""
+        self._obey(order)
+
+
+class LinkedPeer:
+    """An agent on another node."""
+
+    def __init__(self, hub: Hub, link: Link) -> None:
+        self._hub, self._link = hub, link
+
+    def send(self, order: Order, body: bytes | None = None) -> None:
+        """Send an order."""
+        self._hub.send(self._link, body or order)
+
+
+class AgentServer:
+    """Listens for the agents of other nodes, and passes what they say to the leader's runtime.
+
+    Args:
+        runtime: of the leader.
+        hub: of this process.
+        listener: the listening socket.
+        key: of the run.
+    """
+
+    def __init__(self, runtime: LeaderRuntime, hub: Hub, listener: socket.socket, key: bytes) -> None:
+        self._runtime, self._hub, self._key = runtime, hub, key
+        self._peers: dict[Link, tuple[int, LinkedPeer]] = {}
+        self._sessions: dict[str, Link] = {}
+        self._links: set[Link] = set()
+        self._strangers: dict[AcceptedLink, float] = {}
+        self._listener = listener
+        hub.listen(listener, self._accept)
+
+    def _accept(self, connection: socket.socket) -> None:
+        link = AcceptedLink(connection, FromAgent, self._key)
+        link.owner = self._take
+        self._links.add(link)
+        self._strangers[link] = time.monotonic() + HANDSHAKE_SECONDS
+        self._hub.add(link)
+
+    def look(self) -> None:
+        """Close the connections of those that have not proved in time that they know the run's key."""
+        now = time.monotonic()
+        for link, deadline in list(self._strangers.items()):
+            if link.is_trusted or now > deadline:
+                del self._strangers[link]
+                if not link.is_trusted:
+                    self._links.discard(link)
+                    self._hub.remove(link)
+
+    def _take(self, link: Link, messages: list[Any] | None) -> None:
+        if messages is None:
+            self._links.discard(link)
+            self._part(link)
+        for message in messages or ():
+            match message:
+                case Hello():
+                    self._part(self._sessions.get(message.session))  # it noticed first that this connection broke
+                    peer = LinkedPeer(self._hub, link)
+                    if self._runtime.greet(peer, message):
+                        self._peers[link] = message.node, peer
+                        self._sessions[message.session] = link
+                case Batch() if link in self._peers:
+                    self._runtime.take(self._peers[link][0], message)
+                case Goodbye():
+                    self._part(link)
+                case Drain():
+                    self._runtime.drain(message, partial(self._hub.send, link))
+
+    def _part(self, link: Link | None) -> None:
+        if link in self._peers:
+            self._runtime.part(*self._peers.pop(link))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no agent is connected."""
+        return not self._peers
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._hub.forget(self._listener)
+        for link in self._links:
+            self._hub.remove(link)

@@ -1,0 +1,397 @@
+"""What the leader asks its runtime to do, and what the runtime tells the leader beside the messages of agents.
+
+The runtime carries out the actions of a message in their order. `Persist` is a barrier: where it fails, because another
+leader has been elected, nothing after it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from recycle.errors import RecycleError
+from recycle.exec.protocol import Commit, Cursor, GenerationRecord, LeaderMessage, Saved, StepMode
+from recycle.plans import LayoutLimit
+from recycle.plans.hosting import Hosts
+from recycle.profile import Profile
+from recycle.shape import Worker
+
+
+@dataclass(frozen=True)
+class PreparedPlan:
+    """A checked plan for the live workers.
+
+    Attributes:
+        digest: hash of the schedule.
+        roles: worker -> role.
+        periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
+        text: the plan file, where the run directory does not hold it; else empty.
+        hosts: the workers' stages; None where they are those that processes start with.
+        rounds: iterations in which everything is replayed once; 0 where nothing is replayed.
+        layout_limit: the limit that keeps layers from moving.
+        compared_period: period of the plan that the question compares with, under the question's profile and in the
+            mode that both plans have.
+    """
+
+    digest: str
+    roles: Mapping[Worker, Worker]
+    periods: Mapping[StepMode, float]
+    text: str = ""
+    hosts: Hosts | None = None
+    rounds: int = 0
+    layout_limit: LayoutLimit | None = None
+    compared_period: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the run directory holds the file."""
+        return not self.text
+
+
+@dataclass(frozen=True)
+class Question:
+    """Asks for a plan.
+
+    Attributes:
+        failed: the dead workers.
+        is_urgent: training waits for the answer: it is made without a search.
+        moves: workers may come to host other parts of the model.
+        within: hash of a plan in use whose layout the plan keeps, or moves from.
+        profile: digest of the profile to plan with; empty for the job's own.
+        compared: hash of a plan in use, whose period under the same profile is wanted too.
+    """
+
+    failed: frozenset[Worker]
+    is_urgent: bool = False
+    moves: bool = False
+    within: str = ""
+    profile: str = ""
+    compared: str = ""
+
+
+# What the runtime tells the leader.
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A worker's latest process.
+
+    Attributes:
+        incarnation: its number, from 0; -1 when there was none.
+        generation: the last generation before the process.
+        node: that it was started on.
+        how: how it ended; None while it runs.
+        lines: the last lines of its log.
+        is_lost: it is gone with its node.
+        is_killed: the leader has asked for its end.
+    """
+
+    incarnation: int = -1
+    generation: int = 0
+    node: int = 0
+    how: str | None = None
+    lines: str = ""
+    is_lost: bool = False
+    is_killed: bool = False
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A complete checkpoint.
+
+    Attributes:
+        step: the iteration whose state it holds.
+        commit: of that iteration.
+        has_metrics: the run directory has a line of metrics of that step.
+    """
+
+    step: int
+    commit: Commit
+    has_metrics: bool
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The first message: begin the run, resume it, or go on from another leader's register.
+
+    Attributes:
+        node: of this leader's agent, when it follows another leader.
+        record, cursor: the register; None for a run that begins or is resumed.
+        plan: of the record, prepared again; None where its file is gone.
+        hosts: hash of a plan that the register names -> its hosts.
+        checkpoint: to resume from.
+        generation: the last generation of the part of the run before.
+        kept: steps of the complete checkpoints.
+    """
+
+    node: int = 0
+    record: GenerationRecord | None = None
+    cursor: Cursor | None = None
+    plan: PreparedPlan | None = None
+    hosts: Mapping[str, Hosts] = field(default_factory=dict)
+    checkpoint: StoredCheckpoint | None = None
+    generation: int = 0
+    kept: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tick:
+    """All messages that have come are taken: decide what follows from them.
+
+    Attributes:
+        beats: the last heartbeats of all processes, in the order of their names; None when there are no newer ones.
+    """
+
+    beats: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The answer to a question; `plan` is None where there is no plan, and `error` says why."""
+
+    question: Question
+    plan: PreparedPlan | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointCompleted:
+    """A checkpoint is complete, or `error` says why not; those of the steps `removed` were too old."""
+
+    step: int
+    error: str = ""
+    removed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class CheckpointFound:
+    """The newest checkpoint that training can go back to; None where there is none."""
+
+    checkpoint: StoredCheckpoint | None
+
+
+@dataclass(frozen=True)
+class AgentAbsent:
+    """The connection to the agent of a node is gone, which is not its death yet."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class DepartureAsked:
+    """Somebody asks the run to let workers leave.
+
+    Attributes:
+        seconds: until they are killed; None for no deadline.
+    """
+
+    workers: Sequence[Worker]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class EndEarly:
+    """The run shall end with the next iteration after which all workers can stop together."""
+
+
+RuntimeMessage = (
+    Begin | Tick | Planned | CheckpointCompleted | CheckpointFound | AgentAbsent | DepartureAsked | EndEarly
+)
+
+
+# What the leader asks for.
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Write the register: the cursor, and the record where it has changed."""
+
+    cursor: Cursor
+    record: GenerationRecord | None = None
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to all processes that it is for."""
+
+    message: LeaderMessage
+
+
+@dataclass(frozen=True)
+class StartWorker:
+    """Start a process of the worker, whose last one has ended.
+
+    Attributes:
+        node: where.
+        place: position whose place on its node the process takes.
+        generation: the last generation before the process.
+        restored: step of the checkpoint to start from; None for the initial state.
+    """
+
+    worker: Worker
+    incarnation: int
+    node: int
+    place: Worker
+    generation: int
+    restored: int | None
+
+
+@dataclass(frozen=True)
+class KillWorker:
+    """Kill the worker's processes on a node up to this incarnation."""
+
+    worker: Worker
+    incarnation: int
+    node: int
+
+
+@dataclass(frozen=True)
+class RefuseDeparture:
+    """Tell whoever asked for it that the worker stays, and why."""
+
+    worker: Worker
+    why: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask the planner; `Planned` is the answer.
+
+    Attributes:
+        profile: to plan with, where it is not the job's own.
+    """
+
+    question: Question
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True)
+class DiscardCheckpoint:
+    """Remove what an earlier attempt has left of the checkpoint of a step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class CompleteCheckpoint:
+    """Write the manifest of a checkpoint all of whose parts are written, and remove those that are too old;
+    `CheckpointCompleted` is the answer.
+
+    Attributes:
+        saved: the parts.
+        verified: step of the state that training may go back to; its checkpoint, or the newest before it, stays.
+    """
+
+    commit: Commit
+    saved: Sequence[Saved]
+    verified: int | None
+
+
+@dataclass(frozen=True)
+class FindCheckpoint:
+    """Find the newest complete checkpoint up to a step, if any; `CheckpointFound` is the answer."""
+
+    upto: int | None
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Training has gone back to the state after `step`: remove the metrics of later steps, and with `checkpoints` their
+    checkpoints, which may be wrong."""
+
+    step: int
+    checkpoints: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """Write an event."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Write the line of metrics of a step, unless another leader has written it."""
+
+    line: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Show what the run waits for."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over.
+
+    Attributes:
+        digests: worker -> stage -> sha256 of the stage's final state.
+        ended_early: before its last iteration.
+        step: the last committed iteration.
+        merge: whether there are traces to merge.
+    """
+
+    digests: Mapping[str, Mapping[int, str]]
+    ended_early: bool
+    step: int
+    merge: bool = True
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The run cannot go on."""
+
+    error: RecycleError
+
+
+Action = (
+    Persist
+    | Tell
+    | StartWorker
+    | KillWorker
+    | RefuseDeparture
+    | Ask
+    | DiscardCheckpoint
+    | CompleteCheckpoint
+    | FindCheckpoint
+    | Rewind
+    | Event
+    | Line
+    | Waiting
+    | Finish
+    | Fail
+)
+
+
+class Outbox:
+    """Collects the actions that follow from a message.
+
+    Attributes:
+        now: when the message was taken, monotonic seconds.
+        actions: so far.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.actions: list[Action] = []
+
+    def put(self, action: Action) -> None:
+        """Add an action."""
+        self.actions.append(action)
+
+    def log(self, kind: str, **fields: Any) -> None:
+        """Add an event."""
+        self.actions.append(Event(kind, fields))
+
+    def take(self) -> list[Action]:
+        """All actions so far, which are not given again."""
+        actions, self.actions = self.actions, []
+        return actions

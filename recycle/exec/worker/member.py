@@ -1,0 +1,435 @@
+"""A worker's side of the protocol: what it says, what it waits for, and how it learns that a generation is over."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from recycle.errors import RunError
+from recycle.exec.device.device_progress import DeviceState
+from recycle.exec.links import LinkClosed, connect_locally
+from recycle.exec.members import split_member
+from recycle.exec.protocol import (
+    Acknowledged,
+    AgentMessage,
+    Commit,
+    Committed,
+    Copied,
+    CopyProgress,
+    CutEnds,
+    CutOff,
+    Evaluated,
+    EvaluationReport,
+    EvaluationResult,
+    FaultReached,
+    FinalState,
+    Formed,
+    GenerationRecord,
+    GetKeys,
+    Join,
+    LeaderMessage,
+    Leave,
+    Leaving,
+    PeerEnds,
+    Permit,
+    Propose,
+    Ready,
+    Report,
+    Said,
+    Saved,
+    SavedPart,
+    SetKey,
+    StateTensors,
+    StepReport,
+    Stop,
+    Strike,
+    Trouble,
+    Values,
+    Warned,
+    WorkerMessage,
+)
+from recycle.exec.worker.progress import Progress
+
+AGENT = "the agent of this node"
+INTERRUPT_SECONDS = 0.02
+_Answer = TypeVar("_Answer")
+
+
+class GenerationOver(Exception):
+    """The generation ended while this worker waited for a decision; not an error."""
+
+
+class MemberState:
+    """What the leader has told a process. Pure.
+
+    Args:
+        name: of the process.
+        incarnation: its number.
+
+    Attributes:
+        generation: that the process is in.
+        over: the last generation that is known to be over.
+        may_leave: the process takes no part any more.
+        strikes: number of a fault -> the process that it struck first.
+        earlier_strikes: the faults that had struck when the process's first generation began; None before it.
+        ends: (number of a fault, process of the other worker) -> the ends of its connections.
+    """
+
+    def __init__(self, name: str, incarnation: int, generation: int = 0) -> None:
+        self._worker, self._incarnation = split_member(name)[0], incarnation
+        self.generation = self.over = generation
+        self._proposal: Propose | None = None
+        self.plan = ""
+        self._permits: dict[str, Permit] = {}
+        self._commits: dict[int, Commit] = {}
+        self._evaluated: Evaluated | None = None
+        self.may_leave = False
+        self.strikes: dict[int, str] = {}
+        self.earlier_strikes: frozenset[int] | None = None
+        self.ends: dict[tuple[int, str], list[str]] = {}
+
+    def take(self, message: LeaderMessage) -> None:
+        """Take a message of the leader. One that repeats another one changes nothing."""
+        match message:
+            case Propose(record=record):
+                if record.generation > self.generation:
+                    self._proposal = message
+                    self.over = max(self.over, record.generation - 1)
+            case Permit() if message.generation == self.generation:
+                self._permits[message.what] = message
+            case Committed() if message.generation == self.generation:
+                self._commits[message.commit.step] = message.commit
+                self._commits = dict(sorted(self._commits.items())[-3:])
+            case EvaluationResult() if message.generation == self.generation:
+                self._evaluated = message.evaluated
+            case Stop():
+                self.over = max(self.over, message.generation)
+            case Leave():
+                self.may_leave |= (message.worker, message.incarnation) == (self._worker, self._incarnation)
+            case Strike():
+                self.strikes[message.fault] = message.member
+            case PeerEnds() if message.worker == self._worker:
+                self.ends[message.fault, message.member] = message.ends
+
+    def begin(self) -> GenerationRecord | None:
+        """Begin the proposed generation if this process has a part in it and it is not over; its record."""
+        proposal = self._proposal
+        if proposal is None or proposal.record.generation <= max(self.generation, self.over):
+            return None
+        record = proposal.record
+        if self._worker not in record.live or record.incarnations.get(self._worker, 0) != self._incarnation:
+            return None  # it has no part in it, or one of the worker's processes before has
+        self.generation, self.plan = proposal.record.generation, proposal.plan
+        if self.earlier_strikes is None:
+            self.earlier_strikes = frozenset(self.strikes)  # an agent tells these before it passes on a proposal
+        self._permits, self._commits, self._evaluated = {}, {}, None
+        return proposal.record
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the present generation is over."""
+        return self.over >= self.generation
+
+    def permit(self, what: Literal["form", "run"]) -> Permit | None:
+        """The leader's permission in the present generation; None while there is none."""
+        return self._permits.get(what)
+
+    def commit(self, step: int) -> Commit | None:
+        """The commit of a step in the present generation; None while there is none."""
+        return self._commits.get(step)
+
+    def evaluated(self, step: int) -> Evaluated | None:
+        """The result of the evaluation after a step; None while there is none."""
+        return self._evaluated if self._evaluated is not None and self._evaluated.step == step else None
+
+
+class Member:
+    """A process's connection to its agent.
+
+    Args:
+        address: name of the agent's socket.
+        name: of this process, by the position it started in: `k.r`, see members.py.
+        incarnation: number of the position's process.
+        heartbeat: seconds between beats.
+        interrupt: called while the present generation is over; wakes the main thread. The next generation does not
+            begin here before it has returned.
+        lost: called with the reason when the agent is gone; the process should end then.
+        generation: the last one before this process; a run that is resumed counts on from its earlier ones.
+        device: as for `Progress`.
+
+    Attributes:
+        worker: of this process, `k.r`.
+        over: set while the present generation is over.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        incarnation: int,
+        heartbeat: float,
+        interrupt: Callable[[], None],
+        lost: Callable[[str], object],
+        generation: int = 0,
+        device: Callable[[], DeviceState] = DeviceState,
+    ) -> None:
+        self.name, self.progress = name, Progress(device)
+        self.worker, _ = split_member(name)
+        self._incarnation, self._interrupt, self._lost = incarnation, interrupt, lost
+        self._state = MemberState(name, incarnation, generation)
+        self._changed = threading.Condition()
+        self.over = threading.Event()
+        self._is_interrupting = False
+        self._link = connect_locally(address, AgentMessage, AGENT)
+        self._link.send(Join(name, incarnation))
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._beat, args=(heartbeat,), daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    # What the leader says.
+
+    def _read(self) -> None:
+        try:
+            while True:
+                for message in self._link.read():
+                    with self._changed:
+                        self._state.take(message)
+                        self._changed.notify_all()
+        except LinkClosed:
+            self._lost(f"{AGENT} is gone")
+
+    def _watch(self) -> None:
+        """Interrupt the main thread when its generation stops, repeatedly until it has left the generation.
+
+        One interrupt is not enough, as the thread may be about to open a connection or to wait on one. The lock keeps
+        interrupts out of the next generation.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._state.is_over and self._is_interrupting)
+                self.over.set()
+                self._interrupt()
+            time.sleep(INTERRUPT_SECONDS)
+
+    def _until(self, answer: Callable[[], _Answer | None]) -> _Answer | None:
+        """Wait for an answer; None when the generation is over without it.
+
+        The leader owns the wait: it ends a generation in which all workers wait for too long.
+        """
+        self.progress.set_waiting(True)
+        with self._changed:
+            self._changed.wait_for(lambda: answer() is not None or self._state.is_over)
+            found = answer()
+        self.progress.set_waiting(False)
+        return found
+
+    def next_record(self) -> GenerationRecord | None:
+        """Wait for the next generation that this worker has a part in and that is not over yet; None when it may leave,
+        as it was told to."""
+        self.progress.begins("settle")
+        self.progress.set_waiting(True)
+        with self._changed:
+            self._is_interrupting = False
+            while (record := self._state.begin()) is None:
+                if self._state.may_leave:
+                    return None
+                self._changed.wait()
+            self.over.clear()
+            self._is_interrupting = True
+            self._changed.notify_all()
+        self.progress.set_waiting(False)
+        return record
+
+    @property
+    def plan(self) -> str:
+        """The present generation's plan file, where the run directory does not hold it; else empty."""
+        return self._state.plan
+
+    def permitted(self, what: Literal["form", "run"]) -> bool:
+        """Wait until the generation may form or run; False when it is over instead."""
+        return self._until(lambda: self._state.permit(what)) is not None
+
+    def is_stale_anywhere(self) -> bool:
+        """Whether live parameters of some process are not those of the committed iteration; asked once all may form."""
+        permit = self._state.permit("form")
+        return permit is not None and permit.stale
+
+    def decision(self, step: int) -> Commit:
+        """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
+        commit = self._until(lambda: self._state.commit(step))
+        if commit is None:
+            raise GenerationOver
+        return commit
+
+    def decided(self, step: int) -> Commit | None:
+        """The commit of a step of the present generation, None while there is none; from any thread."""
+        return self._state.commit(step)
+
+    def evaluated(self, step: int) -> Evaluated:
+        """Wait for the result of the evaluation after `step`. Raises GenerationOver when the generation ends before."""
+        result = self._until(lambda: self._state.evaluated(step))
+        if result is None:
+            raise GenerationOver
+        return result
+
+    # What the process says.
+
+    def _say(self, message: WorkerMessage, generation: int = 0) -> None:
+        try:
+            self._link.send(Said(message, generation))
+        except OSError:
+            raise RunError(f"{AGENT} is gone") from None
+
+    def _say_of_generation(self, message: WorkerMessage) -> None:
+        self._say(message, self._state.generation)
+
+    def ready(self) -> None:
+        """Start-up is done."""
+        self._say(Ready(self._incarnation))
+
+    def leaves(self) -> None:
+        """This process was told to leave. Raises RunError when the agent is gone."""
+        self._say(Leaving(self._incarnation))
+
+    def acknowledge(self, took_back: bool, stale: bool = False) -> None:
+        """Ready to form the generation.
+
+        Args:
+            took_back: this process took back a step, which was not committed, for that.
+            stale: live parameters here are not those of the committed iteration.
+        """
+        self._say_of_generation(Acknowledged(took_back, stale))
+
+    def formed(self, error: str = "", expired: bool = False, copied: Sequence[Copied] = ()) -> None:
+        """The groups stand and what was to be copied is there, or why not, and whether others did not come in time."""
+        self._say_of_generation(Formed(error, expired, list(copied)))
+
+    def has_copied(self, copied: Sequence[Copied]) -> None:
+        """What has come so far of that which is copied while the generation runs."""
+        self._say_of_generation(CopyProgress(list(copied)))
+
+    def report(self, step: int, report: Report) -> None:
+        """This process's part of the commit of `step`."""
+        self._say_of_generation(StepReport(step, report))
+
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        """This process's part of the evaluation after `step`."""
+        self._say_of_generation(StepReport(step, report))
+
+    def trouble(self, message: str) -> None:
+        """The transport broke here."""
+        self._say_of_generation(Trouble(f"worker {self.name}: {message}"))
+
+    def cut_off(self, peer: str) -> None:
+        """A live connection to `peer` does not answer."""
+        self._say_of_generation(CutOff(peer))
+
+    def warn(self, message: str) -> None:
+        """Something failed here that training can do without; only the first such message of a run is kept."""
+        self._say(Warned(message))
+
+    def saved(self, step: int, stage: int, tensor_rank: int, saved: Saved) -> None:
+        """A part of a checkpoint is written, or why not."""
+        self._say(SavedPart(step, stage, tensor_rank, saved))
+
+    def describe_state(
+        self, number: int, tensor_rank: int, plan: str, tensors: list[tuple[str, int, int, int]]
+    ) -> None:
+        """Where the tensors of a compared state lie, as of `StateTensors`."""
+        self._say(StateTensors(number, tensor_rank, plan, tensors))
+
+    def leave_digests(self, digests: dict[int, str]) -> None:
+        """The run is over: sha256 of each hosted stage's final state."""
+        self._say(FinalState(digests))
+
+    # Faults.
+
+    def claim(self, fault: int) -> bool:
+        """Whether a fault that has reached its point strikes this process, of all that reach it first; returns once the
+        leader has written the event. False where it has struck before. From any thread."""
+        strikes = self._state.strikes
+        if fault in strikes:
+            return False
+        self._say(FaultReached(fault))
+        with self._changed:
+            self._changed.wait_for(lambda: fault in strikes)
+        return strikes[fault] == self.name
+
+    def await_strike(self, fault: int) -> bool:
+        """Wait until a fault strikes that another process reaches; False where it had struck before this process took
+        part. From any thread."""
+        state = self._state
+        with self._changed:
+            self._changed.wait_for(lambda: state.earlier_strikes is not None and fault in state.strikes)
+        return fault not in (state.earlier_strikes or ())
+
+    def exchange_ends(self, fault: int, ends: Sequence[str], peers: Sequence[str], seconds: float) -> list[str]:
+        """Tell the processes of the other worker of a fault the ends of this process's connections.
+
+        Args:
+            peers: these processes.
+            seconds: that their answers are waited for.
+
+        Returns:
+            the ends of theirs.
+        """
+        self._say(CutEnds(fault, list(ends)))
+        state = self._state
+
+        def have_come() -> bool:
+            return (fault, "") in state.ends or all((fault, peer) in state.ends for peer in peers)
+
+        with self._changed:
+            self._changed.wait_for(have_come, seconds)
+            return [end for peer in peers for end in state.ends.get((fault, peer), [])]
+
+    # Heartbeats.
+
+    def _beat(self, heartbeat: float) -> None:
+        beats = 0
+        try:
+            while True:
+                self._link.send(self.progress.heartbeat(beats))
+                beats += 1
+                time.sleep(heartbeat)
+        except OSError:
+            return  # the reader notices it too
+
+
+class FormingKeys:
+    """The part of torch's store interface that process groups form on, served by the agent. From any thread.
+
+    Args:
+        address: name of the agent's socket.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._link, self._lock, self._pid = connect_locally(address, Values, AGENT), threading.Lock(), os.getpid()
+
+    def _ask(self, request: SetKey | GetKeys) -> list[bytes | None]:
+        try:
+            with self._lock:
+                self._link.send(request)
+                while not (answers := self._link.read()):
+                    pass
+        except (OSError, LinkClosed):
+            raise RunError(f"{AGENT} is gone") from None
+        return list(answers[0].values)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a key."""
+        self._ask(SetKey(key, value.encode() if isinstance(value, str) else value))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key. Raises RuntimeError where it was not written."""
+        (value,) = self._ask(GetKeys([key]))
+        if value is None:
+            raise RuntimeError(f"{key} was not written")
+        return value
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys were written."""
+        return None not in self._ask(GetKeys(list(keys)))

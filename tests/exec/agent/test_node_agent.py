@@ -1,0 +1,355 @@
+"""An agent between its processes and the leader: who is heard, in which order, and who is told what."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+
+from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
+from recycle.exec.links import Hub, Link, LinkClosed, connect_locally
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.exec.protocol import (
+    AgentMessage,
+    AgentProcess,
+    Batch,
+    Drain,
+    Ended,
+    FromWorker,
+    GenerationRecord,
+    GetKeys,
+    Heartbeat,
+    Join,
+    Keys,
+    Kill,
+    Leave,
+    Leaving,
+    PeerEnds,
+    Permit,
+    Propose,
+    Ready,
+    Report,
+    Said,
+    SetKey,
+    Start,
+    StepReport,
+    Stop,
+    Strike,
+    Trouble,
+    Values,
+)
+from recycle.shape import Worker
+from tests.exec.test_links import as_another_user, needs_root
+
+SOON = 10.0
+HEARTBEAT = 0.1
+A, B = Worker(0, 0), Worker(0, 1)
+
+
+class Processes:
+    """Stands for the processes of a node; a test says which of them end."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Worker, int] = {}
+        self.alive: set[Worker] = set()
+        self.killed: list[Worker] = []
+        self.started: list[tuple[Worker, int, int | None, int, Worker]] = []
+        self._gone: dict[Worker, str] = {}
+
+    def start(self, worker: Worker, generation: int, restored: int | None, *, incarnation: int, place: Worker) -> None:
+        assert worker not in self.alive
+        self.numbers[worker] = incarnation
+        self.alive.add(worker)
+        self.started.append((worker, generation, restored, incarnation, place))
+
+    def ends(self, worker: Worker, how: str) -> None:
+        self.alive.discard(worker)
+        self._gone[worker] = how
+
+    def gone(self) -> dict[Worker, str]:
+        gone, self._gone = self._gone, {}
+        return gone
+
+    def kill(self, worker: Worker) -> None:
+        self.killed.append(worker)
+
+    def running(self, worker: Worker) -> bool:
+        return worker in self.alive
+
+    def incarnation(self, worker: Worker) -> int:
+        return self.numbers.get(worker, -1)
+
+    def tail(self, worker: Worker) -> str:
+        return f"log of {worker}"
+
+
+class Node:
+    """An agent with the processes 0.0 and 0.1 of two workers, each in its first incarnation."""
+
+    def __init__(self, tensor_parallel: int) -> None:
+        self.hub, self.processes, self.drained = Hub(), Processes(), list[Drain]()
+        self.agent = NodeAgent(3, "session", self.hub, HEARTBEAT, tensor_parallel, self._drain)
+        self.agent.serve(cast(LocalProcesses, self.processes))
+        for worker in (A, B):
+            self.agent.obey(Start(str(worker), 0, str(worker), 0))
+
+    def _drain(self, link: Link, message: Drain) -> None:
+        self.drained.append(message)
+
+    def connect(self) -> Link:
+        link = connect_locally(self.agent.address, AgentMessage, "the agent")
+        link.socket.settimeout(SOON)
+        return link
+
+    def join(self, member: str, incarnation: int = 0) -> Link:
+        link = self.connect()
+        link.send(Join(member, incarnation))
+        self.serve()
+        return link
+
+    def serve(self) -> None:
+        while self.hub.dispatch(0.02):
+            pass
+
+    def ask(self, link: Link, *requests: SetKey | GetKeys) -> list[Values]:
+        for request in requests:
+            link.send(request)
+        self.serve()
+        return link.read()
+
+    def batch(self) -> Batch:
+        """All that has come until now."""
+        self.serve()
+        batch = self.agent.batch()
+        assert batch is not None
+        return batch
+
+    def told(self, link: Link) -> list[Any]:
+        """What has been sent on a link."""
+        link.socket.settimeout(0.02)
+        try:
+            return link.read()
+        except LinkClosed:
+            return []
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node(1)
+    yield node
+    node.hub.close()
+
+
+def propose(generation: int) -> Propose:
+    return Propose(GenerationRecord(generation, ["0.0"], {"0.0": "0.0"}, "plan"))
+
+
+def beat(count: int) -> Heartbeat:
+    return Heartbeat(count, count, False, "1F", 0.5)
+
+
+def test_what_a_process_has_said_comes_in_order_and_before_its_end(node: Node) -> None:
+    link = node.join("0.0")
+    for number in range(40):
+        link.send(Said(Trouble(str(number)), 1))
+    link.close()
+    node.processes.ends(A, "ended with exit code 1")
+    batch = node.agent.batch()  # the end is seen first
+    assert batch is not None
+    assert batch.said == [FromWorker("0.0", Trouble(str(number)), 1) for number in range(40)]
+    assert batch.ended == [Ended("0.0", 0, "ended with exit code 1", "log of 0.0")]
+    assert node.agent.batch() is None
+
+
+def test_process_of_an_old_incarnation_is_neither_heard_nor_told_anything(node: Node) -> None:
+    node.processes.ends(A, "killed by SIGKILL")
+    node.batch()
+    node.agent.obey(Start("0.0", 1, "0.0", 4))
+    old, new = node.join("0.0", 0), node.join("0.0", 1)
+    for link in (old, new):
+        link.send(beat(5))
+        link.send(Said(Ready(1 if link is new else 0)))
+    batch = node.batch()
+    assert (batch.said, batch.beats) == ([FromWorker("0.0", Ready(1))], {"0.0": beat(5)})
+    node.agent.obey(Stop(1))
+    assert (node.told(old), node.told(new)) == ([], [Stop(1)])
+
+
+def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -> None:
+    node = Node(2)
+    first, second = node.join("0.0"), node.join("0.0t1")
+    first.send(Said(Trouble("before"), 1))
+    node.processes.ends(A, "tensor rank 0 killed by SIGKILL")
+    assert node.batch().said == [FromWorker("0.0", Trouble("before"), 1)]
+    second.send(Said(Trouble("after"), 1))
+    second.send(beat(1))
+    node.serve()
+    assert node.agent.batch() is None
+    node.hub.close()
+
+
+def test_beats_go_once_per_heartbeat_and_never_those_of_the_dead(node: Node) -> None:
+    links = {"0.0": node.join("0.0"), "0.1": node.join("0.1")}
+    batches, began = list[Batch](), time.monotonic()
+    while time.monotonic() - began < 5.5 * HEARTBEAT:
+        for link in links.values():
+            link.send(beat(len(batches)))
+        node.serve()
+        if (batch := node.agent.batch()) is not None:
+            batches.append(batch)
+    assert 4 <= len(batches) <= 6
+    assert all(batch.beats.keys() == {"0.0", "0.1"} for batch in batches)
+    time.sleep(HEARTBEAT)
+    links["0.0"].send(beat(9999))
+    links["0.1"].send(beat(9999))
+    node.processes.ends(A, "killed by SIGKILL")
+    assert node.batch().beats.keys() == {"0.1"}
+
+
+def test_reports_wait_for_those_of_the_other_processes_but_hold_nothing_else_up(node: Node) -> None:
+    links = [node.join("0.0"), node.join("0.1")]
+    said = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
+    for link, report in zip(links, said, strict=True):
+        link.send(Said(report.message, 1))
+        while not node.hub.dispatch(SOON):
+            pass
+        batch = node.agent.batch(hold=True)
+        assert node.agent.is_holding == (report is said[0])
+    assert batch == Batch(said)
+    links[0].send(Said(said[0].message, 1))
+    links[0].send(Said(Trouble("broke"), 1))
+    node.serve()
+    assert node.agent.batch(hold=True) == Batch([said[0], FromWorker("0.0", Trouble("broke"), 1)])
+    links[0].send(Said(said[0].message, 1))
+    node.serve()
+    time.sleep(HOLD_SECONDS)
+    assert node.agent.batch(hold=True) == Batch(said[:1])
+
+
+def test_newcomer_is_told_what_stands(node: Node) -> None:
+    orders = [Strike(0, "0.1"), propose(4), Permit(4, "form")]
+    for order in orders:
+        node.agent.obey(order)
+    assert node.join("0.0").read() == orders
+
+
+def test_departures_and_ends_of_connections_reach_their_worker_only(node: Node) -> None:
+    links = [node.join("0.0"), node.join("0.1")]
+    for order in (Leave("0.1", 0), PeerEnds(0, "0.0", "0.1", ["a"]), Stop(4)):
+        node.agent.obey(order)
+    assert node.told(links[0]) == [PeerEnds(0, "0.0", "0.1", ["a"]), Stop(4)]
+    assert node.told(links[1]) == [Leave("0.1", 0), Stop(4)]
+
+
+def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_runs(node: Node) -> None:
+    old, new = "generation00000003/world/0", "generation00000004/world/0"
+    link = node.connect()
+    assert node.ask(link, SetKey(old, b"\xff\0")) == [Values()]
+    assert node.batch().keys == {old: b"\xff\0"}
+    assert node.agent.batch() is None
+    node.agent.obey(Keys({new: b"there", "other": b"kept"}))
+    assert node.ask(link, GetKeys([new, old, "missing"])) == [Values([b"there", b"\xff\0", None])]
+    node.agent.obey(Permit(4, "form"))
+    assert node.ask(link, GetKeys([old])) == [Values([b"\xff\0"])]
+    node.agent.obey(Permit(4, "run"))
+    assert node.ask(link, GetKeys([new, old, "other"])) == [Values([b"there", None, b"kept"])]
+
+
+def test_new_leader_is_told_processes_last_words_and_keys_and_nothing_twice(node: Node) -> None:
+    link = node.join("0.0")
+    link.send(Said(Ready(0)))
+    node.ask(link, SetKey("name", b"value"))
+    node.processes.ends(B, "ended with exit code 1")
+    assert node.batch().keys == {"name": b"value"}
+    link.send(Said(Trouble("broke"), 4))
+    node.serve()
+    hello = node.agent.hello()
+    assert (hello.node, hello.session) == (3, "session")
+    assert hello.processes == [
+        AgentProcess("0.0", 0, 0),
+        AgentProcess("0.1", 0, 0, "ended with exit code 1", "log of 0.1"),
+    ]
+    assert hello.said == [FromWorker("0.0", Ready(0)), FromWorker("0.0", Trouble("broke"), 4)]
+    assert node.batch() == Batch(keys={"name": b"value"})
+
+
+def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: Node) -> None:
+    order = Start("0.0", 1, "0.1", 4, restored=7)
+    for _ in range(2):
+        node.agent.obey(order)
+        node.agent.batch()
+    assert set(node.processes.killed) == {A}
+    assert len(node.processes.started) == 2
+    node.processes.ends(A, "killed by SIGKILL")
+    assert node.batch().ended == [Ended("0.0", 0, "killed by SIGKILL", "log of 0.0")]
+    assert node.processes.started[2:] == [(A, 4, 7, 1, B)]
+    killed = len(node.processes.killed)
+    for late in (order, Start("0.0", 0, "0.0", 0), Kill("0.0", 0)):
+        node.agent.obey(late)
+        node.agent.batch()
+    assert (len(node.processes.killed), len(node.processes.started)) == (killed, 3)
+    node.agent.obey(Kill("0.0", 1))
+    assert len(node.processes.killed) > killed
+
+
+def test_node_that_leaves_says_so_once_for_each_process_and_has_left_when_all_have_ended(node: Node) -> None:
+    assert not node.agent.leave()
+    assert not node.agent.leave()
+    assert node.batch().said == [FromWorker("0.0", Leaving(0)), FromWorker("0.1", Leaving(0))]
+    node.processes.ends(A, "ended with exit code 0")
+    node.batch()
+    node.agent.obey(Start("0.0", 1, "0.0", 0))
+    assert not node.agent.leave()
+    assert node.batch().said == [FromWorker("0.0", Leaving(1))]
+    for worker in (A, B):
+        node.processes.ends(worker, "ended with exit code 0")
+    node.batch()
+    assert node.agent.leave()
+
+
+def test_client_that_asks_for_workers_to_leave_is_passed_on(node: Node) -> None:
+    node.connect().send(Drain("0.0", 5.0))
+    node.serve()
+    assert node.drained == [Drain("0.0", 5.0)]
+
+
+def test_garbage_ends_its_own_connection_only(node: Node) -> None:
+    link = node.join("0.0")
+    for garbage in (b"\0\0\0\4\xff\xff\xff\xff", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"):
+        stranger = node.connect()
+        stranger.socket.sendall(garbage)
+        node.serve()
+        with pytest.raises(LinkClosed):
+            stranger.read()
+    link.send(Said(Trouble("still heard"), 1))
+    assert node.batch().said == [FromWorker("0.0", Trouble("still heard"), 1)]
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("request_", [Join("0.0", 0), SetKey("name", b"x"), GetKeys(["name"]), Drain("0.0")])
+def test_another_user_of_the_machine_is_neither_heard_nor_answered(node: Node, request_: Any) -> None:
+    node.agent.obey(propose(4))
+
+    def is_answered() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(SOON)
+            connection.connect(f"\0{node.agent.address}")
+            link = Link(connection, AgentMessage)
+            try:
+                link.send(request_)
+                return bool(link.read())
+            except (OSError, LinkClosed):
+                return False
+
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(as_another_user, is_answered)
+        while not asked.done():
+            node.hub.dispatch(0.02)
+    assert asked.result() is False
+    assert (node.agent.batch(), node.drained) == (None, [])
+    assert node.told(node.join("0.0")) == [propose(4)]

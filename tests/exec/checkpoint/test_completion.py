@@ -1,0 +1,234 @@
+"""Checkpoints on disk: workers copy and write their parts, and the leader's runtime completes, finds and removes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint  # noqa: F401  two threads of one process import it at once otherwise
+
+from recycle import JobError
+from recycle.exec.checkpoint import checkpoint
+from recycle.exec.checkpoint.checkpoint import folder_of
+from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
+from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
+from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.protocol import Commit, GenerationRecord, Saved
+from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.updates import Updates
+from recycle.ir.families import one_f_one_b
+from recycle.job import Job
+from recycle.manifest import MANIFEST, VERSION, manifest_content, manifest_text
+from tests.exec.runs import job
+
+LIVE = ["0.0", "0.1", "1.0", "1.1"]
+RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
+PLAIN = Commit(1, 0.5, 0.25, 1.0)
+
+
+class Run:
+    """A job of 2 x 2 without processes: its checkpoints, and the savers of its workers."""
+
+    def __init__(self, root: Path, job: Job) -> None:
+        self.job, self.root, self.warnings = job, root, list[str]()
+        self.saved: dict[tuple[int, int], Saved] = {}
+        self._woken = threading.Event()
+        self.completion = CheckpointCompletion(job, root, None, lambda step: step == 1, self._woken.set)
+        self.stages = {name: {int(name[2]): EmulatedStage(job, int(name[2]))} for name in LIVE}
+        self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
+        self.savers = {name: Saver(root, name, stages, self._announce) for name, stages in self.stages.items()}
+        for saver in self.savers.values():
+            saver.use_hosts_of(one_f_one_b(job.shape), RECORD)
+
+    def _announce(self, step: int, stage: int, tensor_rank: int, saved: Saved) -> None:
+        self.saved[step, stage] = saved
+
+    def commit(self, step: int) -> Commit:
+        """Every stage steps, and the state after every second step is kept."""
+        commit = Commit(step, 0.5, 0.25, 1.0, checkpoint=bool(step % 2))
+        for name, updates in self.updates.items():
+            updates.step(int(name[2]), commit)
+        return commit
+
+    def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
+        """Workers write their parts of a committed state."""
+        for name in names or LIVE:
+            self.savers[name].keep(record, commit, self.updates[name])
+        for name in names or LIVE:
+            self.savers[name].close()
+
+    def announced(self, step: int) -> list[int]:
+        """The stages that are written of a step's state."""
+        return [stage for stage in (0, 1) if (step, stage) in self.saved]
+
+    def complete(self, commit: Commit, verified: int | None = None) -> CheckpointCompleted:
+        """Complete the checkpoint of a commit, of what is announced."""
+        saved = [self.saved[commit.step, stage] for stage in self.announced(commit.step)]
+        self.completion.complete(CompleteCheckpoint(commit, saved, verified))
+        answer = self.answer()
+        assert isinstance(answer, CheckpointCompleted)
+        return answer
+
+    def keep(self, step: int, verified: int | None = None) -> CheckpointCompleted:
+        """Train to a step whose state is kept, and keep it."""
+        self.commit(step - 1)
+        commit = self.commit(step)
+        self.write(commit)
+        return self.complete(commit, verified)
+
+    def answer(self) -> Answer:
+        """The next answer."""
+        assert self._woken.wait(30)
+        self._woken.clear()
+        (answer,) = self.completion.look(self.warnings.append)
+        return answer
+
+    def find(self, upto: int | None = None) -> StoredCheckpoint | None:
+        """The newest checkpoint."""
+        self.completion.find(upto)
+        answer = self.answer()
+        assert isinstance(answer, CheckpointFound)
+        return answer.checkpoint
+
+    def steps(self) -> list[int]:
+        """Of all folders, complete or not."""
+        return [step for step, _ in checkpoint.folders(self.root)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    started = Run(tmp_path / "checkpoints", job(2, 2, 2, train={"checkpoint_every": 2, "checkpoint_keep": 2}))
+    yield started
+    started.completion.close()
+
+
+def test_checkpoint_holds_the_committed_state_although_training_goes_on_at_once(run: Run) -> None:
+    run.commit(0)
+    commit = run.commit(1)
+    expected = [run.stages[name][stage].state_digest() for stage, name in ((0, "0.0"), (1, "1.1"))]
+    for name in LIVE:
+        run.savers[name].keep(RECORD, commit, run.updates[name])
+        for tensor in next(iter(run.stages[name].values())).state_tensors():
+            tensor.fill_(3)
+    run.write(commit)
+    assert run.complete(commit) == CheckpointCompleted(1)
+    fresh = [EmulatedStage(run.job, stage) for stage in (0, 1)]
+    checkpoint.load(checkpoint.verify(folder_of(run.root, 1)).folder, fresh)
+    assert [stage.state_digest() for stage in fresh] == expected
+
+
+def test_checkpoint_of_which_a_file_was_removed_is_not_completed(run: Run) -> None:
+    """An agent may say again that a part was written which the leader before has removed with the others."""
+    run.commit(0)
+    commit = run.commit(1)
+    run.write(commit)
+    name = next(iter(run.saved[1, 0].files))
+    (folder_of(run.root, 1) / name).unlink()
+    answer = run.complete(commit)
+    assert answer == CheckpointCompleted(1, f"{folder_of(run.root, 1) / name}: No such file or directory")
+    assert run.steps() == []
+
+
+def test_step_that_is_not_committed_is_never_written(run: Run) -> None:
+    run.commit(0)
+    commit = run.commit(1)
+    for name in LIVE:
+        run.updates[name].step_ahead(int(name[2]), 2)
+    run.write(commit)
+    assert (run.announced(1), run.steps()) == ([], [])
+    for name in LIVE:
+        run.updates[name].settle(1, commit)
+    run.write(commit)
+    assert run.announced(1) == [0, 1]
+    assert run.complete(commit) == CheckpointCompleted(1)
+
+
+def test_state_is_copied_into_the_same_memory_each_time(run: Run) -> None:
+    places = set()
+    for step in (1, 3, 5):
+        run.keep(step)
+        places |= {tensor.data_ptr() for tensor in run.savers["0.0"]._copies.get(0, [])}
+    assert len(places) == 4  # parameters and count of two layers
+    assert run.savers["1.0"]._copies == {}
+
+
+def test_another_host_writes_the_stage_of_a_dead_worker(run: Run) -> None:
+    run.commit(0)
+    commit, live = run.commit(1), ["0.0", "0.1", "1.0"]
+    run.write(commit, "0.0")
+    assert run.announced(1) == [0]
+    run.write(commit, *live, record=GenerationRecord(2, live, {name: name for name in live}, ""))
+    assert run.announced(1) == [0, 1]
+    assert run.complete(commit) == CheckpointCompleted(1)
+
+
+def test_only_the_last_checkpoints_stay(run: Run) -> None:
+    assert [run.keep(step).removed for step in (1, 3, 5, 7)] == [set(), set(), {1}, {3}]
+    assert run.steps() == [7, 5]
+    assert run.completion.kept() == {5, 7}
+
+
+def test_newest_checkpoint_of_a_verified_state_stays(run: Run) -> None:
+    for step in (1, 3, 5, 7, 9):
+        run.keep(step, verified=2)
+    assert run.steps() == [9, 7, 1]
+
+
+def test_part_that_cannot_be_written_is_an_error_and_the_next_checkpoint_is_complete(run: Run) -> None:
+    run.root.write_text("in the way")
+    failed = run.keep(1)
+    assert failed.step == 1
+    assert "worker 0.0: " in failed.error
+    assert "step-00000001: Not a directory" in failed.error
+    run.root.unlink()
+    assert run.keep(3) == CheckpointCompleted(3)
+    assert run.steps() == [3]
+
+
+def test_manifest_that_cannot_be_written_is_an_error_and_nothing_stays(run: Run) -> None:
+    run.commit(0)
+    commit = run.commit(1)
+    run.write(commit)
+    (folder_of(run.root, 1) / MANIFEST).mkdir()
+    assert run.complete(commit).error != ""
+    assert run.steps() == []
+
+
+def test_newest_whole_checkpoint_up_to_a_step_is_found(run: Run) -> None:
+    assert run.find() is None
+    for step in (1, 3):
+        run.keep(step)
+    folder_of(run.root, 5).mkdir()
+    assert run.completion.kept() == {1, 3}
+    newest = run.find()
+    assert newest is not None
+    assert (newest.step, newest.commit.step, newest.commit.checkpoint, newest.has_metrics) == (3, 3, False, False)
+    assert len(run.warnings) == 1
+    assert run.find(upto=2) == StoredCheckpoint(1, PLAIN, True)
+    next(folder_of(run.root, 1).glob("*.safetensors")).write_bytes(b"")
+    assert run.find(upto=2) is None
+
+
+def test_search_fails_where_the_newest_checkpoint_is_of_a_newer_version(run: Run) -> None:
+    run.keep(1)
+    folder = folder_of(run.root, 1)
+    (folder / MANIFEST).write_text(manifest_text(manifest_content(folder) | {"version": VERSION + 1}))
+    run.completion.find(None)
+    with pytest.raises(JobError):
+        run.answer()
+
+
+def test_rewind_removes_later_checkpoints_and_waits_for_those_that_are_being_completed(run: Run) -> None:
+    for step in (1, 3):
+        run.keep(step)
+    run.commit(4)
+    commit = run.commit(5)
+    run.write(commit)
+    saved = [run.saved[5, stage] for stage in (0, 1)]
+    run.completion.complete(CompleteCheckpoint(commit, saved, 1))
+    run.completion.rewind(2)
+    assert run.steps() == [1]
+    run.completion.discard(1)
+    assert run.steps() == []

@@ -1,0 +1,214 @@
+"""The leader's listening socket: agents come, come again and go; strangers hold nobody up."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+
+from recycle.exec.launch.peers import AgentServer
+from recycle.exec.launch.runtime import LeaderRuntime, Peer
+from recycle.exec.links import Hub, Link, LinkClosed, connect_to
+from recycle.exec.protocol import (
+    Batch,
+    Drain,
+    Drained,
+    FromWorker,
+    Goodbye,
+    Hello,
+    Order,
+    Ready,
+    Refused,
+    Rejected,
+    Stop,
+    Trouble,
+)
+
+KEY = secrets.token_bytes(32)
+SOON = 10.0
+BATCH = Batch([FromWorker("0.0", Trouble("broke"), 1)])
+
+
+class Runtime:
+    """Stands for the leader's runtime; it has a place for one agent of each node."""
+
+    def __init__(self) -> None:
+        self.agents: dict[int, Peer] = {}
+        self.log: list[tuple[Any, ...]] = []
+
+    def greet(self, peer: Peer, hello: Hello) -> bool:
+        if hello.node in self.agents:
+            peer.send(Rejected())
+            return False
+        self.agents[hello.node] = peer
+        self.log.append(("greet", hello.node, hello.session))
+        return True
+
+    def part(self, node: int, peer: Peer) -> None:
+        assert self.agents.pop(node) is peer
+        self.log.append(("part", node))
+
+    def take(self, node: int, batch: Batch) -> None:
+        self.log.append(("take", node, batch))
+
+    def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
+        answer(Drained([request.target]))
+
+
+class Leader:
+    """The server in a leader's hub."""
+
+    def __init__(self) -> None:
+        self.hub, self.runtime = Hub(), Runtime()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        runtime = cast(LeaderRuntime, self.runtime)
+        self.server = AgentServer(runtime, self.hub, listener, KEY)
+        self._threads = ThreadPoolExecutor(8)
+
+    def connect(self, key: bytes = KEY) -> Future[Link]:
+        return self._threads.submit(connect_to, *self.address, key, Order | Drained | Refused)
+
+    def agent(self, *messages: Any) -> Link:
+        """A connected agent that has said this."""
+        asked = self.connect()
+        self.until(asked.done)
+        for message in messages:
+            asked.result().send(message)
+        asked.result().socket.settimeout(SOON)
+        return asked.result()
+
+    def answers(self, link: Link) -> list[Any]:
+        """What comes next on a link."""
+        asked = self._threads.submit(link.read)
+        self.until(asked.done)
+        return asked.result()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + SOON
+        while not condition():
+            assert time.monotonic() < deadline
+            self.hub.dispatch(0.01)
+            self.server.look()
+
+    def logs(self, *entries: tuple[Any, ...]) -> None:
+        """Serve until this was logged, and nothing else."""
+        self.until(lambda: len(self.runtime.log) >= len(entries))
+        assert self.runtime.log == list(entries)
+        self.runtime.log.clear()
+
+
+@pytest.fixture
+def leader() -> Iterator[Leader]:
+    leader = Leader()
+    yield leader
+    leader.hub.close()
+
+
+def test_agent_is_heard_after_its_hello_and_told_what_the_leader_orders(leader: Leader) -> None:
+    link = leader.agent(BATCH, Hello(1, "one"), BATCH)
+    leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
+    assert not leader.server.is_empty
+    leader.runtime.agents[1].send(Stop(4))
+    assert link.read() == [Stop(4)]
+    link.send(Goodbye(1))
+    leader.logs(("part", 1))
+    link.send(BATCH)
+    link.close()
+    other = leader.agent(Hello(2, "two"))
+    leader.logs(("greet", 2, "two"))
+    other.close()
+    leader.logs(("part", 2))
+    assert leader.server.is_empty
+
+
+def test_second_agent_of_a_node_is_rejected_and_not_heard(leader: Leader) -> None:
+    first = leader.agent(Hello(1, "one"))
+    leader.logs(("greet", 1, "one"))
+    second = leader.agent(Hello(1, "two"), BATCH)
+    assert leader.answers(second) == [Rejected()]
+    first.send(BATCH)
+    leader.logs(("take", 1, BATCH))
+    second.close()
+    first.close()
+    leader.logs(("part", 1))
+
+
+def test_agent_that_connects_again_takes_the_place_of_its_old_connection(leader: Leader) -> None:
+    """It noticed first that the old one broke; what still comes there does not count, nor does its end."""
+    old = leader.agent(Hello(1, "one"))
+    leader.logs(("greet", 1, "one"))
+    new = leader.agent(Hello(1, "one", said=[FromWorker("0.0", Ready(0))]))
+    leader.logs(("part", 1), ("greet", 1, "one"))
+    old.send(BATCH)
+    old.close()
+    new.send(Batch())
+    leader.logs(("take", 1, Batch()))
+    for _ in range(10):
+        leader.hub.dispatch(0.01)
+    assert leader.runtime.log == []
+    leader.runtime.agents[1].send(Stop(4))
+    assert new.read() == [Stop(4)]
+
+
+def test_strangers_who_say_nothing_or_anything_hold_no_agent_up(leader: Leader) -> None:
+    strangers = [socket.create_connection(leader.address) for _ in range(8)]
+    said = (b"", b"x", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(64))
+    for place, stranger in enumerate(strangers):
+        stranger.sendall(said[place % 4])
+    guess = leader.connect(secrets.token_bytes(32))
+    began = time.monotonic()
+    leader.agent(Hello(1, "one"))
+    leader.logs(("greet", 1, "one"))
+    assert time.monotonic() - began < 2.0
+    leader.until(guess.done)
+    with pytest.raises((LinkClosed, OSError)):
+        guess.result()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recycle.exec.launch.peers.HANDSHAKE_SECONDS", 0.3)
+    stranger = socket.create_connection(leader.address)
+    began = time.monotonic()
+
+    def is_let_go() -> bool:
+        try:
+            stranger.sendall(b"x")
+        except OSError:
+            return True
+        time.sleep(0.02)
+        return False
+
+    leader.until(is_let_go)
+    assert time.monotonic() - began < 2.0
+    link = leader.agent(Hello(1, "one"), BATCH)
+    leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
+    time.sleep(0.4)
+    link.send(BATCH)
+    leader.logs(("take", 1, BATCH))
+    stranger.close()
+
+
+def test_client_that_asks_for_workers_to_leave_is_answered_on_its_connection(leader: Leader) -> None:
+    client = leader.agent(Drain("0.1", 5.0))
+    assert leader.answers(client) == [Drained(["0.1"])]
+    assert leader.server.is_empty
+
+
+def test_server_that_is_closed_lets_go_of_its_agents_and_takes_no_more(leader: Leader) -> None:
+    link = leader.agent(Hello(1, "one"))
+    leader.logs(("greet", 1, "one"))
+    leader.server.close()
+    with pytest.raises(LinkClosed):
+        link.read()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(leader.address, 1.0)

@@ -1,0 +1,173 @@
+"""The leader's runtime: what is not written is not told, and an agent that connects learns what stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import msgspec
+import pytest
+
+from recycle.exec.election import Election, RoleLost
+from recycle.exec.etcd import EtcdClient, made_at
+from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.leader.actions import Persist
+from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import (
+    AgentProcess,
+    Alive,
+    Batch,
+    Commit,
+    Committed,
+    Cursor,
+    Drain,
+    Drained,
+    GenerationRecord,
+    Hello,
+    Keys,
+    Kill,
+    Order,
+    Permit,
+    Propose,
+    Refused,
+    Rejected,
+)
+from recycle.shape import Worker
+from tests.exec.runs import job
+
+COMMIT = Commit(4, 1.5, 0.25, 1.0)
+RECORD = GenerationRecord(3, ["0.0", "1.0"], {"0.0": "0.0", "1.0": "1.0"}, "plan", 4, COMMIT, periods={"barrier": 7.0})
+RUNNING = Cursor(3, "running", 4, COMMIT)
+OF_TWO = job(2, 1, 1)
+
+Make = Callable[..., LeaderRuntime]
+
+
+class Peer:
+    """Keeps what is sent to an agent."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+
+    def send(self, order: Order, body: bytes | None = None) -> None:
+        if not isinstance(order, Alive):
+            self.orders.append(order)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """A runtime of two workers, each on a node of its own."""
+    with ExitStack() as closing:
+
+        def runtime(register: Callable[[Persist], None] = lambda action: None) -> LeaderRuntime:
+            directory = RunDirectory(tmp_path, OF_TWO, None)
+            closing.callback(directory.close)
+            waker = Waker()
+            closing.callback(waker.close)
+            made = LeaderRuntime(
+                request=RunRequest(
+                    job=OF_TWO,
+                    steps=9,
+                    schedule=None,
+                    planner=None,
+                    faults=[],
+                    observer=Observer(),
+                    text_digest=None,
+                ),
+                register=register,
+                homes={Worker(0, 0): 0, Worker(1, 0): 1},
+                directory=directory,
+                waker=waker,
+            )
+            closing.callback(made.close)
+            return made
+
+        yield runtime
+
+
+def hello(node: int) -> Hello:
+    return Hello(node, "session", [AgentProcess(f"{node}.0", 0, 0)])
+
+
+def test_what_could_not_be_written_is_not_told(make: Make) -> None:
+    """Another agent has the role by now."""
+
+    def refuse(action: Persist) -> None:
+        assert action.cursor.phase == "abandoned"
+        raise RoleLost("another agent leads this run by now")
+
+    runtime, peer = make(refuse), Peer()
+    with pytest.raises(RoleLost):
+        runtime.take_over(1, RECORD, msgspec.structs.replace(RUNNING, phase="proposed"))
+    runtime.greet(peer, hello(0))
+    assert peer.orders == [Propose(RECORD), Committed(3, COMMIT)]  # which was decided before
+
+
+def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> None:
+    class Client:
+        bodies: ClassVar[list[dict[str, Any]]] = []
+
+        def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            self.bodies.append(body)
+            return {}
+
+    election = Election(cast(EtcdClient, Client()), "run", OF_TWO.membership)
+    for write in (lambda: election.persist(Persist(RUNNING, RECORD)), lambda: election.end(""), election.erase):
+        with pytest.raises(RoleLost):
+            write()
+        assert Client.bodies[-1]["compare"] == [made_at("/recycle/run/role", 0)]
+
+
+def test_agent_that_connects_is_told_what_stands_and_the_keys(make: Make) -> None:
+    runtime, first, second = make(), Peer(), Peer()
+    runtime.take_over(1, RECORD, RUNNING)
+    runtime.greet(first, hello(0))
+    standing = [Propose(RECORD), Permit(3, "form"), Permit(3, "run"), Committed(3, COMMIT)]
+    assert first.orders == standing
+    runtime.take(0, Batch(keys={"generation00000003/a": b"1"}))
+    runtime.greet(second, hello(1))
+    assert second.orders == [*standing, Keys({"generation00000003/a": b"1"})]
+    runtime.take(1, Batch(keys={"b": b"2"}))
+    assert (first.orders[4:], second.orders[5:]) == ([Keys({"b": b"2"})], [])
+
+
+def test_node_has_one_agent_until_its_connection_is_gone(make: Make) -> None:
+    runtime, first, second = make(), Peer(), Peer()
+    runtime.take_over(1, RECORD, RUNNING)
+    assert runtime.greet(first, hello(0))
+    assert not runtime.greet(second, hello(0))
+    assert second.orders == [Rejected()]
+    runtime.part(0, second)
+    assert runtime.agents == {0: first}
+    runtime.part(0, first)
+    assert runtime.greet(second, hello(0))
+    assert runtime.agents == {0: second}
+
+
+def test_order_goes_to_the_node_of_the_process(make: Make) -> None:
+    """The last leader had fenced worker 1.0."""
+    runtime, first, second = make(), Peer(), Peer()
+    runtime.take_over(1, msgspec.structs.replace(RECORD, live=["0.0"]), RUNNING)
+    runtime.greet(first, hello(0))
+    runtime.greet(second, hello(1))
+    assert [order for order in second.orders if order not in first.orders] == [Kill("1.0", 0)]
+
+
+def test_drain_names_the_workers_and_says_why_one_stays(make: Make) -> None:
+    runtime, answers = make(), list[Drained | Refused]()
+    runtime.take_over(1, RECORD, RUNNING)
+    for node in (0, 1):
+        runtime.greet(Peer(), hello(node))
+    for target in ("0.0", "1", "7", "0.3"):
+        runtime.drain(Drain(target), answers.append)
+    runtime.tick()
+    assert answers[:2] == [Drained(["0.0"]), Drained(["1.0"])]
+    refused = [answer for answer in answers[2:] if isinstance(answer, Refused)]
+    assert [answer.worker for answer in refused] == ["", "", "1.0"]
+    assert refused[0].why.startswith("node 7: the job's workers lie on nodes 0 to 1")
+    assert refused[2].why.startswith("it is the last live host of its stage")

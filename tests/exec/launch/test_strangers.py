@@ -1,0 +1,148 @@
+"""Who has no part in the present generation changes nothing: a worker back from the dead, a stranger at a port."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+import recycle
+from recycle.exec.launch.observer import Observer
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.job import PricedJob
+from recycle.shape import Worker
+from tests.exec.runs import Run, calm_run, job, processes_writing_below
+
+STEPS = 30
+VICTIM = "1.1"
+
+
+@pytest.fixture
+def slow() -> PricedJob:
+    """Slow enough that there is time to strike."""
+    return job(3, 2, 2, model={"seconds_per_unit": 0.01}, membership={"dead_after": 2.0}, planner={"ahead": 1})
+
+
+def reference(launch: Run) -> list[float]:
+    return calm_run(job(3, 2, 2), launch, STEPS).losses
+
+
+class _Frozen(Observer):
+    """Freezes a worker in the middle of the run, and lets it go on once the others do without it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log = directory / "logs" / f"{VICTIM}.log"
+        self._pid: int | None = None
+        self.unreachable = False
+        self.back = False
+
+    def committed(self, line: dict) -> None:
+        if line["step"] == 3:
+            (self._pid,) = processes_writing_below(str(self._log))
+            self.unreachable = True
+            os.kill(self._pid, signal.SIGSTOP)
+        if self._pid is not None and line["step"] == STEPS - 2:
+            self.back = "T" not in Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0]
+            self.unreachable = False
+
+    def event(self, event: dict) -> None:
+        if event["kind"] == "recovered" and self._pid is not None:
+            os.kill(self._pid, signal.SIGCONT)
+
+
+def test_a_worker_that_comes_back_from_the_dead_has_no_part_any_more(
+    slow: PricedJob, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever should have killed it could not reach it."""
+    observer = _Frozen(tmp_path)
+    kill = LocalProcesses.kill
+
+    def unreachable(self: LocalProcesses, worker: Worker) -> None:
+        if not (observer.unreachable and str(worker) == VICTIM):
+            kill(self, worker)
+
+    monkeypatch.setattr(LocalProcesses, "kill", unreachable)
+    run = launch(slow, STEPS, observer=observer, directory=tmp_path)
+    assert observer.back
+    assert [event["cause"] for event in run.events if event["kind"] == "detected"] == ["no heartbeat for 2 s"]
+    assert run.losses == reference(launch)
+    assert VICTIM not in run.digests
+    rows = [json.loads(line) for line in (tmp_path / "logs" / f"{VICTIM}.trace.jsonl").read_text().splitlines()]
+    assert {row["generation"] for row in rows} == {1}
+
+
+def listening(pid: int | str) -> list[tuple[str, int]]:
+    """Addresses that a process listens on over IPv4."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
+        except OSError:
+            continue
+    found = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            address, _, port = fields[1].partition(":")
+            found.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    return found
+
+
+class _Stranger(Observer):
+    """Connects to every port of launcher and workers, and sends what does not belong there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._logs, self._noise = directory / "logs", random.Random(0)
+        self._before = set(listening("self"))  # of earlier tests; nobody need accept there any more
+        self.ports: list[tuple[str, int]] = []
+        self._open: list[socket.socket] = []
+
+    def committed(self, line: dict) -> None:
+        if line["step"] not in (3, 12):
+            return
+        workers = processes_writing_below(str(self._logs))
+        self.ports = [place for pid in ("self", *workers) for place in listening(pid) if place not in self._before]
+        for place in self.ports:
+            for content in (b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", self._noise.randbytes(4096)):
+                try:
+                    connection = socket.create_connection(place, timeout=5)
+                    self._open.append(connection)
+                    connection.sendall(content)
+                except OSError:  # the run closed the port meanwhile, or the connection
+                    continue
+
+    def close(self) -> None:
+        for connection in self._open:
+            connection.close()
+
+
+def test_garbage_at_any_port_of_the_run_changes_nothing(slow: PricedJob, launch: Run, tmp_path: Path) -> None:
+    stranger = _Stranger(tmp_path)
+    run = launch(slow, STEPS, "kill:0.0@8", observer=stranger, directory=tmp_path)
+    stranger.close()
+    assert len(stranger.ports) >= 5
+    assert {address for address, _ in stranger.ports} == {"127.0.0.1"}
+    assert run.losses == reference(launch)
+    assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
+
+
+def test_nothing_that_comes_over_the_network_is_unpickled() -> None:
+    forbidden = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+    calls = {"load", "broadcast_object_list", "all_gather_object", "recv_object_list", "gather_object", "rpc_sync"}
+    for path in (Path(recycle.__file__).parent / "exec").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name.split(".")[0] for alias in node.names} | {getattr(node, "module", None) or ""}
+                assert not names & forbidden, path
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in ("torch", "dist")
+            ):
+                assert node.attr not in calls, path

@@ -1,0 +1,286 @@
+"""A leader that a test drives: messages in, actions out, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from recycle.exec.leader.actions import (
+    Action,
+    AgentAbsent,
+    Ask,
+    Begin,
+    CheckpointCompleted,
+    CheckpointFound,
+    CompleteCheckpoint,
+    Event,
+    Fail,
+    FindCheckpoint,
+    KillWorker,
+    Planned,
+    PreparedPlan,
+    Question,
+    StartWorker,
+    StoredCheckpoint,
+    Tell,
+    Tick,
+)
+from recycle.exec.leader.detector import Beats, beats_of
+from recycle.exec.leader.generations import GenerationPhase
+from recycle.exec.leader.leader import Leader, RunDescription
+from recycle.exec.members import members_of
+from recycle.exec.protocol import (
+    Acknowledged,
+    AgentProcess,
+    Batch,
+    Ended,
+    Formed,
+    FromWorker,
+    GenerationRecord,
+    Heartbeat,
+    Hello,
+    Ready,
+    Report,
+    StepReport,
+    WorkerMessage,
+)
+from recycle.job import PricedJob
+from recycle.plans.hosting import Hosts
+from recycle.shape import Worker
+
+TICK = 0.25
+KILLED = "killed by SIGKILL"
+A = TypeVar("A")
+
+
+def run_of(job: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
+    """A run of which node 0 has all processes, unless `homes` says otherwise."""
+    homes = homes or dict.fromkeys(job.shape.workers(), 0)
+    return RunDescription(job=job, steps=steps, initial=Hosts.at_start(job, None), homes=homes, **more)
+
+
+class LeaderDriver:
+    """Plays the runtime, the agents and the planner of one leader. The processes of connected agents send heartbeats.
+
+    Args:
+        job: of the run.
+        begin: the first message.
+        running: workers whose first process the agents have started before they connect.
+        is_connected: all agents connect at once.
+        run: what `RunDescription` has more.
+
+    Attributes:
+        now: the leader's time, seconds.
+        actions: all actions so far.
+        processes: node -> worker -> its latest process, as the agent of the node has it.
+        plan: answers a question; None is no answer. By default every live worker plays its own position.
+        checkpoint: that there is to go back to.
+        is_still: heartbeats tell of no progress. waits: they say that the process waits for another one.
+        starts_up: a process is ready as soon as it is started.
+        kills: a process ends as soon as it is killed.
+    """
+
+    def __init__(
+        self,
+        job: PricedJob,
+        steps: int = 9,
+        *,
+        begin: Begin | None = None,
+        running: Collection[str] = (),
+        is_connected: bool = True,
+        **run: Any,
+    ) -> None:
+        self.job, self.now = job, 1000.0
+        self.actions: list[Action] = []
+        self.plan: Callable[[Question], PreparedPlan | None] = self._own_positions
+        self.is_still, self.waits, self.starts_up, self.kills = False, True, True, True
+        self.checkpoint: StoredCheckpoint | None = None
+        self._beats = 0
+        self._heartbeats: dict[str, Heartbeat] = {}
+        self._is_answered = False
+        description = run_of(job, steps, **run)
+        self._homes = description.homes
+        self.processes: dict[int, dict[Worker, AgentProcess]] = {node: {} for node in set(self._homes.values())}
+        self._sessions: dict[int, int] = dict.fromkeys(self.processes, 0)
+        self._connected: set[int] = set()
+        for name in running:
+            self.processes[self._homes[Worker.parse(name)]][Worker.parse(name)] = AgentProcess(name, 0, 0)
+        self.leader = Leader(description, self.now)
+        self.take(begin or Begin())
+        for node in self.processes if is_connected else ():
+            self.connect(node)
+
+    def _own_positions(self, question: Question) -> PreparedPlan:
+        workers = [worker for worker in self.job.shape.workers() if worker not in question.failed]
+        return PreparedPlan("plan", {worker: worker for worker in workers}, {"barrier": 9.0})
+
+    # Agents.
+
+    def connect(self, node: int, is_new: bool = False, said: Sequence[FromWorker] = ()) -> None:
+        """The agent of a node connects, or another one does, which has started no process yet.
+
+        Args:
+            said: what processes have said before.
+        """
+        if is_new:
+            self._sessions[node] += 1
+            self.processes[node].clear()
+        self._connected.add(node)
+        self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(said)))
+
+    def disconnect(self, node: int) -> None:
+        """The connection to the agent of a node is gone. Its processes go on."""
+        self._connected.discard(node)
+        self.take(AgentAbsent(node))
+
+    def _start(self, start: StartWorker) -> None:
+        worker, name = start.worker, str(start.worker)
+        self.processes[start.node][worker] = AgentProcess(name, start.incarnation, start.generation)
+        if self.starts_up:
+            for member in members_of([worker], self.job.grid.tensor_parallel):
+                self.say(member, Ready(start.incarnation))
+
+    def end(self, worker: Worker, how: str, lines: str = "") -> None:
+        """The worker's latest process ends."""
+        for node, processes in self.processes.items():
+            process = processes.get(worker)
+            if process is not None and process.how is None:
+                processes[worker] = msgspec.structs.replace(process, how=how, lines=lines)
+                if node in self._connected:
+                    self.take(Batch(ended=[Ended(str(worker), process.incarnation, how, lines)]))
+
+    def _kill(self, kill: KillWorker) -> None:
+        process = self.processes[kill.node].get(kill.worker)
+        if self.kills and process is not None and process.incarnation <= kill.incarnation:
+            self.end(kill.worker, KILLED)
+
+    # What follows.
+
+    def of_kind(self, kind: type[A]) -> list[A]:
+        """The actions of a kind, in order."""
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    def told(self, kind: type[A]) -> list[A]:
+        """The messages of a kind that the leader has sent, in order."""
+        return [tell.message for tell in self.of_kind(Tell) if isinstance(tell.message, kind)]
+
+    def events(self, kind: str) -> list[Mapping[str, Any]]:
+        """The fields of the events of a kind, in order."""
+        return [event.fields for event in self.of_kind(Event) if event.kind == kind]
+
+    @property
+    def detected(self) -> list[tuple[str, str]]:
+        """The workers that were found dead or hung, with why."""
+        return [(event["worker"], event["cause"]) for event in self.events("detected")]
+
+    @property
+    def killed(self) -> list[Worker]:
+        """The workers that the leader had killed, in order."""
+        return [action.worker for action in self.of_kind(KillWorker)]
+
+    @property
+    def record(self) -> GenerationRecord:
+        """The register's record, as of the last commit."""
+        return self.leader.generations.record
+
+    @property
+    def phase(self) -> GenerationPhase:
+        """Of the generation."""
+        return self.leader.generations.phase
+
+    # What happens.
+
+    def take(self, message: Any) -> None:
+        """Give the leader a message and do what it asks for. Raises what it fails with."""
+        for action in self.leader.take(self.now, message):
+            self.actions.append(action)
+            match action:
+                case Ask(question=question):
+                    if (plan := self.plan(question)) is not None:
+                        self._is_answered = True
+                        self.take(Planned(question, plan))
+                case StartWorker(node=node) if node in self._connected:
+                    self._start(action)
+                case KillWorker(node=node) if node in self._connected:
+                    self._kill(action)
+                case CompleteCheckpoint(commit=commit):
+                    self.take(CheckpointCompleted(commit.step))
+                case FindCheckpoint():
+                    self.take(CheckpointFound(self.checkpoint))
+                case Fail(error=error):
+                    raise error
+
+    def say(self, member: str, message: WorkerMessage) -> None:
+        """A process says something, about the present generation."""
+        self.take(FromWorker(member, message, self.record.generation))
+
+    def tick(self, seconds: float = TICK, beats: int = 1) -> None:
+        """Let time pass, in which so many heartbeats come, then have the leader decide; again at once where it has got
+        an answer."""
+        self.now += seconds
+        self._beats += beats
+        self.take(Tick(self._new_beats()))
+        while self._is_answered:
+            self._is_answered = False
+            self.take(Tick())
+
+    def _new_beats(self) -> Beats:
+        progress, longest = 0 if self.is_still else self._beats, 0.1 if self.waits else 9.0
+        beat = Heartbeat(self._beats, progress, self.waits, "form", longest)
+        running = [
+            name for node in self._connected for name, process in self.processes[node].items() if not process.how
+        ]
+        self._heartbeats |= dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
+        return beats_of(self._heartbeats, members_of(self.job.shape.workers(), self.job.grid.tensor_parallel))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in ticks."""
+        for _ in range(round(seconds / TICK)):
+            self.tick()
+
+    def start(self) -> None:
+        """Let all workers start up, until a generation is proposed."""
+        for _ in range(50):
+            if self.phase is GenerationPhase.PROPOSED:
+                return
+            self.tick(0.0)
+        raise AssertionError("no generation is proposed")
+
+    def acknowledge(self, without: Collection[str] = (), undone: bool = False) -> None:
+        """All workers but some acknowledge the generation."""
+        for name in self.record.live:
+            if name not in without:
+                self.say(name, Acknowledged(undone))
+        self.tick()
+
+    def form(self, without: Collection[str] = (), answers: Mapping[str, Formed] | None = None) -> None:
+        """All workers but some say that their groups stand, or what is given for them."""
+        for name in self.record.live:
+            if name not in without:
+                self.say(name, (answers or {}).get(name, Formed()))
+        self.tick()
+
+    def start_and_form(self) -> None:
+        """Have the proposed generation run, the first one if there is none."""
+        self.start()
+        self.acknowledge()
+        self.form()
+        assert self.phase is GenerationPhase.RUNNING
+
+    def report(self, norm: float = 1e-6, states: int | None = None) -> None:
+        """All workers report the next iteration; each hosts the stage of its rank.
+
+        Args:
+            states: checksum of each state that the iteration began with; None where these are not compared.
+        """
+        step, said = self.record.committed + 1, list[FromWorker]()
+        for name in self.record.live:
+            rank = Worker.parse(name).rank
+            loss = 1.0 if rank == self.job.shape.ranks - 1 else None
+            compared = {} if states is None else {rank: (states, 0)}
+            report = Report({rank: [norm]}, loss, checksums={rank: 1}, states=compared)
+            said.append(FromWorker(name, StepReport(step, report), self.record.generation))
+        self.take(Batch(said))
+        self.tick()

@@ -1,0 +1,185 @@
+"""Which silence means what: deadlines from what an operation took, and who goes when two are cut off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recycle import Job, Worker
+from recycle.exec.leader.detector import Beats, FailureDetector, beats_of, profiled_seconds, whom_to_fence
+from recycle.exec.protocol import Heartbeat
+from recycle.exec.worker.progress import Progress
+from tests.exec.runs import job
+
+A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
+LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor": 10.0, "warm_up": 60.0}
+
+
+@pytest.fixture
+def of() -> Job:
+    return job(2, 2, 2, membership=LIMITS)
+
+
+class Heard:
+    """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
+
+    def __init__(self, of: Job, dead_after: float | None = None) -> None:
+        self.detector, self.now, self.beats = FailureDetector(of, dead_after), 100.0, 0
+
+    def read(self) -> Beats:
+        return beats_of({str(A): self.said}, self.detector.members)
+
+    def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
+        """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
+        began = self.now
+        while self.now - began < most:
+            self.now += 0.25
+            if text is not None:
+                self.beats += 1
+                progress, state, doing, longest = text.split()
+                seconds = None if longest == "new" else float(longest)
+                self.said = Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)
+            lost = self.detector.lost([A], self.read(), self.now)
+            if lost:
+                return self.now - began, lost[A]
+        return self.now - began, ""
+
+
+def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: Job) -> None:
+    for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
+        heard = Heard(of)
+        heard.until_lost("6 waiting 0F 0.1", 1.0)
+        took, why = heard.until_lost(f"7 working 1F {longest}", 100.0)
+        assert took == pytest.approx(seconds + 0.25, abs=0.26)
+        assert why == f"no progress for {seconds:g} s in 1F"
+
+
+def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: Job) -> None:
+    heard = Heard(of)
+    assert heard.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
+    took, why = heard.until_lost(None, 100.0)
+    assert took == pytest.approx(4.25, abs=0.26)
+    assert why == "no heartbeat for 4 s"
+
+
+def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: Job) -> None:
+    heard = Heard(of, dead_after=60.0)
+    heard.until_lost("6 working 1F 0.1", 1.0)
+    heard.detector.forget(A)
+    took, why = heard.until_lost(None, 50.0)
+    assert (took, why) == (50.0, "")
+    heard.until_lost("1 working 0F 0.1", 1.0)
+    took, why = heard.until_lost("1 working 0F 0.1", 100.0)
+    assert took == pytest.approx(3.25, abs=0.26)
+    assert why == "no progress for 4 s in 0F"
+
+
+def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -> None:
+    heard = Heard(of)
+    heard.until_lost("7 working 1F 0.1", 3.0)
+    heard.now += 1000.0
+    assert heard.until_lost(None, 0.75)[1] == ""
+
+
+def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
+    detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
+    for tick in range(40):
+        now = tick / 4
+        said = {
+            "0.0": Heartbeat(tick, 7, True, "1F", 0.1),
+            "0.1": Heartbeat(tick, tick, False, "1F", 0.1),
+            "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
+            "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
+        }
+        lost = detector.lost([A, B], beats_of(said, detector.members), now)
+        assert not lost or now > 4.0
+        if len(lost) == 2:
+            break
+    assert lost == {A: "tensor rank 1: no progress for 4 s in 1F", B: "tensor rank 1: no heartbeat for 4 s"}
+    assert [detector.is_silent(worker, now) for worker in (A, B)] == [False, True]
+    detector.forget(B)
+    assert not detector.is_silent(B, now)
+
+
+def test_the_profile_counts_where_its_unit_is_known() -> None:
+    emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
+    assert profiled_seconds(emulated) == 6.0
+    assert FailureDetector(emulated).patience(None) == 60.0
+    assert FailureDetector(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(None) == 600.0
+    assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
+
+
+def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("recycle.exec.worker.progress.time.monotonic", lambda: clock[0])
+    progress = Progress()
+    for worked, waited in ((2.0, 50.0), (1.0, 0.0)):
+        progress.begins("1F")
+        clock[0] += worked
+        progress.set_waiting(True)
+        clock[0] += waited
+        progress.ended()
+    assert progress.heartbeat(3) == Heartbeat(3, progress.count, False, "1F", 1.8)
+    progress.begins("undo", warms_up=False)
+    assert progress.heartbeat(4) == Heartbeat(4, progress.count, False, "undo", 1.8)
+    progress.begins("1W")
+    clock[0] += 9.0
+    progress.begins("1W")
+    assert progress.heartbeat(5) == Heartbeat(5, progress.count, False, "1W", None)
+
+
+def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
+    assert whom_to_fence((A, B), [A, B, C, D]) == B
+    assert whom_to_fence((B, A), [A, B, C, D]) == B
+    assert whom_to_fence((A, B), [A, B, C]) == A
+    assert whom_to_fence((A, B), [A, B, D]) == B
+    assert whom_to_fence((A, B), [A, B, C, D], silent=[A]) == A
+    assert whom_to_fence((A, C), [A, B, D]) == C
+    assert whom_to_fence((A, B), [A, B]) is None
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
+def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
+    of: Job, silent: tuple[Worker, ...], seconds: float
+) -> None:
+    detector, lost = FailureDetector(of), {}
+    for quarter in range(400, 500):
+        now = quarter / 4
+        counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
+        heartbeats = {name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()}
+        lost = detector.lost([A, B, C, D], beats_of(heartbeats, detector.members), now)
+        if lost:
+            break
+    assert set(lost) == set(silent)
+    assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
+
+
+def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None:
+    """The time in which the store did not answer counts for nobody."""
+    heard = Heard(of)
+    heard.until_lost("7 waiting 1F 0.1", 1.0)
+    for _ in range(100):
+        heard.now += 0.25
+        assert heard.detector.lost([A], None, heard.now) == {}
+    took, why = heard.until_lost(None, 100.0)
+    assert took == pytest.approx(4.25, abs=0.26)
+    assert why == "no heartbeat for 4 s"
+
+
+def test_rows_of_heartbeats_are_in_the_order_of_members() -> None:
+    heartbeats = {"1.0": Heartbeat(2**40, 7, False, "12REDUCE_GRAD", 0.1), "0.0": Heartbeat(3, 9, True, "form", None)}
+    rows = beats_of(heartbeats, ["0.0", "0.1", "1.0"])
+    assert rows["beats"].tolist() == [3, -1, 2**40]
+    assert rows["progress"].tolist() == [9, -1, 7]
+    assert rows["waiting"].tolist() == [True, True, False]
+    assert rows["doing"].tolist() == ["form", "start", "12REDUCE_GRAD"]
+    assert np.isnan(rows["longest"]).tolist() == [True, True, False]
+    assert rows["longest"][2] == 0.1
+
+
+def test_a_restarted_process_whose_beats_begin_anew_is_alive(of: Job) -> None:
+    """Its first ones count fewer than the last of the process before it."""
+    heard = Heard(of)
+    heard.until_lost("700 working 1F 0.1", 3.0)
+    heard.beats = 0
+    assert heard.until_lost("1 waiting 1F 0.1", 30.0) == (30.0, "")

@@ -1,0 +1,251 @@
+"""The start of a run, and the way back to a checkpoint after a stage was lost: all processes end, then start anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recycle import JobError, RunError
+from recycle.exec.exit_description import REFUSED_THE_JOB
+from recycle.exec.leader.actions import (
+    Begin,
+    FindCheckpoint,
+    Line,
+    Persist,
+    Rewind,
+    StartWorker,
+    StoredCheckpoint,
+    Waiting,
+)
+from recycle.exec.leader.generations import GenerationPhase
+from recycle.exec.leader.leader import RunPhase
+from recycle.exec.protocol import Commit, Propose, Saved, SavedPart
+from recycle.shape import Worker
+from tests.exec.leader.driver import KILLED, LeaderDriver
+from tests.exec.runs import job
+
+START_DEADLINE, REJOIN_DEADLINE = 8.0, 5.0
+LIMITS = {
+    "heartbeat": 0.5,
+    "dead_after": 2.0,
+    "warm_up": 3.0,
+    "start_deadline": START_DEADLINE,
+    "rejoin_deadline": REJOIN_DEADLINE,
+}
+STORED = StoredCheckpoint(3, Commit(3, 1.5, 0.25, 1.0), has_metrics=True)
+STAGE_1 = [Worker(0, 1), Worker(1, 1)]
+
+
+def begun(begin: Begin | None = None, **run: Any) -> LeaderDriver:
+    """Two pipelines of two stages, whose workers are about to be started."""
+    return LeaderDriver(job(2, 2, 2, membership=LIMITS), begin=begin, **run)
+
+
+def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, int | None]]:
+    """Worker -> incarnation, generation before and step restored, of the processes that were started."""
+    asked = driver.of_kind(StartWorker)[since:]
+    return {str(start.worker): (start.incarnation, start.generation, start.restored) for start in asked}
+
+
+# The start.
+
+
+def test_workers_are_started_once_their_nodes_are_present() -> None:
+    driver = begun(is_connected=False)
+    driver.tick()
+    assert (started(driver), driver.of_kind(Waiting)) == ({}, [Waiting("agents of nodes 0 to start")])
+    driver.connect(0)
+    driver.start()
+    assert started(driver) == dict.fromkeys(["0.0", "0.1", "1.0", "1.1"], (0, 0, None))
+
+
+def test_run_fails_when_nodes_or_workers_are_late() -> None:
+    driver = begun(is_connected=False)
+    with pytest.raises(RunError, match="agents of nodes 0 were not ready within 8 s; see the logs"):
+        driver.pass_time(START_DEADLINE + 1)
+    driver = begun()
+    driver.starts_up = False
+    with pytest.raises(RunError, match=r"workers 0\.0 0\.1 1\.0 1\.1 were not ready within 8 s; see the logs"):
+        driver.pass_time(START_DEADLINE + 1)
+
+
+def test_run_fails_with_a_worker_that_ends_during_start_up() -> None:
+    driver = begun()
+    driver.starts_up = False
+    driver.tick()
+    driver.end(Worker(0, 1), KILLED)
+    with pytest.raises(RunError, match=r"worker 0\.1 killed by SIGKILL during start-up"):
+        driver.tick()
+
+
+def test_job_that_a_worker_refuses_is_an_error_of_the_job() -> None:
+    driver = begun()
+    driver.starts_up = False
+    driver.tick()
+    driver.end(Worker(0, 1), f"ended with {REFUSED_THE_JOB}", "12:00 worker 0.1 ends: [model] layers: too few")
+    with pytest.raises(JobError, match=r"^\[model\] layers: too few$"):
+        driver.tick()
+
+
+def test_resumed_run_starts_its_workers_from_the_checkpoint() -> None:
+    driver = begun(Begin(checkpoint=STORED, generation=5, kept=frozenset({3})))
+    assert driver.events("restored") == [
+        {"step": 4, "checkpoint": "step-00000003", "live": ["0.0", "0.1", "1.0", "1.1"]}
+    ]
+    driver.start()
+    assert set(started(driver).values()) == {(0, 5, 3)}
+    assert (driver.record.generation, driver.record.committed) == (6, 3)
+    driver.start_and_form()
+    driver.report()
+    assert [action.line["step"] for action in driver.of_kind(Line)] == [4]
+
+
+def test_evaluation_that_a_checkpoint_leaves_is_made_up_for() -> None:
+    evaluate = Commit(3, 1.5, 0.25, 1.0, evaluate=True)
+    small = job(2, 2, 2, eval={"every": 4})
+    due = LeaderDriver(small, begin=Begin(checkpoint=StoredCheckpoint(3, evaluate, has_metrics=False)))
+    due.start_and_form()
+    assert due.record.is_evaluation_due
+    done = LeaderDriver(small, begin=Begin(checkpoint=StoredCheckpoint(3, evaluate, has_metrics=True)))
+    done.start_and_form()
+    assert not done.record.is_evaluation_due
+
+
+# The way back.
+
+
+def lost(driver: LeaderDriver) -> None:
+    """Both hosts of stage 1 die after step 4."""
+    driver.start_and_form()
+    for _ in range(5):
+        driver.report()
+    for worker in STAGE_1:
+        driver.end(worker, KILLED)
+    driver.tick()
+
+
+def test_lost_stage_brings_all_that_are_left_back_to_the_newest_checkpoint() -> None:
+    driver = begun()
+    driver.checkpoint = STORED
+    lost(driver)
+    assert driver.killed == [Worker(0, 0), Worker(1, 0)]
+    count = len(driver.of_kind(StartWorker))
+    driver.start()
+    assert driver.of_kind(FindCheckpoint) == [FindCheckpoint(None)]
+    assert started(driver, count) == {"0.0": (1, 2, 3), "0.1": (1, 2, 3)}
+    places = {str(start.worker): str(start.place) for start in driver.of_kind(StartWorker)[count:]}
+    assert places == {"0.0": "0.0", "0.1": "1.0"}
+    assert driver.of_kind(Rewind) == [Rewind(3)]
+    assert driver.events("restored") == [{"step": 4, "checkpoint": "step-00000003", "live": ["0.0", "0.1"]}]
+    driver.start_and_form()
+    driver.report()
+    assert [action.line["step"] for action in driver.of_kind(Line)] == [0, 1, 2, 3, 4, 4]
+
+
+def test_register_names_the_workers_of_a_restart_before_they_are_started() -> None:
+    driver = begun()
+    driver.checkpoint = STORED
+    lost(driver)
+    while driver.leader.phase is not RunPhase.STARTING:
+        driver.tick()
+    (persist,) = (action for action in driver.of_kind(Persist) if action.record and action.record.generation == 2)
+    assert persist.record is not None
+    assert (persist.record.live, persist.record.committed, persist.record.plan) == (["0.0", "0.1"], 3, "")
+    assert persist.record.places == {"0.1": "1.0", "1.0": "0.1"}
+    assert persist.cursor.phase == "abandoned"
+    assert [told.record.generation for told in driver.told(Propose)] == [1]
+    kinds = [type(action) for action in driver.actions[driver.actions.index(persist) :]]
+    assert StartWorker not in kinds
+
+
+def test_register_has_the_numbers_of_all_processes_before_a_restart() -> None:
+    driver = begun(restarts=1)
+    driver.checkpoint = STORED
+    driver.start_and_form()
+    driver.end(Worker(1, 1), KILLED)
+    driver.start_and_form()
+    driver.tick()
+    driver.report()
+    driver.start_and_form()
+    assert driver.record.incarnations == {"1.1": 1}
+    for worker in STAGE_1:
+        driver.end(worker, KILLED)
+    while driver.leader.phase is not RunPhase.STARTING:
+        driver.tick()
+    assert driver.record.plan == ""
+    assert driver.record.incarnations == {"1.1": 1}
+
+
+def test_workers_that_may_be_started_once_more_take_part_again() -> None:
+    driver = begun(restarts=1)
+    driver.checkpoint = STORED
+    lost(driver)
+    count = len(driver.of_kind(StartWorker))
+    driver.start()
+    assert started(driver, count) == dict.fromkeys(["0.0", "0.1", "1.0", "1.1"], (1, 2, 3))
+
+
+def test_run_fails_when_too_few_workers_are_left() -> None:
+    driver = LeaderDriver(job(1, 2, 2, membership=LIMITS))
+    driver.checkpoint = STORED
+    driver.start_and_form()
+    driver.end(Worker(0, 1), KILLED)
+    says = (
+        "stage 1 has no live host left .* and 1 live workers are too few for 2 ranks; go on from step-00000003 with: "
+    )
+    with pytest.raises(RunError, match=says):
+        driver.pass_time(2)
+
+
+def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
+    driver = begun(restarts=1)
+    driver.checkpoint = STORED
+    driver.start_and_form()
+    driver.disconnect(0)
+    while driver.phase is GenerationPhase.RUNNING:
+        driver.tick()
+    driver.pass_time(REJOIN_DEADLINE - 1)
+    assert driver.leader.phase is RunPhase.GOING_BACK
+    with pytest.raises(RunError, match="0 live workers are too few for 2 ranks"):
+        driver.pass_time(2)
+
+
+def test_workers_that_cannot_be_ended_fail_the_run() -> None:
+    driver = begun()
+    driver.kills = False
+    lost(driver)
+    with pytest.raises(RunError, match=r"and workers 0\.0 1\.0 could not be ended to go back"):
+        driver.pass_time(REJOIN_DEADLINE + 1)
+
+
+def test_worker_that_dies_on_the_way_back_is_left_out() -> None:
+    driver = LeaderDriver(job(3, 2, 2, membership=LIMITS))
+    driver.checkpoint = STORED
+    driver.start_and_form()
+    for pipeline in range(3):
+        driver.end(Worker(pipeline, 1), KILLED)
+    driver.starts_up = False
+    while driver.leader.phase is not RunPhase.STARTING:
+        driver.tick()
+    driver.tick()
+    driver.end(Worker(0, 0), KILLED)
+    driver.starts_up = True
+    driver.start()
+    assert driver.detected[-1] == ("0.0", "killed by SIGKILL during start-up")
+    assert (driver.phase, len(driver.record.live)) == (GenerationPhase.PROPOSED, 2)
+
+
+def test_checkpoint_that_is_complete_is_waited_for_before_the_way_back() -> None:
+    driver = LeaderDriver(job(2, 2, 2, membership=LIMITS, train={"checkpoint_every": 5}))
+    driver.checkpoint = STORED
+    driver.start_and_form()
+    for _ in range(5):
+        driver.report()
+    for step, stage, rank in driver.leader.checkpoints.missing:
+        driver.say("0.0", SavedPart(step, stage, rank, Saved()))
+    for worker in STAGE_1:
+        driver.end(worker, KILLED)
+    driver.tick()
+    assert driver.leader.checkpoints.kept == {4}
+    assert driver.events("checkpoint") != []

@@ -1,0 +1,243 @@
+"""What the leader says, as processes and agents keep it: what is decided is written first, and no message is missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recycle.exec.agent.standing import LastWords, StandingOrders
+from recycle.exec.leader.actions import Action, Begin, Persist, Tell
+from recycle.exec.leader.generations import GenerationPhase
+from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.protocol import (
+    Commit,
+    Committed,
+    Cursor,
+    EvaluationReport,
+    EvaluationResult,
+    FaultReached,
+    FinalState,
+    FromWorker,
+    GenerationRecord,
+    Leave,
+    Leaving,
+    Permit,
+    Propose,
+    Ready,
+    Saved,
+    SavedPart,
+    StepReport,
+    Stop,
+    Strike,
+)
+from recycle.exec.worker.member import MemberState
+from recycle.shape import Worker
+from tests.exec.leader.driver import KILLED, LeaderDriver
+from tests.exec.runs import job
+
+SMALL = job(2, 2, 2, eval={"every": 3}, train={"checkpoint_every": 2})
+FAULTS = [PlannedFault("stop:0.0@1", Worker(0, 0), 1)]
+
+
+def history() -> LeaderDriver:
+    """A run with all that a leader decides: two generations, a fault, a departure, an evaluation and a checkpoint."""
+    driver = LeaderDriver(SMALL, 4, faults=FAULTS)
+    driver.start_and_form()
+    driver.report()
+    driver.say("0.0", FaultReached(0))
+    driver.report()
+    driver.say("1.1", Leaving(0))
+    driver.tick()
+    driver.report()
+    evaluate(driver)
+    driver.end(Worker(1, 1), "ended with exit code 0")
+    driver.start_and_form()
+    driver.report()
+    evaluate(driver)
+    for step, stage, rank in driver.leader.checkpoints.missing:
+        driver.say("0.0", SavedPart(step, stage, rank, Saved()))
+    for name in driver.record.live:
+        driver.say(name, FinalState({Worker.parse(name).rank: "digest"}))
+    driver.tick()
+    return driver
+
+
+def evaluate(driver: LeaderDriver) -> None:
+    for name in driver.record.live:
+        driver.say(name, StepReport(driver.record.committed, EvaluationReport([3.0], [2.0])))
+    driver.tick()
+
+
+# The register.
+
+
+def is_written(message: Any, record: GenerationRecord, cursor: Cursor) -> bool:
+    """Whether the register says what the leader tells."""
+    match message:
+        case Propose(record=proposed):
+            return (record, cursor.generation, cursor.phase) == (proposed, proposed.generation, "proposed")
+        case Permit(what="run"):
+            return (cursor.generation, cursor.phase) == (message.generation, "running")
+        case Committed(commit=commit):
+            return cursor.commit == commit and cursor.committed == commit.step
+        case EvaluationResult(evaluated=evaluated):
+            return cursor.evaluated == evaluated
+        case Stop():
+            return (cursor.generation, cursor.phase in ("ended", "abandoned")) == (message.generation, True)
+        case Strike():
+            return cursor.struck[message.fault] == message.member
+    return True
+
+
+def test_what_the_leader_decides_is_in_the_register_before_it_is_told() -> None:
+    record, cursor, told = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned", -1), set[type]()
+    for action in history().actions:
+        match action:
+            case Persist():
+                record, cursor = action.record or record, action.cursor
+            case Tell(message=message):
+                told.add(type(message))
+                assert is_written(message, record, cursor), message
+    assert told == {Propose, Permit, Committed, EvaluationResult, Stop, Strike, Leave}
+
+
+# Processes.
+
+
+def known(state: MemberState) -> tuple[Any, ...]:
+    """What a process knows; of commits the last two."""
+    steps = [step for step in range(4) if state.commit(step) is not None][-2:]
+    return (
+        state.generation,
+        state.plan,
+        state.is_over,
+        state.permit("form"),
+        state.permit("run"),
+        [state.commit(step) for step in steps],
+        [state.evaluated(step) for step in range(4)],
+        state.strikes,
+        state.may_leave,
+    )
+
+
+@pytest.mark.parametrize("name", ["0.0", "1.1"])
+def test_process_that_connects_at_any_time_knows_what_the_others_know(name: str) -> None:
+    standing, member, count = StandingOrders(), MemberState(name, 0), 0
+    for message in (action.message for action in history().actions if isinstance(action, Tell)):
+        standing.take(message)
+        member.take(message)
+        member.begin()
+        newcomer = MemberState(name, 0)
+        for told in standing.messages():
+            newcomer.take(told)
+            newcomer.begin()
+        if newcomer.generation == member.generation:  # it does not begin a generation that is over
+            count += 1
+            assert known(newcomer) == known(member)
+    assert count >= 10
+    assert member.may_leave == (name == "1.1")
+
+
+def test_process_takes_nothing_that_concerns_another_generation() -> None:
+    member, commit = MemberState("0.0", 0), Commit(0, 1.0, 1.0, 1.0)
+    member.take(Propose(GenerationRecord(2, ["0.0"], {"0.0": "0.0"}, "plan")))
+    assert member.begin() is not None
+    member.take(Permit(1, "run"))
+    member.take(Committed(1, commit))
+    assert (member.permit("run"), member.commit(0)) == (None, None)
+    member.take(Stop(1))
+    assert not member.is_over
+    member.take(Committed(2, commit))
+    assert member.commit(0) == commit
+    member.take(Propose(GenerationRecord(4, ["0.0"], {"0.0": "0.0"}, "plan")))
+    assert member.is_over
+    member.take(Leave("0.0", 1))
+    member.take(Leave("0.1", 0))
+    assert not member.may_leave
+
+
+# Leaders.
+
+
+class Agent:
+    """Keeps what the leader and the processes of its node have said, as a node's agent does."""
+
+    def __init__(self, driver: LeaderDriver) -> None:
+        self.words = LastWords()
+        self.record, self.cursor = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned", -1)
+        self._taken, self._take = 0, driver.take
+        driver.take = self.take  # type: ignore[method-assign]
+        self._driver = driver
+
+    def take(self, message: Any) -> None:
+        for said in [message] if isinstance(message, FromWorker) else getattr(message, "said", []):
+            self.words.take(said)
+        self._take(message)
+        for action in self._driver.actions[self._taken :]:
+            self._see(action)
+        self._taken = len(self._driver.actions)
+
+    def _see(self, action: Action) -> None:
+        match action:
+            case Persist():
+                self.record, self.cursor = action.record or self.record, action.cursor
+            case Tell(message=message):
+                self.words.told(message)
+
+    def next_leader(self) -> LeaderDriver:
+        """Another leader, which this agent connects to."""
+        begin = Begin(record=self.record, cursor=self.cursor)
+        driver = LeaderDriver(SMALL, 4, begin=begin, faults=FAULTS, is_connected=False)
+        driver.processes = {0: dict(self._driver.processes[0])}
+        driver.connect(0, said=self.words.all())
+        return driver
+
+
+def decide_no_more(driver: LeaderDriver) -> None:
+    """The leader takes messages, and dies before it decides what follows from them."""
+    driver.tick = lambda seconds=0.0: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
+    driver = LeaderDriver(SMALL, 4)
+    agent = Agent(driver)
+    driver.start_and_form()
+    for _ in range(step):
+        driver.report()
+    decide_no_more(driver)
+    driver.report()
+    follower = agent.next_leader()
+    assert (driver.record.committed, follower.record.committed) == (step - 1, step - 1)
+    follower.tick()
+    assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, GenerationPhase.RUNNING)
+
+
+def test_next_leader_takes_nothing_that_was_said_of_an_earlier_generation() -> None:
+    driver = LeaderDriver(SMALL, 4)
+    agent = Agent(driver)
+    driver.start()
+    driver.acknowledge()
+    decide_no_more(driver)
+    driver.form()
+    follower = agent.next_leader()
+    follower.start()
+    assert follower.record.generation == 2
+    follower.tick()
+    assert follower.phase is GenerationPhase.PROPOSED
+
+
+def test_agent_forgets_what_the_leader_has_answered() -> None:
+    driver = LeaderDriver(SMALL, 4)
+    agent = Agent(driver)
+    driver.start_and_form()
+    for _ in range(2):
+        driver.report()
+    steps = [said.message.step for said in agent.words.all() if isinstance(said.message, StepReport)]
+    assert steps == [1] * 4
+    driver.end(Worker(1, 1), KILLED)
+    agent.words.ended(["1.1"])
+    driver.start()
+    kinds = [(said.member, type(said.message)) for said in agent.words.all()]
+    assert kinds == [(name, Ready) for name in ("0.0", "0.1", "1.0")]

@@ -1,0 +1,191 @@
+"""A rollback discards all that belongs to the discarded steps: they are run again as they are without the rollback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.exec.leader.actions import CompleteCheckpoint, Finish, Line, PreparedPlan, Question, Tell
+from recycle.exec.leader.actions import Rewind as RewindAction
+from recycle.exec.leader.generations import GenerationPhase
+from recycle.exec.leader.records import rollback_record
+from recycle.exec.protocol import (
+    Commit,
+    Committed,
+    Evaluated,
+    EvaluationReport,
+    EvaluationResult,
+    FinalState,
+    GenerationRecord,
+    Report,
+    Saved,
+    SavedPart,
+    StepReport,
+    Verified,
+)
+from recycle.job import PricedJob
+from recycle.shape import Worker
+from tests.exec.leader.driver import LeaderDriver
+from tests.exec.runs import Run, figures, job
+
+STEPS = 14
+PLAIN = job(2, 1, 2, train={"checkpoint_every": 0, "clip": 1e9, "non_finite": "skip"})
+
+
+class Training:
+    """A run of two hosts of one stage.
+
+    Args:
+        job: the job.
+        rounds: iterations in which everything is replayed once; 0 where nothing is.
+        infinite: steps whose gradient is not finite when they run for the first time after the state gone back to.
+        differ_at: the step at whose begin the states of the hosts differ, once; -1 for never.
+
+    Attributes:
+        rewinds: how often training has gone back.
+    """
+
+    def __init__(self, job: PricedJob, rounds: int, infinite: frozenset[int], differ_at: int) -> None:
+        self._rounds, self._infinite, self._differ_at = rounds, infinite, differ_at
+        self._every = rounds or job.integrity.digests
+        self._driver = LeaderDriver(job, STEPS)
+        self._driver.plan = self._plan
+        self._tried = dict[int, int]()
+        self._first = 0
+        self.rewinds = 0
+
+    def _plan(self, question: Question) -> PreparedPlan:
+        roles: dict[Worker, Worker] = {worker: worker for worker in self._driver.job.shape.workers()}
+        return PreparedPlan("plan", roles, {"barrier": 9.0, "staggered": 8.0}, rounds=self._rounds)
+
+    def run(self) -> list[tuple[Any, ...]]:
+        """What is written and told of each step, without what was taken back."""
+        driver = self._driver
+        while not driver.of_kind(Finish):
+            if driver.phase is GenerationPhase.PROPOSED:
+                assert driver.record.mode == "barrier"
+                self._first = driver.record.committed + 1
+                driver.acknowledge()
+            elif driver.phase is GenerationPhase.FORMING:
+                driver.form()
+            elif driver.phase is GenerationPhase.RUNNING:
+                self._iterate()
+            else:
+                for member in driver.record.live:
+                    driver.say(member, FinalState({0: "digest"}))
+                driver.tick()
+        return self._steps()
+
+    def _iterate(self) -> None:
+        driver, step = self._driver, self._driver.record.committed + 1
+        if driver.record.is_evaluation_due:
+            self._say_all(lambda worker: StepReport(step - 1, EvaluationReport([float(step)], [1.0])))
+        else:
+            self._tried[step] = self._tried.get(step, 0) + 1
+            is_compared = step == self._first or step % self._every == 0
+            differ = step == self._differ_at and is_compared and not self.rewinds
+            norm = float("inf") if step in self._infinite and self._tried[step] == 1 else 1e-6 * (step + 1)
+            self._say_all(
+                lambda worker: StepReport(
+                    step,
+                    Report(
+                        {0: [norm]},
+                        float(step),
+                        checksums={0: 1},
+                        states={0: (int(differ) * worker.pipeline, 0)} if is_compared else {},
+                    ),
+                )
+            )
+        driver.tick()
+        rewinds = driver.of_kind(RewindAction)
+        if len(rewinds) > self.rewinds:
+            self.rewinds += 1
+            self._tried = {step: count for step, count in self._tried.items() if step <= rewinds[-1].step}
+        for at, stage, rank in driver.leader.checkpoints.missing:
+            driver.say("0.0", SavedPart(at, stage, rank, Saved()))
+        driver.tick()
+
+    def _say_all(self, message: Any) -> None:
+        for member in self._driver.record.live:
+            self._driver.say(member, message(Worker.parse(member)))
+
+    def _steps(self) -> list[tuple[Any, ...]]:
+        steps: list[tuple[Any, ...]] = []
+        for action in self._driver.actions:
+            match action:
+                case RewindAction(step=step):
+                    steps = [entry for entry in steps if entry[1] <= step]
+                case Tell(message=Committed(commit=commit)):
+                    plain = msgspec.structs.replace(commit, mode="barrier", last=None)  # these say when it ran
+                    steps.append(("commit", commit.step, plain))
+                case Tell(message=EvaluationResult(evaluated=evaluated)):
+                    steps.append(("evaluation", evaluated.step, evaluated))
+                case Line(line=line):
+                    steps.append(("line", line["step"], line["loss"], line.get("eval_loss")))
+                case CompleteCheckpoint(commit=commit):
+                    steps.append(("checkpoint", commit.step))
+        return steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    digests=st.integers(1, 4),
+    evaluated=st.integers(1, 5),
+    kept=st.integers(1, 4),
+    rounds=st.integers(0, 3),
+    infinite=st.frozensets(st.integers(0, STEPS - 1), max_size=3),
+    differ_at=st.integers(1, STEPS - 1),
+)
+def test_all_steps_after_the_state_gone_back_to_are_run_evaluated_and_kept_again(
+    digests: int, evaluated: int, kept: int, rounds: int, infinite: frozenset[int], differ_at: int
+) -> None:
+    small = PLAIN.with_sections(
+        train=msgspec.structs.replace(PLAIN.train, checkpoint_every=kept),
+        integrity=msgspec.structs.replace(PLAIN.integrity, digests=digests),
+        evaluation=msgspec.structs.replace(PLAIN.evaluation, every=evaluated),
+    )
+    calm = Training(small, rounds, infinite, -1).run()
+    assert [entry[2].clip_factor for entry in calm if entry[0] == "commit"] == [1.0] * STEPS
+    assert [entry[1] for entry in calm if entry[0] == "evaluation"] == [
+        step for step in range(STEPS) if small.is_evaluated(step, step == STEPS - 1)
+    ]
+    assert [entry[1] for entry in calm if entry[0] == "line"] == list(range(STEPS))
+    assert [entry[1] for entry in calm if entry[0] == "checkpoint"] == [
+        step for step in range(STEPS) if (step + 1) % kept == 0 or step == STEPS - 1
+    ]
+    struck = Training(small, rounds, infinite, differ_at)
+    assert struck.run() == calm
+    every = rounds or digests
+    assert struck.rewinds == (differ_at % every == 0 or differ_at in infinite)
+
+
+def test_record_after_a_rollback_keeps_the_evaluation_of_an_earlier_step_only() -> None:
+    commit = Commit(6, 1.0, 1.0, 1.0)
+    record = GenerationRecord(3, [], {}, "plan", 6, commit, evaluated=Evaluated(4, 1.0, 1.0))
+    for step, left in ((3, None), (4, 4), (5, 4)):
+        after = rollback_record(record, Verified(step, commit), [Worker(0, 0)], []).evaluated
+        assert (None if after is None else after.step) == left
+
+
+@pytest.mark.process
+def test_an_evaluation_between_the_state_gone_back_to_and_a_flip_is_done_again(launch: Run) -> None:
+    """The flip at step 6 shows there, and all go back to the state after step 2: step 3, evaluated before, is again."""
+    of = job(
+        2,
+        1,
+        2,
+        model={"layers": 1},
+        planner={"seconds": 0.3},
+        train={"checkpoint_every": 0},
+        integrity={"digests": 3},
+        eval={"every": 4},
+    )
+    struck, calm = launch(of, 10, "flip=moment:0.0@6"), launch(of, 10)
+    assert figures(struck) == figures(calm)
+    assert struck.evaluations == calm.evaluations
+    assert sorted(struck.evaluations) == [3, 7, 9]
+    assert struck.digests == calm.digests

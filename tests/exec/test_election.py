@@ -1,0 +1,195 @@
+"""The leader's role and the register: one candidate leads, and a leader that has lost the role writes nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from recycle.exec.election import Election, LeaderAddress, RoleLost
+from recycle.exec.etcd import open_client
+from recycle.exec.leader.actions import Persist
+from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, RunInfo, Verified
+from recycle.sections import MembershipSection
+from tests.exec.etcd_server import EtcdServer, keys
+
+LIVE = ["0.0", "1.0"]
+COMMIT = Commit(4, 0.1 + 0.2, 5e-324, 1.0, "staggered", "barrier", [0.1, math.inf])
+RECORD = GenerationRecord(3, LIVE, {w: w for w in LIVE}, "plan", 2, None, periods={"barrier": 7.0}, joins=["1.0"])
+CURSOR = Cursor(3, "running", 4, COMMIT, "staggered", Evaluated(4, 2.5, 96.0), struck={0: "0.0"}, released={"1.0": 2})
+INFO = RunInfo(identity="first", job="hash", steps=9, faults=["kill:0.0@3"], started=1.5)
+SOON = 30.0
+
+
+def address(node: int) -> LeaderAddress:
+    return LeaderAddress(node, f"session {node}", "127.0.0.1", 5000 + node)
+
+
+class Run:
+    """A run in etcd, and its agents' views of it."""
+
+    def __init__(self, server: EtcdServer) -> None:
+        self.name, self._server = f"run-{os.urandom(4).hex()}", server
+
+    def agent(self, **settings: object) -> Election:
+        limits = MembershipSection(store=self._server.url, **settings)  # type: ignore[arg-type]
+        return Election(open_client(self._server.url, limits), self.name, limits)
+
+    def keys(self) -> set[str]:
+        """Those of the run."""
+        prefix = f"/recycle/{self.name}/"
+        return {name.removeprefix(prefix) for name in keys(self._server) if name.startswith(prefix)}
+
+
+@pytest.fixture
+def run(etcd: EtcdServer) -> Iterator[Run]:
+    run = Run(etcd)
+    yield run
+    last = run.agent()
+    if run.keys() and last.campaign(address(9)):
+        last.erase()
+        last.resign()
+
+
+def test_one_of_five_candidates_leads_each_time(run: Run) -> None:
+    candidates = [run.agent() for _ in range(5)]
+    for _ in range(3):
+        with ThreadPoolExecutor(5) as threads:
+            won = list(threads.map(lambda node: candidates[node].campaign(address(node)), range(5)))
+        (winner,) = (node for node in range(5) if won[node])
+        assert {candidate.leader() for candidate in candidates} == {address(winner)}
+        for node, candidate in enumerate(candidates):
+            if node != winner:
+                with pytest.raises(RoleLost):
+                    candidate.persist(Persist(CURSOR))
+        candidates[winner].persist(Persist(CURSOR))
+        candidates[winner].resign()
+        assert candidates[0].leader() is None
+
+
+def test_leader_that_has_lost_the_role_writes_nothing(run: Run) -> None:
+    old, new = run.agent(), run.agent()
+    assert old.campaign(address(0))
+    old.persist(Persist(CURSOR, RECORD))
+    old.resign()
+    for is_vacant in (True, False):
+        assert is_vacant or new.campaign(address(1))
+        for write in (
+            lambda: old.persist(Persist(msgspec.structs.replace(CURSOR, committed=5), RECORD)),
+            lambda: old.end("done"),
+            lambda: old.erase(),
+            lambda: old.erase(CURSOR),
+        ):
+            with pytest.raises(RoleLost):
+                write()
+    assert new.register() == (RECORD, CURSOR)
+    assert (new.outcome(), new.leader()) == (None, address(1))
+    new.resign()
+
+
+def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdServer) -> None:
+    run = Run(own_etcd)
+    old, new = run.agent(lease=2, dead_after=1.0), run.agent(lease=2, dead_after=1.0)
+    assert old.campaign(address(0))
+    own_etcd.freeze()
+    time.sleep(3.0)
+    assert not old.is_lost
+    own_etcd.thaw()
+    deadline = time.monotonic() + SOON
+    while not (old.is_lost and new.campaign(address(1))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(RoleLost):
+        old.persist(Persist(CURSOR))
+    old.resign()
+    assert new.leader() == address(1)
+    assert not old.campaign(address(0))
+    new.resign()
+    assert old.campaign(address(0))
+    assert not old.is_lost
+    old.resign()
+
+
+def test_register_comes_back_to_the_last_bit(run: Run) -> None:
+    leader = run.agent()
+    assert leader.register() == (None, None)
+    assert leader.campaign(address(0))
+    spoilt = msgspec.structs.replace(COMMIT, loss=math.nan, grad_norm=-math.inf)
+    verified = Verified(1, spoilt, ["1.0"], "held")
+    cursor = msgspec.structs.replace(CURSOR, commit=spoilt, verified=verified, evaluated=Evaluated(4, math.nan, 0.0))
+    record = msgspec.structs.replace(RECORD, commit=spoilt, disputed=[(0, 1, 2)])
+    leader.persist(Persist(cursor, record))
+    assert repr(run.agent().register()) == repr((record, cursor))
+    later = msgspec.structs.replace(CURSOR, committed=5)
+    leader.persist(Persist(later))
+    assert repr(run.agent().register()) == repr((record, later))
+    leader.resign()
+
+
+def test_first_agent_says_what_all_agree_on(run: Run) -> None:
+    first, second = run.agent(), run.agent()
+    assert second.run() is None
+    other = msgspec.structs.replace(INFO, identity="second")
+    assert first.agree(INFO) == INFO
+    assert second.agree(other) == INFO
+    assert first.agree(INFO) == INFO  # as after an answer that was lost
+    assert second.run() == INFO
+
+
+def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
+    leader = run.agent()
+    leader.agree(INFO)
+    assert leader.campaign(address(0))
+    assert leader.outcome() is None
+    leader.persist(Persist(CURSOR, RECORD))
+    leader.end("")
+    assert run.agent().outcome() == ""
+    assert run.keys() == {"run", "role", "record", "cursor", "outcome"}
+    leader.erase()
+    assert run.keys() == set()
+    leader.resign()
+
+
+def test_run_that_goes_on_keeps_its_register_and_forgets_how_it_has_ended(run: Run) -> None:
+    leader = run.agent()
+    leader.agree(INFO)
+    assert leader.campaign(address(0))
+    leader.persist(Persist(CURSOR, RECORD))
+    leader.end("ended early")
+    resumable = msgspec.structs.replace(CURSOR, phase="ended")
+    leader.erase(resumable)
+    leader.resign()
+    assert run.keys() == {"run", "record", "cursor"}
+    later = run.agent()
+    assert (later.outcome(), later.run(), later.register()) == (None, INFO, (RECORD, resumable))
+
+
+def test_runs_do_not_see_each_other(run: Run, etcd: EtcdServer) -> None:
+    other = Run(etcd)
+    other.name = f"{run.name}-2"
+    leaders = [run.agent(), other.agent()]
+    assert [leader.campaign(address(node)) for node, leader in enumerate(leaders)] == [True, True]
+    leaders[1].persist(Persist(CURSOR, RECORD))
+    assert leaders[0].register() == (None, None)
+    leaders[0].erase()
+    assert leaders[1].register() == (RECORD, CURSOR)
+    leaders[1].erase()
+    for leader in leaders:
+        leader.resign()
+
+
+def test_write_whose_answer_is_late_is_done_once_the_store_is_back(own_etcd: EtcdServer) -> None:
+    run = Run(own_etcd)
+    leader = run.agent(lease=20)
+    assert leader.campaign(address(0))
+    own_etcd.freeze()
+    threading.Timer(1.0, own_etcd.thaw).start()
+    leader.persist(Persist(CURSOR, RECORD))
+    assert leader.register() == (RECORD, CURSOR)
+    leader.resign()

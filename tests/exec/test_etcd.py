@@ -1,0 +1,243 @@
+"""The client of etcd: fail-over, passwords, TLS and leases; strangers and addresses that cannot be are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from recycle import Job, JobError, RunError
+from recycle.endpoints import parse_endpoints
+from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, made_at, open_client, put
+from recycle.sections import MembershipSection
+from tests.exec.etcd_server import EtcdServer
+from tests.exec.runs import job
+
+
+def connect(server: EtcdServer, **settings: object) -> EtcdClient:
+    return open_client(server.url, MembershipSection(**settings))  # type: ignore[arg-type]
+
+
+def write(client: EtcdClient, name: str, value: str, lease: str | None = None) -> bool:
+    """Write a key that does not exist."""
+    body = {"compare": [made_at(name, 0)], "success": [put(name, value, lease)]}
+    return bool(client.call("/kv/txn", body).get("succeeded"))
+
+
+def read(client: EtcdClient, name: str) -> str | None:
+    pair = client.read(name)
+    return None if pair is None else pair.value.decode()
+
+
+def test_client_reads_what_another_one_wrote_first(etcd: EtcdServer) -> None:
+    first, second = connect(etcd), connect(etcd)
+    name = f"/test/{os.urandom(4).hex()}"
+    assert read(first, name) is None
+    assert write(first, name, "first")
+    assert not write(second, name, "second")
+    assert read(second, name) == "first"
+
+
+def test_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
+    client = connect(own_etcd)
+    own_etcd.freeze()
+    threading.Timer(1.0, own_etcd.thaw).start()
+    started = time.monotonic()
+    assert write(client, "/held", "value") or read(client, "/held") == "value"
+    assert time.monotonic() - started > 0.9
+
+
+def test_store_that_was_killed_is_waited_for_and_one_that_stays_away_is_an_error(own_etcd: EtcdServer) -> None:
+    client, impatient = connect(own_etcd), connect(own_etcd, store_timeout=0.5)
+    assert write(client, "/held", "value")
+    own_etcd.kill()
+    with pytest.raises(RunError, match=rf"^etcd://127\.0\.0\.1:{own_etcd.port} does not answer"):
+        impatient.read("/held")
+    threading.Timer(0.5, own_etcd.start_again).start()
+    assert read(client, "/held") == "value"
+
+
+def test_member_that_hangs_is_left_for_another(etcd: EtcdServer) -> None:
+    """Its kernel takes connections and requests, and nobody ever answers; clients begin at either."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as hung:
+        url = f"etcd://127.0.0.1:{hung.getsockname()[1]},127.0.0.1:{etcd.port}"
+        for _ in range(2):
+            client, name = open_client(url, MembershipSection(dead_after=1.0)), f"/test/{os.urandom(4).hex()}"
+            assert write(client, name, "value")
+            started = time.monotonic()
+            assert read(client, name) == "value"
+            assert time.monotonic() - started < 0.4  # it stays at the member that answers
+
+
+def test_a_lease_is_lost_when_etcd_says_so_and_not_before(own_etcd: EtcdServer) -> None:
+    settings = MembershipSection(lease=2, dead_after=1.0)
+    client = EtcdClient(parse_endpoints(own_etcd.url), settings, None)
+    lost = threading.Event()
+    lease = Lease(client.clone(), settings, lost.set)
+    assert client.call("/kv/txn", {"success": [put("/held", "here", lease.id)]})["succeeded"]
+    own_etcd.freeze()
+    assert not lost.wait(4.0)
+    own_etcd.thaw()
+    assert lost.wait(30)
+    assert client.read("/held") is None
+    with pytest.raises(LeaseEnded):
+        client.call("/kv/txn", {"success": [put("/held", "here", lease.id)]})
+    lease.close()
+    with contextlib.closing(Lease(client.clone(), settings, lost.clear)) as another:
+        assert client.call("/kv/txn", {"success": [put("/held", "here", another.id)]})["succeeded"]
+    assert client.read("/held") is None
+
+
+@pytest.fixture
+def locked(own_etcd: EtcdServer) -> EtcdServer:
+    """A server that lets in root with the password "secret" only."""
+    add = {"name": "root", "password": "secret"}
+    for path, body in (("user/add", add), ("user/grant", {"user": "root", "role": "root"}), ("enable", {})):
+        # Not by our client, which repeats what a busy machine did not answer in time: these cannot be repeated.
+        request = urllib.request.Request(f"http://{own_etcd.address}:{own_etcd.port}/v3/auth/{path}")
+        urllib.request.urlopen(request, json.dumps(body).encode(), timeout=60).close()
+    return own_etcd
+
+
+def test_a_password_from_a_file_or_the_environment_opens_the_store(
+    locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    client = connect(locked, etcd_user="root", etcd_password_file=str(tmp_path / "password"))
+    assert write(client, "/first", "1")
+    locked.kill()
+    locked.start_again()  # it has forgotten the tokens that it gave out
+    assert write(client, "/second", "2")
+    monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "secret")
+    assert read(connect(locked, etcd_user="root"), "/second") == "2"
+
+
+def test_a_stranger_is_refused_at_once(locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"refuses: .*user name is empty"):
+        connect(locked)
+    monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "guess")
+    with pytest.raises(RunError, match=r"refuses: .*authentication failed"):
+        connect(locked, etcd_user="root")
+    monkeypatch.delenv("RECYCLE_ETCD_PASSWORD")
+    with pytest.raises(JobError, match=r"etcd_user: no password; give etcd_password_file or set \$RECYCLE_ETCD_PASS"):
+        connect(locked, etcd_user="root")
+    with pytest.raises(JobError, match=r"etcd_password_file: .*nowhere: No such file"):
+        connect(locked, etcd_user="root", etcd_password_file=str(tmp_path / "nowhere"))
+
+
+def test_a_store_on_another_machine_needs_a_secret() -> None:
+    with pytest.raises(JobError, match=r"reached over the network without a secret"):
+        open_client("etcd://10.0.0.1:2379", MembershipSection())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, os.strerror(errno.ECONNREFUSED)),
+        (b"", "connection was closed"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not one of etcd"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not one of etcd"),
+    ],
+)
+def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: bytes | None, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"etcd://127.0.0.1:{listener.getsockname()[1]}"
+        if answer is None:
+            listener.close()
+        else:
+            threading.Thread(target=_answer_all, args=(listener, answer), daemon=True).start()
+        with pytest.raises(RunError, match=f"^{url} does not answer \\(.*{reason}") as refusal:
+            open_client(url, MembershipSection(store_timeout=0.2))
+    assert len(str(refusal.value)) < 120
+
+
+def _answer_all(listener: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+
+@pytest.mark.parametrize(("header", "connections"), [("keep-alive", 1), ("close", 3)])
+def test_requests_use_one_connection_for_as_long_as_the_server_keeps_it(header: str, connections: int) -> None:
+    ports = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            ports.append(self.client_address[1])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Connection", header)
+            self.send_header("Content-Length", "56")
+            self.end_headers()
+            self.wfile.write(b'{"kvs": [{"value": "dmFsdWU=", "create_revision": "7"}]}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        client = EtcdClient(parse_endpoints(f"etcd://127.0.0.1:{server.server_port}"), MembershipSection(), None)
+        pairs = [client.read("/") for _ in range(3)]
+        server.shutdown()
+    assert pairs == [(b"value", 7)] * 3
+    assert (len(ports), len(set(ports))) == (3, connections)
+
+
+def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    for name, reason in (("text", "not a certificate or key in PEM"), ("missing", os.strerror(errno.ENOENT))):
+        path = str(tmp_path / name)
+        for files in ({"etcd_ca": path}, {"etcd_certificate": path, "etcd_key": path}):
+            with pytest.raises(JobError, match=rf"etcd_ca, etcd_certificate, etcd_key: {reason}$"):
+                open_client("etcds://127.0.0.1:1", MembershipSection(**files))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tcp://here:1", "is not a store: write etcd://host:port"),
+        ("etcd://here", "is not a store"),
+        ("etcd://here:70000", "a port is a number from 1 to 65535"),
+        ("etcd://", "is not a store"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_in_the_job(text: str, says: str) -> None:
+    with pytest.raises(JobError, match=rf"\[membership\] store: .*{says}"):
+        job(1, 1, 1, membership={"store": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("etcd://127.0.0.1:2379", True),
+        ("etcds://[::1]:2379", True),
+        ("etcd://localhost:1,127.0.0.3:2", True),
+        ("etcd://localhost:1,10.0.0.1:2", False),
+        ("etcd://node-1.cluster:2379", False),
+    ],
+)
+def test_endpoints_print_as_written_and_know_whether_they_leave_the_machine(text: str, loopback: bool) -> None:
+    assert str(parse_endpoints(text)) == text
+    assert parse_endpoints(text).loopback is loopback
+
+
+def test_secrets_are_not_part_of_the_job_that_a_run_keeps(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("hunter2")
+    (tmp_path / "job.toml").write_text(
+        '[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[membership]\netcd_user = "me"\n'
+        'etcd_password_file = "password"\n'
+    )
+    loaded = Job.load(tmp_path / "job.toml")
+    assert loaded.membership.etcd_password_file == str(tmp_path / "password")
+    assert "hunter2" not in loaded.to_toml()

@@ -1,0 +1,382 @@
+"""Links: nobody without the key, or of another user, is heard or told anything; what was altered ends its link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from recycle import RunError
+from recycle.exec import links
+from recycle.exec.agent.keys import KeyServer
+from recycle.exec.links import AcceptedLink, Hub, Link, LinkClosed, connect_locally, connect_to, listen_locally
+from recycle.exec.protocol import GetKeys, Leave, SetKey, Stop, Values
+
+KEY, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
+SOON = 10.0
+Message = Stop | Leave
+THREADS = ThreadPoolExecutor(16)
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+
+
+def exactly(connection: socket.socket, length: int) -> bytes:
+    received = b""
+    while len(received) < length:
+        part = connection.recv(length - len(received))
+        assert part
+        received += part
+    return received
+
+
+def arrived(link: Link) -> list[Any]:
+    """What a link makes of the bytes that come next. Raises LinkClosed."""
+    assert select.select([link.socket], [], [], SOON)[0]
+    return link.read()
+
+
+def accepted_stranger() -> tuple[socket.socket, AcceptedLink]:
+    """A connection to the leader, and the leader's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stranger = socket.create_connection(listener.getsockname())
+        link = AcceptedLink(listener.accept()[0], Message, KEY)
+    stranger.settimeout(SOON)
+    return stranger, link
+
+
+class Middle:
+    """Somebody between an agent and the leader, who passes on their handshake and then what a test says."""
+
+    def __init__(self, client_key: bytes = KEY, server_key: bytes = KEY) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as at_client, socket.create_server(("127.0.0.1", 0)) as at_server:
+            port = at_client.getsockname()[1]
+            self.client: Future[Link] = THREADS.submit(connect_to, "127.0.0.1", port, client_key, Message)
+            self.to_client = at_client.accept()[0]
+            self.to_server = socket.create_connection(at_server.getsockname())
+            self.server = AcceptedLink(at_server.accept()[0], Message, server_key)
+        for connection in (self.to_client, self.to_server):
+            connection.settimeout(SOON)
+        self.challenge = exactly(self.to_server, 32)
+        self.to_client.sendall(self.challenge)
+        self.answer = exactly(self.to_client, 64)
+        self.to_server.sendall(self.answer)
+
+    def complete(self) -> Middle:
+        while not self.server.is_trusted:
+            assert arrived(self.server) == []
+        self.to_client.sendall(exactly(self.to_server, 32))
+        self.client.result(SOON)
+        return self
+
+    def frames(self, *messages: Message) -> list[bytes]:
+        """What the agent sends for each of these messages."""
+        sent = []
+        for message in messages:
+            self.client.result().send(message)
+            length = exactly(self.to_client, 4)
+            sent.append(length + exactly(self.to_client, *struct.unpack("!I", length)))
+        return sent
+
+    def leader_reads(self, *frames: bytes) -> list[Any]:
+        """What the leader makes of what comes over the network. Raises LinkClosed."""
+        got: list[Any] = []
+        for frame in frames:
+            self.to_server.sendall(frame)
+            got += arrived(self.server)
+        return got
+
+    def close(self) -> None:
+        self.to_client.close()
+        self.to_server.close()
+
+
+@pytest.fixture
+def middle() -> Iterator[Middle]:
+    middle = Middle().complete()
+    yield middle
+    middle.close()
+
+
+def test_messages_arrive_in_order_both_ways(middle: Middle) -> None:
+    said = [Stop(1), Leave("0.1", 2), Stop(2**60)]
+    assert middle.leader_reads(*middle.frames(*said)) == said
+    assert middle.leader_reads(b"".join(middle.frames(*said))) == said
+    middle.server.send(Stop(3))
+    length = exactly(middle.to_server, 4)
+    middle.to_client.sendall(length + exactly(middle.to_server, *struct.unpack("!I", length)))
+    assert middle.client.result().read() == [Stop(3)]
+
+
+@pytest.mark.parametrize("keys", [(OTHER, KEY), (KEY, OTHER)])
+def test_leader_refuses_a_client_with_another_key_and_tells_it_nothing(keys: tuple[bytes, bytes]) -> None:
+    middle = Middle(*keys)
+    with pytest.raises(LinkClosed):
+        arrived(middle.server)
+    middle.server.close()
+    assert middle.to_server.recv(1) == b""
+    middle.close()
+    with pytest.raises((LinkClosed, OSError)):
+        middle.client.result(SOON)
+
+
+def test_agent_refuses_a_leader_that_does_not_know_the_key(middle: Middle) -> None:
+    """Neither random bytes prove it, nor the agent's own proof sent back."""
+    for proof in (secrets.token_bytes(32), None):
+        stranger = Middle()
+        stranger.to_client.sendall(stranger.answer[32:] if proof is None else proof)
+        with pytest.raises(LinkClosed):
+            stranger.client.result(SOON)
+        stranger.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0" * 96, b"GET / HTTP/1.1\r\n" * 6, secrets.token_bytes(200)])
+def test_leader_refuses_a_client_without_a_key(said: bytes) -> None:
+    stranger, link = accepted_stranger()
+    stranger.sendall(said)
+    stranger.shutdown(socket.SHUT_WR)
+    with pytest.raises(LinkClosed):
+        assert arrived(link) == []
+    link.close()
+    assert len(exactly(stranger, 32)) == 32
+    assert stranger.recv(1) == b""
+
+
+def test_handshake_that_was_recorded_opens_no_other_connection(middle: Middle) -> None:
+    stranger, link = accepted_stranger()
+    assert exactly(stranger, 32) != middle.challenge
+    stranger.sendall(middle.answer)
+    with pytest.raises(LinkClosed):
+        arrived(link)
+
+
+@pytest.mark.parametrize("place", [4, 19, 20, -1])
+def test_frame_with_a_changed_bit_ends_the_link(middle: Middle, place: int) -> None:
+    (frame,) = middle.frames(Stop(1))
+    changed = bytearray(frame)
+    changed[place] ^= 1
+    with pytest.raises(LinkClosed):
+        middle.leader_reads(bytes(changed))
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 0), (0, 2)])
+def test_frames_out_of_order_repeated_or_without_one_between_end_the_link(
+    middle: Middle, order: tuple[int, int]
+) -> None:
+    frames = middle.frames(Stop(1), Stop(2), Stop(3))
+    with pytest.raises(LinkClosed):
+        middle.leader_reads(*(frames[place] for place in order))
+
+
+def test_frame_of_another_connection_or_of_the_other_direction_ends_the_link(middle: Middle) -> None:
+    other = Middle().complete()
+    with pytest.raises(LinkClosed):
+        middle.leader_reads(*other.frames(Stop(1)))
+    other.server.send(Stop(1))
+    length = exactly(other.to_server, 4)
+    with pytest.raises(LinkClosed):
+        other.leader_reads(length + exactly(other.to_server, *struct.unpack("!I", length)))
+    other.close()
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x40\x00\x00\x01", b"\0\0\0\0", b"\0\0\0\x0f" + b"x" * 15])
+def test_frame_of_an_impossible_length_ends_the_link_at_once(middle: Middle, frame: bytes) -> None:
+    with pytest.raises(LinkClosed):
+        middle.leader_reads(frame)
+
+
+def test_what_is_no_message_of_the_protocol_ends_the_link(middle: Middle) -> None:
+    middle.client.result().send(msgspec.msgpack.encode(SetKey("name", b"value")))
+    length = exactly(middle.to_client, 4)
+    with pytest.raises(LinkClosed):
+        middle.leader_reads(length + exactly(middle.to_client, *struct.unpack("!I", length)))
+
+
+def test_handshake_with_a_leader_whose_bytes_come_slowly_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        late = THREADS.submit(connect_to, *listener.getsockname(), KEY, Message)
+        began, slow = time.monotonic(), listener.accept()[0]
+        while not late.done() and time.monotonic() - began < SOON:
+            with contextlib.suppress(OSError):
+                slow.sendall(b"x")
+            time.sleep(0.05)
+    with pytest.raises(OSError, match="timed out"):
+        late.result(0)
+    assert time.monotonic() - began < 1.0
+    slow.close()
+
+
+def test_hub_outlives_an_agent_that_is_gone_before_it_has_its_proof(hub: Hub) -> None:
+    middle = Middle()
+    heard: list[Any] = []
+    middle.server.owner = lambda link, messages: heard.append(messages)
+    middle.server.socket.shutdown(socket.SHUT_WR)
+    hub.add(middle.server)
+    while not heard:
+        assert hub.dispatch(SOON)
+    assert heard == [None]
+    middle.close()
+
+
+# A hub.
+
+
+class Pair:
+    """A link in a hub, and its other end."""
+
+    def __init__(self, hub: Hub) -> None:
+        ours, self.other = socket.socketpair()
+        self.link, self.far = Link(ours, Message), Link(self.other, Message)
+        self.heard: list[Any] = []
+        self.link.owner = lambda link, messages: self.heard.extend([None] if messages is None else messages)
+        hub.add(self.link)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+def test_what_the_other_end_does_not_read_waits_and_holds_nobody_up(hub: Hub) -> None:
+    slow, quick = Pair(hub), Pair(hub)
+    large = Leave("x" * (1 << 20), 1)
+    for number in range(8):
+        hub.send(slow.link, large)
+        hub.send(quick.link, Stop(number))
+    assert slow.link.has_unsent
+    assert quick.far.read() == [Stop(number) for number in range(8)]
+    got: list[Any] = []
+    while len(got) < 8:
+        got += slow.far.read()
+        hub.dispatch()
+    assert got == [large] * 8
+    assert not slow.link.has_unsent
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_last_words_of_an_end_that_is_gone_are_read_although_nothing_can_be_sent_to_it(hub: Hub, is_full: bool) -> None:
+    pair = Pair(hub)
+    if is_full:
+        hub.send(pair.link, Leave("x" * (1 << 20), 1))
+    pair.far.send(Stop(1))
+    pair.far.close()
+    hub.send(pair.link, Stop(2))
+    while None not in pair.heard:
+        assert hub.dispatch(SOON)
+    assert pair.heard == [Stop(1), None]
+
+
+def test_garbage_ends_its_own_link_only(hub: Hub) -> None:
+    bad, good = Pair(hub), Pair(hub)
+    bad.other.sendall(b"\0\0\0\4\xff\xff\xff\xff")
+    good.far.send(Stop(1))
+    while not (bad.heard and good.heard):
+        assert hub.dispatch(SOON)
+    assert (bad.heard, good.heard) == ([None], [Stop(1)])
+    hub.send(bad.link, Stop(2))
+    good.far.send(Stop(3))
+    assert hub.dispatch(SOON)
+    assert good.heard == [Stop(1), Stop(3)]
+
+
+# Other users of the machine.
+
+
+def as_another_user(action: Callable[[], bool]) -> bool:
+    """What `action` returns in a process of another user; False where it fails."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            os.setuid(65534)
+            status = not action()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@needs_root
+@pytest.mark.process
+def test_another_user_neither_reads_nor_writes_keys() -> None:
+    server = KeyServer()
+    own = connect_locally(server.address, Values, "the server")
+    own.send(SetKey("name", b"value"))
+    assert own.read() == [Values()]
+
+    def is_answered(request: SetKey | GetKeys) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(SOON)
+            connection.connect(f"\0{server.address}")
+            link = Link(connection, Values)
+            try:
+                link.send(request)
+                return bool(link.read())
+            except (OSError, LinkClosed):
+                return False
+
+    assert is_answered(GetKeys(["name"]))
+    for request in (GetKeys(["name"]), SetKey("name", b"other")):
+        assert not as_another_user(lambda request=request: is_answered(request))  # type: ignore[misc]
+    own.send(GetKeys(["name"]))
+    assert own.read() == [Values([b"value"])]
+    server.close()
+
+
+@needs_root
+@pytest.mark.process
+def test_nothing_is_said_to_another_user_who_has_the_sockets_name() -> None:
+    name, (told, says) = f"recycle-{secrets.token_hex(16)}", os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(f"\0{name}")
+                listener.listen()
+                os.write(says, b"!")
+                listener.accept()[0].recv(1)
+        finally:
+            os._exit(0)
+    assert os.read(told, 1) == b"!"
+    with pytest.raises(RunError, match="another user"):
+        connect_locally(name, Message, "the agent")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(told)
+    os.close(says)
+
+
+def test_two_sockets_of_a_node_have_different_names_that_cannot_be_guessed() -> None:
+    (first, name), (second, other) = listen_locally(), listen_locally()
+    assert name != other
+    assert len(name) == len("recycle-") + 32
+    first.close()
+    second.close()
+
+
+def test_sends_of_two_threads_do_not_mix() -> None:
+    ours, theirs = socket.socketpair()
+    near, far = Link(ours, Message), Link(theirs, Message)
+    large = Leave("x" * 100_000, 1)
+    senders = [threading.Thread(target=lambda: [near.send(large) for _ in range(20)]) for _ in range(2)]
+    for sender in senders:
+        sender.start()
+    got: list[Any] = []
+    while len(got) < 40:
+        got += far.read()
+    assert got == [large] * 40
+    for sender in senders:
+        sender.join()

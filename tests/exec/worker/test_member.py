@@ -1,0 +1,375 @@
+"""A process's side of the protocol: what it begins, waits for and says, and interrupts of its own generation only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+
+from recycle import RunError
+from recycle.exec.agent.keys import KeyServer
+from recycle.exec.links import Link, LinkClosed, listen_locally
+from recycle.exec.protocol import (
+    Acknowledged,
+    Commit,
+    Committed,
+    CutEnds,
+    Evaluated,
+    EvaluationResult,
+    FaultReached,
+    Formed,
+    GenerationRecord,
+    Heartbeat,
+    Join,
+    LeaderMessage,
+    Leave,
+    PeerEnds,
+    Permit,
+    ProcessMessage,
+    Propose,
+    Ready,
+    Report,
+    Said,
+    StepReport,
+    Stop,
+    Strike,
+)
+from recycle.exec.worker.member import FormingKeys, GenerationOver, Member, MemberState
+
+SOON = 10.0
+COMMIT = Commit(3, 1.5, 0.25, 1.0)
+_Value = TypeVar("_Value")
+
+
+def propose(generation: int, *live: str) -> Propose:
+    roles = {worker: worker for worker in live}
+    return Propose(GenerationRecord(generation, list(live), roles, "plan", incarnations={"0.1": 2}))
+
+
+def told(*messages: LeaderMessage, name: str = "0.1", incarnation: int = 2) -> MemberState:
+    """The state of a process that was told these messages."""
+    state = MemberState(name, incarnation)
+    for message in messages:
+        state.take(message)
+    return state
+
+
+def generation_begun(state: MemberState) -> int | None:
+    record = state.begin()
+    return None if record is None else record.generation
+
+
+def test_process_begins_the_last_generation_that_it_is_in_and_that_is_not_over() -> None:
+    state = told(propose(1, "0.0", "0.1"), Stop(1))
+    assert generation_begun(state) is None
+    state.take(propose(2, "0.0"))
+    assert generation_begun(state) is None
+    state.take(propose(3, "0.0", "0.1"))
+    assert generation_begun(state) == 3
+    assert generation_begun(state) is None
+    assert not state.is_over
+
+
+def test_process_that_starts_late_begins_no_generation_of_before() -> None:
+    state = MemberState("0.1", 2, generation=7)
+    state.take(propose(7, "0.1"))
+    assert generation_begun(state) is None
+    state.take(propose(8, "0.1"))
+    assert generation_begun(state) == 8
+
+
+def test_process_begins_no_generation_of_an_earlier_process_of_its_worker() -> None:
+    """A leader that takes over may propose one before it hears that the worker has another process by now."""
+    assert generation_begun(told(propose(1, "0.1"), incarnation=3)) is None
+
+
+def test_proposal_ends_the_generation_before_it() -> None:
+    state = told(propose(1, "0.1"))
+    state.begin()
+    state.take(propose(2, "0.0"))
+    assert state.is_over
+    assert generation_begun(state) is None
+
+
+def test_permits_commits_and_evaluations_count_in_their_generation_only() -> None:
+    state = told(propose(4, "0.1"))
+    state.begin()
+    for message in (Permit(3, "form"), Committed(3, COMMIT), EvaluationResult(3, Evaluated(3, 2.5, 96.0))):
+        state.take(message)
+    assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
+    for message in (
+        Permit(4, "form", stale=True),
+        Committed(4, COMMIT),
+        EvaluationResult(4, Evaluated(3, 2.5, 96.0)),
+    ):
+        state.take(message)
+    assert (state.permit("form"), state.permit("run")) == (Permit(4, "form", stale=True), None)
+    assert (state.commit(3), state.commit(2), state.evaluated(2)) == (COMMIT, None, None)
+    assert state.evaluated(3) == Evaluated(3, 2.5, 96.0)
+    state.take(propose(5, "0.1"))
+    state.begin()
+    assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
+
+
+def test_repeated_messages_change_nothing() -> None:
+    """A new leader tells its last decisions again."""
+    messages = [propose(4, "0.1"), Permit(4, "form"), Permit(4, "run"), Committed(4, COMMIT), Strike(0, "0.0")]
+    state = told(messages[0])
+    state.begin()
+    for message in (*messages, *messages):
+        state.take(message)
+        assert generation_begun(state) is None
+    assert (state.generation, state.is_over, state.commit(3)) == (4, False, COMMIT)
+    state.take(Stop(3))
+    assert not state.is_over
+
+
+def test_three_commits_are_kept() -> None:
+    state = told(propose(1, "0.1"))
+    state.begin()
+    for step in range(6):
+        state.take(Committed(1, Commit(step, 1.5, 0.25, 1.0)))
+    assert [step for step in range(6) if state.commit(step)] == [3, 4, 5]
+
+
+def test_only_the_process_that_is_told_to_leave_may() -> None:
+    for message in (Leave("0.1", 1), Leave("0.0", 2)):
+        assert not told(message).may_leave
+    assert told(Leave("0.1", 2)).may_leave
+    assert told(Leave("0.1", 2), name="0.1t1").may_leave
+
+
+def test_ends_of_connections_are_for_the_worker_that_is_named() -> None:
+    state = told(PeerEnds(3, "0.1", "1.1", ["a"]), PeerEnds(3, "1.1", "0.1", ["b"]))
+    assert state.ends == {(3, "1.1"): ["a"]}
+
+
+class Agent:
+    """The agent's end of a process's connection: keeps what the process says."""
+
+    def __init__(self) -> None:
+        self._listener, self.address = listen_locally()
+        self._heard: list[Any] = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        self.link = Link(self._listener.accept()[0], ProcessMessage)
+        try:
+            while True:
+                for message in self.link.read():
+                    with self._changed:
+                        self._heard.append(message)
+                        self._changed.notify_all()
+        except LinkClosed:
+            return
+
+    def hear(self, choose: Callable[[Any], _Value | None]) -> _Value:
+        """Wait for a message that `choose` makes something of."""
+        with self._changed:
+
+            def chosen() -> list[_Value]:
+                return [value for value in map(choose, self._heard) if value is not None]
+
+            assert self._changed.wait_for(chosen, SOON)
+            return chosen()[0]
+
+    def hear_said(self, kind: type[_Value]) -> _Value:
+        """Wait for what the process says to the leader."""
+        return self.hear(lambda m: m.message if isinstance(m, Said) and isinstance(m.message, kind) else None)
+
+    def count(self, kind: type[Any]) -> int:
+        """How many messages of a kind the process has said to the leader."""
+        return sum(isinstance(m, Said) and isinstance(m.message, kind) for m in self._heard)
+
+    def tell(self, *messages: LeaderMessage) -> None:
+        self.hear(lambda m: True if isinstance(m, Join) else None)
+        for message in messages:
+            self.link.send(message)
+
+    def close(self) -> None:
+        self._listener.close()
+        self.link.close()
+
+
+class Process:
+    """A process named 0.1 and its agent; what the process calls may wait in a thread."""
+
+    def __init__(self) -> None:
+        self.agent, self.interrupts, self.lost = Agent(), 0, threading.Event()
+        self.member = Member(self.agent.address, "0.1", 2, 0.02, self._interrupt, lambda reason: self.lost.set())
+        self._thread = ThreadPoolExecutor(4)
+
+    def _interrupt(self) -> None:
+        self.interrupts += 1
+
+    def does(self, action: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
+        return self._thread.submit(action, *arguments)
+
+    def begin(self, generation: int, *live: str) -> None:
+        self.agent.tell(propose(generation, *(live or ("0.1",))))
+        record = self.does(self.member.next_record).result(SOON)
+        assert record is not None
+        assert record.generation == generation
+
+    def await_interrupts(self, count: int) -> None:
+        deadline = time.monotonic() + SOON
+        while self.interrupts < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.agent.close()
+
+
+def test_process_says_who_it_is_first_and_names_the_generation_that_it_speaks_of(process: Process) -> None:
+    assert process.agent.hear(lambda message: message) == Join("0.1", 2)
+    process.member.ready()
+    process.begin(4)
+    process.member.acknowledge(took_back=True)
+    process.member.formed("why")
+    said = [process.agent.hear_said(kind) for kind in (Ready, Acknowledged, Formed)]
+    assert said == [Ready(2), Acknowledged(True), Formed("why")]
+    generations = process.agent.hear(lambda m: m if isinstance(m, Said) and m.generation else None)
+    assert generations == Said(Acknowledged(True), 4)
+
+
+def test_floats_of_a_report_survive_to_the_last_bit(process: Process) -> None:
+    process.begin(1)
+    report = Report({1: [0.1 + 0.2, 5e-324, float("nan")]}, 5.542490005493164 / 3, checksums={1: 2**64 - 1})
+    process.member.report(4, report)
+    assert repr(process.agent.hear_said(StepReport)) == repr(StepReport(4, report))
+
+
+def test_end_of_a_generation_interrupts_until_the_process_has_left_it(process: Process) -> None:
+    process.begin(1)
+    assert not process.member.over.is_set()
+    assert process.interrupts == 0
+    process.agent.tell(Stop(1))
+    process.await_interrupts(3)
+    assert process.member.over.is_set()
+    process.begin(2)
+    assert not process.member.over.is_set()
+    after = process.interrupts
+    time.sleep(0.1)
+    assert process.interrupts == after
+
+
+def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Process) -> None:
+    process.begin(1)
+    formed, decision = process.does(process.member.permitted, "form"), process.does(process.member.decision, 3)
+    process.agent.tell(Permit(1, "form", stale=True), Committed(1, COMMIT))
+    assert (formed.result(SOON), decision.result(SOON)) == (True, COMMIT)
+    assert process.member.is_stale_anywhere()
+    assert process.member.decided(4) is None
+    waits = [process.does(process.member.decision, 4), process.does(process.member.evaluated, 3)]
+    runs = process.does(process.member.permitted, "run")
+    process.agent.tell(Stop(1))
+    assert runs.result(SOON) is False
+    for wait in waits:
+        with pytest.raises(GenerationOver):
+            wait.result(SOON)
+
+
+def test_process_that_waits_for_a_commit_says_so_in_its_heartbeat(process: Process) -> None:
+    """Running ahead of the commit is not hanging."""
+    process.begin(1)
+    process.member.progress.set_waiting(False)
+    count = process.member.progress.count
+    decision = process.does(process.member.decision, 3)
+    beat = process.agent.hear(lambda m: m if isinstance(m, Heartbeat) and m.waiting and m.progress > count else None)
+    later = process.agent.hear(lambda m: m if isinstance(m, Heartbeat) and m.beats > beat.beats else None)
+    assert later.waiting
+    process.agent.tell(Committed(1, COMMIT))
+    assert decision.result(SOON) == COMMIT
+    assert not process.member.progress.waiting
+
+
+def test_process_that_is_told_to_leave_gets_no_record(process: Process) -> None:
+    record = process.does(process.member.next_record)
+    process.agent.tell(Leave("0.1", 1), Leave("0.1", 2))
+    assert record.result(SOON) is None
+
+
+def test_fault_is_claimed_once(process: Process) -> None:
+    claim = process.does(process.member.claim, 0)
+    assert process.agent.hear_said(FaultReached) == FaultReached(0)
+    assert not claim.done()
+    process.agent.tell(Strike(0, "0.1"))
+    assert claim.result(SOON) is True
+    assert process.member.claim(0) is False
+    process.agent.tell(Strike(1, "1.1"), propose(1, "0.1"))
+    process.does(process.member.next_record).result(SOON)
+    assert process.member.claim(1) is False
+    assert process.agent.count(FaultReached) == 1
+
+
+def test_fault_that_another_process_reaches_first_does_not_strike_this_one(process: Process) -> None:
+    claim = process.does(process.member.claim, 0)
+    process.agent.hear_said(FaultReached)
+    process.agent.tell(Strike(0, "1.1"))
+    assert claim.result(SOON) is False
+
+
+def test_fault_of_a_pair_strikes_a_process_that_took_part_when_it_struck_and_no_later_one(process: Process) -> None:
+    earlier, later = (process.does(process.member.await_strike, fault) for fault in (0, 1))
+    process.agent.tell(Strike(0, "1.1"))
+    process.begin(1)
+    assert earlier.result(SOON) is False
+    assert not later.done()
+    process.agent.tell(Strike(1, "1.1"))
+    assert later.result(SOON) is True
+
+
+def test_ends_of_connections_are_exchanged_with_all_processes_of_the_other_worker(process: Process) -> None:
+    both = process.does(process.member.exchange_ends, 0, ["own"], ["1.1", "1.1t1"], SOON)
+    assert process.agent.hear_said(CutEnds) == CutEnds(0, ["own"])
+    process.agent.tell(PeerEnds(0, "0.1", "1.1", ["a"]))
+    time.sleep(0.05)
+    assert not both.done()
+    process.agent.tell(PeerEnds(0, "0.1", "1.1t1", ["b", "c"]))
+    assert both.result(SOON) == ["a", "b", "c"]
+    dead = process.does(process.member.exchange_ends, 1, ["own"], ["1.1", "1.1t1"], 60.0)
+    process.agent.tell(PeerEnds(1, "0.1", "", []))
+    assert dead.result(SOON) == []
+    assert process.member.exchange_ends(2, ["own"], ["1.1"], 0.05) == []
+
+
+def test_process_learns_that_its_agent_is_gone(process: Process) -> None:
+    process.agent.tell()
+    process.agent.close()
+    assert process.lost.wait(SOON)
+    with pytest.raises(RunError, match="the agent of this node is gone"):
+        process.member.ready()
+
+
+def test_process_without_an_agent_fails_at_once() -> None:
+    with pytest.raises(RunError, match="the agent of this node does not answer"):
+        Member("nobody", "0.1", 0, 0.02, lambda: None, lambda reason: None)
+
+
+def test_keys_that_groups_form_on_come_back_byte_for_byte() -> None:
+    server = KeyServer()
+    ours, theirs = FormingKeys(server.address), FormingKeys(server.address)
+    ours.set("generation00000001/world/0", bytes(range(256)))
+    ours.set("text", "é")
+    assert theirs.get("generation00000001/world/0") == bytes(range(256))
+    assert theirs.get("text") == "é".encode()
+    assert theirs.check(["text", "generation00000001/world/0"])
+    assert not theirs.check(["text", "another"])
+    with pytest.raises(RuntimeError, match="another was not written"):
+        theirs.get("another")
+    with ThreadPoolExecutor(8) as threads:  # answers go to the thread that has asked
+        asked = [threads.submit(theirs.get, name) for name in ("text", "generation00000001/world/0") * 50]
+        assert {len(answer.result(SOON)) for answer in asked} == {2, 256}
+    server.close()
+    with pytest.raises(RunError, match="the agent of this node is gone"):
+        theirs.get("text")
