@@ -25,12 +25,12 @@ from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of t
 
 from recycle import Job
 from recycle.exec.checkpoint.checkpoint import folder_of, write_stage
-from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, GenerationRecord
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
+from recycle.ir.families import one_f_one_b
 from recycle.shape import MicroBatch
 
 JOB = """
@@ -65,8 +65,8 @@ def compare(job: Job, rounds: int) -> None:
     """Print one line."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stages(job, [0], torch.device("cpu"))[0]
-    store, _ = LauncherStore.host()
-    saver = Saver(folder, "0.0", {0: stage}, store)
+    saver = Saver(folder, "0.0", {0: stage}, lambda step, stage, tensor_rank, saved: None)
+    saver.use_hosts_of(one_f_one_b(job.shape), RECORD)
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]
     figures: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "blocking", "iteration", "writing")}

@@ -1,20 +1,17 @@
-"""The control plane of thousands of workers: what a commit, a second and a new generation cost on a real etcd.
+"""The control plane of thousands of processes: what a commit, a second and a death cost the leader.
 
-    python benchmarks/control_plane.py [--case 2048x1] [--case 2048x8] [--commits 6] [--iteration 10]
+    python benchmarks/control_plane.py [--case 2048] [--case 16384] [--commits 20] [--etcd]
 
-The coordinator, its client of etcd and the relay are those of `recycle agent`. The agents are simulated, all in one
-process beside, each with a watch and a connection of its own, and write what a relay writes. Bytes are those of the
-connections, HTTP included. Ticks are told by the clock and by the processor's time, which other programs do not change.
-Needs the `etcd` binary; without it the benchmark says so and ends well.
+The leader's process has what that of `recycle agent` has: `AgentServer`, `LeaderRuntime` and `Leader`, and with
+`--etcd` the register in a real etcd. Plans are the same for any live workers. Agents of 8 processes each are emulated
+in other processes; each has an authenticated connection of its own and sends what a `NodeAgent` would. Times of the
+processor are those of all threads of the leader's process. Other programs on the same cores lengthen all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import base64
-import gc
-import json
+import contextlib
 import multiprocessing
 import os
 import platform
@@ -25,45 +22,74 @@ import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from recycle.exec.leader.compute_times import ComputeTimes
-from recycle.exec.leader.drift import DriftMonitor
-from recycle.exec.members import members_of
-from recycle.exec.membership import schema
-from recycle.exec.membership.bundles import bundle_name, bundled
-from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
-from recycle.exec.membership.etcd_client import Lease, encoded, put
-from recycle.exec.membership.etcd_store import EtcdStore
-from recycle.exec.membership.heartbeats import HeartbeatReader
-from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.local_socket import send
-from recycle.exec.membership.relay import Relay
-from recycle.exec.membership.relay_messages import Follow
-from recycle.exec.processes.cluster_processes import ClusterProcesses
-from recycle.exec.processes.waker import Listener, Waker
-from recycle.exec.protocol import GO, VOID, Computed, Formed, Heartbeat, Report, StartRequest
+from recycle.exec.election import Election, LeaderAddress
+from recycle.exec.launch.agent import rarely_collect_garbage
+from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.peers import AgentServer
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.leader.actions import Planned, PreparedPlan, Question
+from recycle.exec.leader.generations import GenerationPhase
+from recycle.exec.links import Hub, Link, connect_to
+from recycle.exec.members import members_of, split_member
+from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import (
+    Acknowledged,
+    Batch,
+    Committed,
+    Computed,
+    Ended,
+    Formed,
+    FromWorker,
+    Heartbeat,
+    Hello,
+    Order,
+    Permit,
+    Propose,
+    Ready,
+    Report,
+    RunInfo,
+    Start,
+    StepReport,
+    WorkerMessage,
+)
 from recycle.job import Job, PricedJob, price
-from recycle.nodes import place_workers
+from recycle.nodes import node_of, place_workers
 from recycle.shape import Worker
 from tests.exec.etcd_server import ETCD, EtcdServer
 
-RANKS, PROCESSES_PER_NODE = 64, 8
-_GO, _VOID = json.dumps(GO), json.dumps(VOID)
+RANKS, PROCESSES_PER_NODE, MOST_WORKERS = 64, 8, 2048
+EMULATORS = 2
+"""Processes that emulate the agents."""
+KEY = b"k" * 32
 RUN = "control-plane"
-PREFIX = f"/recycle/{RUN}/"
+TARGETS = {
+    "CPU of the leader's process per commit, ms": (20, 120),
+    "last report -> commit at all agents, median, s": (0.05, 0.4),
+    "memory, etcd included, MB": (150, 300),
+}
+"""Of 2,048 and of 16,384 processes."""
 
 
-def job_of(workers: int, tensor_parallel: int, url: str, heartbeat: float) -> PricedJob:
-    """Workers in pipelines of 64 ranks; eight processes per node."""
+def job_of(processes: int, store: str) -> PricedJob:
+    """Up to 2,048 workers in pipelines of 64 ranks; of more processes each worker has several."""
+    workers = min(processes, MOST_WORKERS)
+    tensor_parallel = processes // workers
     text = f"""
         [shape]
         pipelines = {workers // RANKS}
@@ -72,377 +98,401 @@ def job_of(workers: int, tensor_parallel: int, url: str, heartbeat: float) -> Pr
         tensor_parallel = {tensor_parallel}
         [model]
         kind = "emulated"
+        seconds_per_unit = 0.02
         [membership]
-        store = "{url}"
-        heartbeat = {heartbeat}
+        store = "{store}"
         lease = 60
-        dead_after = {15 * heartbeat}
-        hung_after = {30 * heartbeat}
+        dead_after = 600
+        hung_after = 600
         form_timeout = 120.0
         [cluster]
-        workers_per_node = {max(1, PROCESSES_PER_NODE // tensor_parallel)}
+        workers_per_node = {PROCESSES_PER_NODE // tensor_parallel}
         """
     return price(Job.from_toml(text))
 
 
-# The simulated agents: a process of their own.
+# The emulated agents.
 
 
-class SimulatedAgent:
-    """A node: follows the orders, acknowledges, forms, reports every iteration and beats, all for its processes."""
+@lru_cache(maxsize=16)
+def decoded(body: bytes) -> Order:
+    """A message of the leader, decoded once for all agents that get it."""
+    return msgspec.msgpack.decode(body, type=Order)
 
-    def __init__(self, node: int, workers: list[Worker], job: Job, port: int, seconds: float) -> None:
-        self.node, self.port, self.seconds, self.heartbeat = node, port, seconds, job.membership.heartbeat
-        self.workers, self.tensor_parallel = {str(worker) for worker in workers}, job.grid.tensor_parallel
-        self.received, self.beats = 0, 0
-        self.seen: dict[str, float] = {}
-        self._number = 0
-        self._lock = asyncio.Lock()
-        self._generation, self._next = 0, 0
-        self._reporting: asyncio.Task[None] | None = None
 
-    @property
-    def members(self) -> list[str]:
-        return members_of(sorted(self.workers), self.tensor_parallel)
+class EmulatedAgent:
+    """A node: answers the leader's orders for its processes."""
 
-    async def run(self) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
-        ends = {"key": encoded(f"{PREFIX}groups/"), "range_end": encoded(f"{PREFIX}orders0")}
-        request = {"create_request": {**ends, "fragment": True}}
-        writer.write(_http("/v3/watch", request))
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
-        beating = asyncio.create_task(self._beat())
-        rest = b""
-        while part := await reader.read(1 << 20):
-            self.received += len(part)
-            *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                if b'"events"' in line:
-                    await self._take(line)
-        beating.cancel()
+    def __init__(self, node: int, workers: tuple[Worker, ...], job: Job, hub: Hub, link: Link) -> None:
+        self.node, self._hub, self._link = node, hub, link
+        self._tensor_parallel = job.grid.tensor_parallel
+        self.members = members_of(workers, self._tensor_parallel)
+        self.generation = 0
+        self._beats: list[bytes] = []
+        hub.add(link)
+        self.send(Hello(node, f"session{node}"))
 
-    async def _take(self, line: bytes) -> None:
-        now = time.monotonic()
-        for key, text in events(line):
-            kind = key.split("/")
-            if "proposal" in kind and text:
-                self._generation = int(kind[1].removeprefix("generation"))
-                self.seen[key] = now
-                self.workers &= live_in(text)
-                if self.workers:
-                    key_of = schema.AcknowledgedKey(self._generation, schema.EVERYBODY)
-                    await self._say(key_of, key_of.encode(False))
-            elif key.endswith("permission/form") and text == _GO:
-                formed = schema.FormedKey(self._generation, schema.EVERYBODY)
-                await self._say(formed, formed.encode(Formed()))
-            elif key.endswith("permission/run") and text == _GO:
-                self._reporting = asyncio.create_task(self._report(self._generation, self._next))
-            elif "commit" in kind and text not in ("", _VOID):
-                self._next = int(kind[-1]) + 1
-                self.seen[key] = now
-                self._reporting = asyncio.create_task(self._report(self._generation, self._next))
+    def send(self, message: Any) -> None:
+        self._hub.send(self._link, message)
 
-    async def _report(self, generation: int, step: int) -> None:
-        await asyncio.sleep(self.seconds)
-        if generation == self._generation:
-            report = schema.ReportKey(generation, step, schema.EVERYBODY)
-            stages = {int(name.partition(".")[2]) for name in self.workers}
-            computed = [Computed(stage, token, 64, 1.234567) for stage in stages for token in "FIW"][:3]
-            texts = {}
-            for member in self.members:
-                rank = int(member.partition("t")[0].partition(".")[2])
-                loss = 123.456789 if rank == RANKS - 1 else None
-                texts[member] = report.encode(Report({rank: [0.123456789012 + rank, 1e-17]}, loss, computed))
-            await self._write(bundle_name(report.name[:-1], self.node, self._numbered()), bundled(texts))
+    def say(self, message: WorkerMessage, generation: int = 0) -> None:
+        """Each process says this."""
+        self.send(Batch([FromWorker(member, message, generation) for member in self.members]))
 
-    def _numbered(self) -> int:
-        self._number += 1
-        return self._number
+    def report(self, step: int) -> bytes:
+        """The batch of reports of an iteration, encoded."""
+        said = []
+        for member in self.members:
+            rank = int(split_member(member)[0].partition(".")[2])
+            computed = [Computed(rank, token, 64, 1.234567 + 1e-6 * step) for token in "FIW"]
+            loss = 123.456789 if rank == RANKS - 1 else None
+            report = Report({rank: [0.123456789012 + rank, 1e-17]}, loss, computed)
+            said.append(FromWorker(member, StepReport(step, report), self.generation))
+        return msgspec.msgpack.encode(Batch(said))
 
-    async def _say(self, key: Any, text: str) -> None:
-        said = dict.fromkeys(self.members, text)
-        await self._write(bundle_name(key.name[:-1], self.node, self._numbered()), bundled(said))
+    def beat(self, turn: int) -> None:
+        """A heartbeat of each process."""
+        if not self._beats:
+            beats = [
+                {member: Heartbeat(number, 3 * number, False, "1F", 0.12) for member in self.members}
+                for number in (1, 2)
+            ]
+            self._beats = [msgspec.msgpack.encode(Batch(beats=each)) for each in beats]
+        self.send(self._beats[turn % 2])
 
-    async def _beat(self) -> None:
-        await asyncio.sleep(self.heartbeat * (self.node % 97) / 97)
+    def end(self, worker: str) -> None:
+        """The process of this worker ends."""
+        self.members = [member for member in self.members if split_member(member)[0] != worker]
+        self.send(Batch(ended=[Ended(worker, 0, "killed by SIGKILL")]))
+
+
+class Emulator:
+    """The agents of one process, which does what it is told on a pipe.
+
+    Args:
+        number: of this process among all of them.
+        iteration: seconds from a commit to the reports of the next iteration.
+    """
+
+    def __init__(self, number: int, toml: str, port: int, iteration: float) -> None:
+        job = Job.from_toml(toml)
+        nodes = place_workers(job.shape, job.cluster.workers_per_node)
+        self._hub, self._iteration, self._heartbeat = Hub(), iteration, job.membership.heartbeat
+        self.agents: list[EmulatedAgent] = []
+        for node in range(number, len(nodes), EMULATORS):
+            link = connect_to("127.0.0.1", port, KEY, msgspec.Raw)
+            agent = EmulatedAgent(node, nodes[node], job, self._hub, link)
+            link.owner = lambda link, bodies, agent=agent: self._obey(agent, bodies)
+            self.agents.append(agent)
+        self._counts: dict[Any, int] = {}
+        self.times: dict[Any, float] = {}
+        """Of what the last of these agents has sent or received."""
+        self._next, self._due = 0, float("inf")
+        self._prepared: list[bytes] = []
+        self._reports, self._turn, self._next_beat = True, 0, float("inf")
+
+    def _obey(self, agent: EmulatedAgent, bodies: list[Any] | None) -> None:
+        assert bodies is not None, "the leader has closed the connection"
+        starts = []
+        for body in bodies:
+            match order := decoded(bytes(body)):
+                case Start():
+                    starts.append(order.worker)
+                case Propose(record=record):
+                    agent.generation = record.generation
+                    agent.say(Acknowledged(False), agent.generation)
+                    self._note("proposal", record.generation)
+                case Permit(what="form"):
+                    agent.say(Formed(), agent.generation)
+                case Permit(what="run"):
+                    self._note("run", order.generation)
+                    self._await_report(order.generation, self._next)
+                case Committed(commit=commit):
+                    self._note("commit", commit.step)
+                    self._await_report(order.generation, commit.step + 1)
+        if starts:
+            members = members_of(starts, agent._tensor_parallel)
+            agent.send(Batch([FromWorker(member, Ready(0)) for member in members]))
+
+    def _note(self, *key: Any) -> None:
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] == len(self.agents):
+            self.times[key] = time.monotonic()
+
+    def _await_report(self, generation: int, step: int) -> None:
+        """Report once all agents have heard what the last one of them has heard now."""
+        key = ("commit", step - 1) if ("commit", step - 1) in self.times else ("run", generation)
+        if self._counts.get(key) == len(self.agents):
+            self._next, self._due, self._prepared = step, time.monotonic() + self._iteration, []
+
+    def serve(self, pipe: Connection) -> None:
+        rarely_collect_garbage()
         while True:
-            self.beats += 1
-            key = schema.HeartbeatKey("")
-            text = key.encode(Heartbeat(self.beats, 3 * self.beats, False, "1F", 0.12))
-            await self._write(bundle_name(key.parent(), self.node), bundled(dict.fromkeys(self.members, text)))
-            await asyncio.sleep(self.heartbeat)
+            self._hub.dispatch(0.005)
+            now = time.monotonic()
+            if self._due < float("inf") and not self._prepared:
+                self._prepared = [agent.report(self._next) for agent in self.agents]
+            if self._reports and now >= self._due:
+                for agent, body in zip(self.agents, self._prepared, strict=True):
+                    agent.send(body)
+                self.times["report", self._next] = time.monotonic()
+                self._due, self._prepared = float("inf"), []
+            self._beat(now)
+            if pipe.poll():
+                match pipe.recv():
+                    case ("report", bool(wanted)):
+                        self._reports = wanted
+                    case ("beat", bool(wanted)):
+                        self._next_beat = now if wanted else float("inf")
+                    case ("end", worker) if self.agents[0].node == 0:
+                        self.times["end", worker] = time.monotonic()
+                        self.agents[0].end(worker)
+                    case ("times",):
+                        pipe.send(self.times)
+                    case ("close",):
+                        return
 
-    async def _write(self, name: str, text: str) -> None:
-        async with self._lock:
-            while True:
-                self._writer.write(_http("/v3/kv/txn", {"success": [put(PREFIX + name, text)]}))
-                head = await self._reader.readuntil(b"\r\n\r\n")
-                found = re.search(rb"Content-Length: (\d+)", head)
-                if head.startswith(b"HTTP/1.1 200") and found is not None:
-                    await self._reader.readexactly(int(found[1]))
-                    return
-                assert head.startswith(b"HTTP/1.1 503"), head  # etcd could not agree in time; a relay asks again, too
-                self._writer.close()
-                await asyncio.sleep(0.5)
-                self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
-
-
-@lru_cache(maxsize=4)
-def live_in(proposal: str) -> frozenset[str]:
-    """Who is live; read once for all agents, which have a machine each."""
-    return frozenset(schema.ProposalKey(0).decode(proposal).live)
-
-
-def events(line: bytes) -> list[tuple[str, str]]:
-    """(name, text) of each change in a result of a watch; the text is empty where the key was deleted."""
-    found = []
-    for event in json.loads(line)["result"].get("events", []):
-        kv = event["kv"]
-        name = base64.b64decode(kv["key"]).decode().removeprefix(PREFIX)
-        found.append((name, base64.b64decode(kv.get("value", "")).decode()))
-    return found
+    def _beat(self, now: float) -> None:
+        """The beats of all agents, spread over the interval of heartbeats."""
+        while now >= self._next_beat:
+            self.agents[self._turn % len(self.agents)].beat(self._turn // len(self.agents))
+            self._turn += 1
+            self._next_beat += self._heartbeat / len(self.agents)
 
 
-def _http(path: str, body: dict[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nHost: etcd\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(content), content)
+def emulate(number: int, toml: str, port: int, iteration: float, pipe: Connection) -> None:
+    """Be one process of agents."""
+    with contextlib.suppress(EOFError):
+        Emulator(number, toml, port, iteration).serve(pipe)
 
 
-def simulate(toml: str, port: int, seconds: float, pipe: Connection) -> None:
-    """The process of all agents; answers each line on the pipe with what they have seen so far."""
-    job = Job.from_toml(toml)
-    nodes = place_workers(job.shape, job.cluster.workers_per_node)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-    async def main() -> None:
-        agents = [SimulatedAgent(node, workers, job, port, seconds) for node, workers in enumerate(nodes)]
-        running = [asyncio.create_task(agent.run()) for agent in agents]
-        loop = asyncio.get_running_loop()
-        while True:
-            asked = await loop.run_in_executor(None, pipe.recv_bytes)
-            if asked == b"end":
-                break
-            name = asked.decode()
-            seen = [agent.seen[name] for agent in agents if name in agent.seen]
-            answer = {"count": len(seen), "last": max(seen, default=0.0), "bytes": [a.received for a in agents]}
-            pipe.send_bytes(json.dumps(answer).encode())
-        for task in running:
-            task.cancel()
-
-    asyncio.run(main())
+# The leader.
 
 
-# The coordinator.
+class FixedPlans:
+    """As `PlanService`, with the same plan for any live workers."""
+
+    can_search = True
+
+    def __init__(self, job: PricedJob, *others: object) -> None:
+        self._workers, self._asked = list(job.shape.workers()), list[Question]()
+
+    def own(self) -> None:
+        return None
+
+    def ask(self, question: Question, profile: object = None) -> None:
+        self._asked.append(question)
+
+    def look(self, warn: object) -> list[Planned]:
+        asked, self._asked = self._asked, []
+        return [self._answer(question) for question in asked]
+
+    def _answer(self, question: Question) -> Planned:
+        if not question.is_urgent:
+            return Planned(question, None, "times do not count here")
+        roles = {worker: worker for worker in self._workers if worker not in question.failed}
+        return Planned(question, PreparedPlan("0123456789abcdef", roles, {"barrier": 64.0, "staggered": 63.0}))
+
+    def close(self) -> None:
+        return None
 
 
-class FixedPlan:
-    """The same plan for whoever is alive, in the run directory already; times are watched as in any run."""
+class Emulators:
+    """The processes of agents."""
 
-    def __init__(self, job: PricedJob) -> None:
-        self.workers, self.profile, self.drift = list(job.shape.workers()), job.prices, DriftMonitor.of(job)
-        self.line = ""
+    def __init__(self, job: PricedJob, port: int, iteration: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(EMULATORS)]
+        self._pipes = [own for own, _ in pipes]
+        self._processes = [
+            context.Process(target=emulate, args=(number, job.to_toml(), port, iteration, other), daemon=True)
+            for number, (_, other) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
 
-    def ready(self, failed: frozenset[Worker]) -> Ready:
-        roles = {worker: worker for worker in self.workers if worker not in failed}
-        return Ready("0123456789abcdef", "", roles, {"barrier": 64.0, "staggered": 63.0}, True)
+    def tell(self, *order: Any) -> None:
+        for pipe in self._pipes:
+            pipe.send(order)
 
-    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
-        self.line = json.dumps(times.line())
-        self.drift.observe(times)
-        self.drift.departed(self.profile, times.workers)
+    def times(self) -> dict[Any, float]:
+        """When the last agent of all has sent or received what all have."""
+        self.tell("times")
+        answers = [pipe.recv() for pipe in self._pipes]
+        return {
+            key: max(answer.get(key, 0.0) for answer in answers)
+            for key in set().union(*answers)
+            if key[0] == "end" or all(key in answer for answer in answers)
+        }
 
-    def has_better(self, failed: frozenset[Worker]) -> bool:
-        return False
-
-
-class EtcdCounts:
-    """What etcd itself has counted."""
-
-    def __init__(self, server: EtcdServer) -> None:
-        self._url = f"http://{server.address}:{server.port}/metrics"
-
-    def proposals(self) -> float:
-        """Writes: entries of its log."""
-        with urllib.request.urlopen(self._url) as answer:
-            found = re.search(r"^etcd_server_proposals_committed_total (\S+)", answer.read().decode(), re.MULTILINE)
-        assert found is not None
-        return float(found[1])
-
-
-class Process:
-    """A process of the coordinator's node: counts what the relay sends it."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect("\0" + relay.url.partition("://")[2])
-        send(self._socket, Follow())
-        self.received = 0
-        threading.Thread(target=self._receive, daemon=True).start()
-
-    def _receive(self) -> None:
-        while part := self._socket.recv(1 << 20):
-            self.received += len(part)
+    def close(self) -> None:
+        self.tell("close")
+        for process in self._processes:
+            process.join(10)
+            process.kill()
 
 
-def measure(workers: int, tensor_parallel: int, commits: int, seconds: float, heartbeat: float) -> dict[str, float]:
-    """Figures of one case, by name."""
-    with tempfile.TemporaryDirectory() as folder:
-        server = EtcdServer(Path(folder))
-        try:
-            return _measure(server, job_of(workers, tensor_parallel, server.url, heartbeat), commits, seconds)
-        finally:
-            server.end()
+class LeadingAgent:
+    """The leader's part of an agent's loop.
 
+    Args:
+        election: of the register; None to keep it in memory.
+    """
 
-def _measure(server: EtcdServer, job: PricedJob, commits: int, seconds: float) -> dict[str, float]:
-    settings, shape = job.membership, job.shape
-    nodes = place_workers(shape, job.cluster.workers_per_node)
-    store = EtcdStore.connect(server.url, RUN, settings)
-    lease = Lease(store.client.clone(), settings, lambda: None)
-    for node in range(len(nodes)):
-        store.create(schema.AgentKey(node), f"session{node}", lease.id)
-    requests = {
-        schema.StartRequestKey(worker).name: schema.StartRequestKey(worker).encode(
-            StartRequest(0, f"session{node}", str(worker), 0)
+    def __init__(self, job: PricedJob, folder: Path, election: Election | None) -> None:
+        self.hub, self._waker = Hub(), Waker()
+        self._pause = job.membership.heartbeat / 2
+        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self.port: int = listener.getsockname()[1]
+        register: Callable[[Any], None] = lambda action: None  # noqa: E731
+        if election is not None:
+            assert election.campaign(LeaderAddress(0, "session", "127.0.0.1", self.port))
+            register = election.persist
+        info = RunInfo(identity="identity", job="job", steps=10**6, faults=[], started=time.time())
+        request = RunRequest(
+            job=job, steps=10**6, schedule=None, planner=None, faults=(), observer=Observer(), text_digest=None
         )
-        for node, of in enumerate(nodes)
-        for worker in of
-    }
-    names = list(requests)
-    for first in range(0, len(names), 100):
-        store.put_all({name: requests[name] for name in names[first : first + 100]})
-    ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=simulate, args=(job.to_toml(), server.port, seconds, theirs), daemon=True)
-    child.start()
-    created = store.create(schema.CoordinatorKey(), "0 session0", lease.id)
-    assert created is not None
-    coordinating = store.coordinating(schema.CoordinatorKey(), created)
-    waker, members = Waker(), members_of(shape.workers(), job.grid.tensor_parallel)
-    relay = Relay(store.clone(), len(nodes), settings.heartbeat)
-    process = Process(relay)
-    reader = HeartbeatReader(coordinating.clone(), members, settings.heartbeat / 2)
-    Listener(coordinating.clone(), waker)
-    committed: list[int] = []
-    plans = FixedPlan(job)
-    coordinator = Coordinator(
-        job=job,
-        steps=10**6,
-        live=set(shape.workers()),
-        store=coordinating,
-        processes=ClusterProcesses(job, coordinating),
-        plans=plans,
-        log=lambda kind, **details: (
-            print(f"    {kind} {details.get('cause', '')}", flush=True) if kind in ("detected", "recovered") else None
-        ),
-        committed=lambda commit, record: committed.append(commit.step),
-        now=time.monotonic,
-        heartbeats=reader.reading(),
-    )
-    ticks: list[tuple[float, float, bool]] = []
+        with patch("recycle.exec.launch.runtime.PlanService", FixedPlans):
+            self.runtime = LeaderRuntime(
+                request=request,
+                register=register,
+                homes=node_of(job.shape, job.cluster.workers_per_node),
+                directory=RunDirectory(folder, job, shared=info),
+                waker=self._waker,
+            )
+        self._server = AgentServer(self.runtime, self.hub, listener, KEY)
+        self.runtime.begin()
+        self._poll = select.poll()
+        for descriptor in (self.hub.fileno(), self._waker.descriptor):
+            self._poll.register(descriptor, select.POLLIN)
 
-    def asked(name: str = "") -> dict[str, Any]:
-        ours.send_bytes(name.encode())
-        return dict(json.loads(ours.recv_bytes()))
+    def turn(self) -> None:
+        """Take what has come, decide, and wait for more."""
+        self._server.look()
+        self.hub.dispatch()
+        self.runtime.tick()
+        self._poll.poll(1000 * self._pause)
+        self._waker.clear()
 
-    def tick() -> None:
-        before, began, worked = len(committed), time.perf_counter(), time.thread_time()
-        coordinator.tick()
-        seconds, own = time.perf_counter() - began, time.thread_time() - worked
-        ticks.append((seconds, own, len(committed) > before))
-        select.select([waker.descriptor], [], [], settings.heartbeat / 2)
-        waker.clear()
-
-    def until(condition: Any, limit: float = 300.0) -> None:
+    def until(self, condition: Callable[[], bool], limit: float = 300.0) -> None:
+        """Lead until the condition holds."""
         deadline = time.monotonic() + limit
         while not condition():
-            tick()
-            assert time.monotonic() < deadline, (coordinator.phase, coordinator.record.generation)
+            self.turn()
+            assert time.monotonic() < deadline, (self.runtime.leader.generations.phase, self.runtime.record.generation)
 
-    gc.collect()
-    gc.freeze()  # as an agent does
-    counts = EtcdCounts(server)
-    figures: dict[str, float] = {"workers": shape.worker_count, "processes": len(members), "agents": len(nodes)}
-    try:
-        deadline = time.monotonic() + 120
-        while len(asked()["bytes"]) < len(nodes) or min(asked()["bytes"]) == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        until(lambda: coordinator.phase is GenerationPhase.RUNNING)
-        until(lambda: len(committed) >= 2)
-        ticks.clear()
-        first, writes, began, received = asked(), counts.proposals(), time.monotonic(), process.received
-        until(lambda: len(committed) >= 2 + commits)
-        passed = time.monotonic() - began
-        writes_later, last, received_later = counts.proposals(), asked(), process.received
-        figures["bytes of the times in a line of metrics"] = len(plans.line)
-        figures["etcd writes/s"] = (writes_later - writes) / passed
-        figures["s per commit"] = passed / commits
-        per_agent = statistics.median(b - a for a, b in zip(first["bytes"], last["bytes"], strict=True)) / commits
-        figures["bytes per process and commit: to its agent"] = per_agent
-        figures["from its agent"] = (received_later - received) / commits
-        for what, chosen in (
-            ("tick ms", [tick for tick in ticks if not tick[2]]),
-            ("tick ms with a commit", [tick for tick in ticks if tick[2]]),
-        ):
-            for place, name in enumerate(("", ", of the processor")):
-                figures[f"{what}{name}: median"] = 1e3 * statistics.median(tick[place] for tick in chosen)
-                figures[f"{what}{name}: longest"] = 1e3 * max(tick[place] for tick in chosen)
-        for name in ("0.1", "1.2"):
-            ended = schema.EndedKey(Worker.parse(name))
-            store.set(ended, (0, "killed by SIGKILL"))
-            generation = coordinator.record.generation
-            while coordinator.record.generation == generation:
-                proposing = time.monotonic()
-                tick()
-            key = schema.ProposalKey(generation + 1).name
-            while (found := asked(key))["count"] < len(nodes):
-                assert time.monotonic() < proposing + 120, found["count"]
-                time.sleep(0.05)
-            figures["s until a generation is announced to all"] = found["last"] - proposing
-            until(lambda: coordinator.phase is GenerationPhase.RUNNING)
-            figures["until it runs"] = time.monotonic() - proposing
-        figures["MB of etcd's process"] = _resident(server.process.pid)
-        figures["MB of the coordinator's"] = _resident(os.getpid())
-    finally:
-        ours.send_bytes(b"end")
-        child.join(10)
-        child.kill()
-        reader.close()
-        relay.close()
-        lease.close()
-        coordinating.close()
-        store.close()
+    def for_seconds(self, seconds: float) -> None:
+        """Lead for so long."""
+        end = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= end)
+
+
+def measure(processes: int, commits: int, iteration: float, idle: float, with_etcd: bool) -> dict[str, float]:
+    """Figures of one case, by name."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
+        server = None
+        if with_etcd:
+            (Path(folder) / "etcd").mkdir()
+            server = EtcdServer(Path(folder) / "etcd")
+            closing.callback(server.end)
+        job = job_of(processes, server.url if server is not None else "launcher")
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        election = None
+        if server is not None:
+            election = Election.connect(RUN, job.membership)
+            closing.callback(election.close)
+        leading = LeadingAgent(job, Path(folder) / "run", election)
+        rarely_collect_garbage()
+        emulators = Emulators(job, leading.port, iteration)
+        closing.callback(emulators.close)
+        return _measure(leading, emulators, commits, idle, server)
+
+
+def _measure(
+    leading: LeadingAgent, emulators: Emulators, commits: int, idle: float, server: EtcdServer | None
+) -> dict[str, float]:
+    generations, began = leading.runtime.leader.generations, time.monotonic()
+    figures: dict[str, float] = {}
+
+    def runs() -> bool:
+        return generations.phase is GenerationPhase.RUNNING
+
+    leading.until(runs)
+    figures["start of the agents -> all may run, s"] = time.monotonic() - began
+    leading.until(lambda: generations.record.committed >= 2)
+    first, used = generations.record.committed, [time.process_time()]
+    for step in range(first + 1, first + commits + 1):
+        leading.until(lambda step=step: generations.record.committed >= step)  # type: ignore[misc]
+        used.append(time.process_time())
+    emulators.tell("report", False)
+    leading.for_seconds(0.5)
+    times = emulators.times()
+    waits = [times["commit", step] - times["report", step] for step in range(first + 1, first + commits + 1)]
+    figures["CPU of the leader's process per commit, ms"] = 1e3 * statistics.median(b - a for a, b in pairwise(used))
+    figures["last report -> commit at all agents, median, s"] = statistics.median(waits)
+    figures["last report -> commit at all agents, largest, s"] = max(waits)
+    figures["CPU without beats, ms per s"] = 1e3 * _used(lambda: leading.for_seconds(idle)) / idle
+    emulators.tell("beat", True)
+    leading.for_seconds(1.0)
+    figures["CPU with 4 beats per s of each process, ms per s"] = 1e3 * _used(lambda: leading.for_seconds(idle)) / idle
+    emulators.tell("beat", False)
+    leading.for_seconds(0.5)
+    deaths = []
+    for worker in ("0.1", "0.3"):
+        generation = generations.record.generation
+        emulators.tell("end", worker)
+        leading.until(lambda before=generation: generations.record.generation > before and runs())  # type: ignore[misc]
+        leading.for_seconds(1.0)
+        times, generation = emulators.times(), generations.record.generation
+        deaths.append([times[what, generation] - times["end", worker] for what in ("proposal", "run")])
+    for what, seconds in zip(("have the proposal", "may run"), zip(*deaths, strict=True), strict=True):
+        figures[f"death -> all {what}, s"] = statistics.mean(seconds)
+    own, etcd = _resident(os.getpid()), _resident(server.process.pid) if server is not None else 0.0
+    figures["memory, etcd included, MB"] = own + etcd
+    figures["memory of the leader's process that is not of files, MB"] = _resident(os.getpid(), "RssAnon")
+    if server is not None:
+        figures["memory of etcd, MB"] = etcd
     return figures
 
 
-def _resident(pid: int) -> float:
+def _used(action: Callable[[], None]) -> float:
+    """Seconds of the processor that an action takes in this process."""
+    before = time.process_time()
+    action()
+    return time.process_time() - before
+
+
+def _resident(pid: int, what: str = "VmRSS") -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    found = re.search(rf"{what}:\s+(\d+) kB", status)
     return int(found[1]) / 1024 if found is not None else 0.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", help="workers x processes of each; 2048x1 and 2048x8 when left out")
-    parser.add_argument("--commits", type=int, default=6)
-    parser.add_argument("--iteration", type=float, default=10.0, help="seconds of an iteration")
-    parser.add_argument("--heartbeat", type=float, default=2.0, help="seconds between heartbeats")
+    parser.add_argument("--case", action="append", type=int, help="processes; 2048 and 16384 when left out")
+    parser.add_argument("--commits", type=int, default=20)
+    parser.add_argument("--iteration", type=float, default=0.5, help="seconds from a commit to the next reports")
+    parser.add_argument("--idle", type=float, default=6.0, help="seconds of heartbeats alone")
+    parser.add_argument("--etcd", action="store_true", help="keep the register in a real etcd")
     options = parser.parse_args()
-    if ETCD is None:
-        print("no etcd on this machine: nothing is measured (Debian's package is etcd-server)")
-        return
-    print(f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, one etcd", flush=True)
-    print(f"iterations of {options.iteration:g} s, heartbeats every {options.heartbeat:g} s", flush=True)
-    for case in options.case or ["2048x1", "2048x8"]:
-        workers, _, tensor_parallel = case.partition("x")
-        figures = measure(
-            int(workers), int(tensor_parallel or 1), options.commits, options.iteration, options.heartbeat
-        )
-        print(f"\n{case}")
-        for name, figure in figures.items():
-            print(f"  {name:50} {figure:12,.1f}", flush=True)
+    if options.etcd and ETCD is None:
+        parser.error("no etcd on this machine (Debian's package is etcd-server)")
+    print(f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}", flush=True)
+    cases = options.case or [2048, 16384]
+    columns = []
+    for case in cases:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # a fresh process for each
+            arguments = case, options.commits, options.iteration, options.idle, options.etcd
+            columns.append(pool.submit(measure, *arguments).result())
+    print(f"{'processes':56}" + "".join(f"{case:>10,}{'target':>8}" for case in cases))
+    for name in columns[0]:
+        cells = []
+        for case, figures in zip(cases, columns, strict=True):
+            target = str(TARGETS[name][case > MOST_WORKERS]) if name in TARGETS else ""
+            cells.append(f"{figures[name]:10,.3f}{target:>8}")
+        print(f"{name:56}" + "".join(cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def walk(folder: Path, show: bool) -> tuple[int, int, float]:
     from recycle.cli.planner import plan_for_training
     from recycle.exec.launch.launcher import train
     from recycle.exec.launch.observer import Observer
-    from recycle.exec.processes.processes import ForkServer
+    from recycle.exec.processes.forkserver import ForkServer
 
     commits: dict[int, float] = {}
     workers: dict[str, int] = {}

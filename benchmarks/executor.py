@@ -31,7 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Job, Profile, Schedule, Shape, simulate
 from recycle.exec.launch.launcher import train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.profile.executed import executed
 from recycle.ir.families import one_f_one_b, zb_h1, zb_h2
 from recycle.ir.formats.run_trace import read_trace

@@ -46,7 +46,7 @@ import torch
 from recycle import Job, Link, Profile, Schedule, analytic, simulate
 from recycle.exec.launch.launcher import train
 from recycle.exec.model.build import build_stages
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.profile.measure import measure_stage
 from recycle.exec.profile.profiler import assemble
 from recycle.exec.transport.gloo import Gloo

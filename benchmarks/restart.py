@@ -72,7 +72,7 @@ def ours(steps: int, kill: bool = True) -> tuple[float, list[float]]:
     from recycle.cli.planner import plan_for_training
     from recycle.exec.faults.faults import parse_fault
     from recycle.exec.launch.launcher import train
-    from recycle.exec.processes.processes import ForkServer
+    from recycle.exec.processes.forkserver import ForkServer
 
     faults = [parse_fault(f"kill:1.0@{steps // 2}")] if kill else []
     server = ForkServer("gpt")

@@ -24,7 +24,7 @@ from recycle import Job
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 
 JOB = """
 [shape]

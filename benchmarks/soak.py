@@ -34,7 +34,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.report import Span
 from recycle.run_report import load_report
 

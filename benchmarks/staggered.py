@@ -24,7 +24,7 @@ from recycle import Job, Schedule, Worker, simulate
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import with_barrier
 from recycle.solve.planner import plan
