@@ -28,7 +28,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.cli.view import _examples, _planner
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
-from recycle.exec.processes.processes import ForkServer
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.solve.planner import plan
 from viz.app import build_app, serve
