@@ -1,8 +1,8 @@
-"""Membership on the launcher's store and on etcd, side by side: recovery from a kill, and requests per second.
+"""Runs of one machine without etcd and with it, side by side: recovery from a kill, and requests per second.
 
     python benchmarks/membership_stores.py [--pipelines 8] [--ranks 8] [--steps 12] [--heartbeat 0.25]
 
-Workers are emulated, so what is measured is membership and gloo, not training. Needs the `etcd` binary; requests are
+Workers are emulated, so what is measured is the control plane and gloo, not training. Needs the `etcd` binary; requests are
 those that etcd itself counted.
 """
 
