@@ -13,7 +13,8 @@ import pytest
 from recycle import RunError
 from recycle.exec.leader.actions import Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.compute_times import ComputeTimes
-from recycle.exec.leader.plans import PlanAnswers, Plans
+from recycle.exec.leader.plan_answers import PlanAnswers
+from recycle.exec.leader.plans import Plans
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
@@ -185,7 +186,7 @@ def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> N
     plan = prepared(ALWAYS, *DEAD)
     answers.take(Planned(NEEDED, plan))
     assert answers.needed(DEAD) is plan
-    assert answers.hosts(plan.digest) == plan.hosts
+    assert answers.hosts[plan.digest] == plan.hosts
     assert outbox.take() == []
 
 
@@ -195,7 +196,7 @@ def test_next_leader_uses_the_plan_in_use_without_asking() -> None:
     earlier = Hosts.at_start(SLOW_COPIES, None)
     answers.adopt(DEAD, plan, {"1" * 16: earlier})
     assert Plans(ALWAYS, answers, outbox).ready(DEAD) is plan
-    assert answers.hosts("1" * 16) is earlier
+    assert answers.hosts["1" * 16] is earlier
     assert outbox.take() == []
 
 
