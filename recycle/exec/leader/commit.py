@@ -15,7 +15,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS
 from recycle.exec.leader.disagreement import compare, stage_name
-from recycle.exec.leader.replay_votes import count, votes_of
+from recycle.exec.leader.replay_votes import count_votes, votes_of
 from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.members import split_member
 from recycle.exec.protocol import (
@@ -163,7 +163,7 @@ def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) ->
     """
     columns = ReportColumns.of(reports)
     commit = decide(job, step, columns)
-    if unlike := count(step, votes_of(columns.replayed)):
+    if unlike := count_votes(step, votes_of(columns.replayed)):
         raise RunError(f"{unlike}: one of them computes wrong")
     is_last = step + 1 >= steps
     return msgspec.structs.replace(

@@ -68,6 +68,7 @@ class ComputeTimes:
     """A row per worker, stage and kind of instruction that it ran.
 
     Attributes:
+        reports: what each worker has reported.
         workers: who reported, also of nothing.
         owner: the worker's place in `workers`.
         stage: of the instructions.
@@ -76,6 +77,7 @@ class ComputeTimes:
         links: what their messages took.
     """
 
+    reports: Mapping[Worker, Sequence[Computed]]
     workers: Sequence[Worker]
     owner: Integers
     stage: Integers
@@ -97,6 +99,7 @@ class ComputeTimes:
         kinds = {token: kind for kind, token in enumerate(tokens)}
         pipeline, rank, sent, taken, waited = _columns(links.values()) or ((),) * 5
         return cls(
+            compute,
             list(compute),
             _owners(compute.values()),
             np.array(stage, np.int64),
@@ -118,27 +121,25 @@ class ComputeTimes:
         those of which an instruction takes longest or least beside the median of its kind and stage; and then also
         `compute_spread`: `<stage><F|I|W|B>` -> least, median and most of these means over all workers.
         """
-        mean = np.divide(self.seconds, self.count, out=np.zeros(len(self.count)), where=self.count > 0)
-        listed, spread = np.arange(len(self.workers)), {}
+        listed, spread = sorted(self.workers), {}
         if len(self.workers) > most:
+            mean = np.divide(self.seconds, self.count, out=np.zeros(len(self.count)), where=self.count > 0)
             groups = Groups.by(self.stage * len(self.tokens) + self.kind, mean)
-            names = (self._name(*divmod(key, len(self.tokens))) for key in groups.keys.tolist())
-            figures = _microseconds(np.column_stack((groups.least, groups.median, groups.most)))
-            spread = {"compute_spread": dict(zip(names, figures, strict=True))}
+            keys = (divmod(key, len(self.tokens)) for key in groups.keys.tolist())
+            figures = np.column_stack((groups.least, groups.median, groups.most)).round(6).tolist()
+            spread = {f"{stage}{self.tokens[kind]}": of for (stage, kind), of in zip(keys, figures, strict=True)}
             usual = groups.median[groups.of]
             ratio = np.divide(mean, usual, out=np.ones(len(mean)), where=(mean > 0) & (usual > 0))
             furthest = np.zeros(len(self.workers))
             np.maximum.at(furthest, self.owner, np.abs(np.log(ratio)))
-            listed = np.argsort(-furthest, kind="stable")[:most]
-        compute: dict[str, dict[str, float]] = {str(worker): {} for worker in sorted(self.workers[i] for i in listed)}
-        rows = np.flatnonzero(np.isin(self.owner, listed))
-        columns = (column[rows].tolist() for column in (self.owner, self.stage, self.kind))
-        for owner, stage, kind, seconds in zip(*columns, _microseconds(mean[rows]), strict=True):
-            compute[str(self.workers[owner])][self._name(stage, kind)] = seconds
-        return {"compute": compute, **spread}
-
-    def _name(self, stage: int, kind: int) -> str:
-        return f"{stage}{self.tokens[kind]}"
+            listed = sorted(self.workers[place] for place in np.argsort(-furthest, kind="stable")[:most])
+        compute = {
+            str(worker): {
+                f"{of.stage}{of.token}": round(of.seconds / max(of.count, 1), 6) for of in self.reports[worker]
+            }
+            for worker in listed
+        }
+        return {"compute": compute, "compute_spread": spread} if spread else {"compute": compute}
 
 
 def worker_indices(workers: Iterable[Worker], ranks: int) -> Integers:
@@ -154,8 +155,3 @@ def _columns(reports: Iterable[Sequence[Computed | LinkTime]]) -> tuple[tuple[An
 def _owners(reports: Iterable[Sequence[object]]) -> Integers:
     sizes = [len(report) for report in reports]
     return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def _microseconds(seconds: Floats) -> list[Any]:
-    """Seconds, rounded to microseconds."""
-    return list(np.round(seconds, 6).tolist())

@@ -28,8 +28,8 @@ messages is not found, because receivers that are late make single messages look
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from statistics import fmean, median, median_low
@@ -122,38 +122,31 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class LinkChange:
-    """A link that departs from what was planned for.
+class SlowLink:
+    """A link whose messages take longer than planned for.
 
     Attributes:
-        sender, receiver: the directed pair.
-        link: from now on; None for what the profile says.
-        factor: price over what the profile says, by which the link has more latency and less bandwidth; None where the
-            profile says nothing.
+        factor: what they take over what the profile says; None where the profile says nothing.
         seconds: that a message takes.
     """
 
     sender: Worker
     receiver: Worker
-    link: Link | None
     factor: float | None
     seconds: float
 
-    def __str__(self) -> str:
-        pair = f"messages from {self.sender} to {self.receiver}"
-        if self.link is None:
-            return f"{pair} take as long as the profile says again"
-        how = f"{self.seconds:.3g} s" if self.factor is None else f"{self.factor:.3g} times as long as the profile says"
-        return f"{pair} take {how}"
 
-
-@dataclass(frozen=True)
+@dataclass
 class Departure:
     """The profile that the last iterations show, what has changed in words, and the links that are slow by now."""
 
     profile: Profile
-    cause: str
-    slow_links: Sequence[LinkChange]
+    causes: list[str] = field(default_factory=list)
+    slow_links: list[SlowLink] = field(default_factory=list)
+
+    def note(self, cause: str, **changes: Any) -> None:
+        self.profile = replace(self.profile, **changes)
+        self.causes.append(cause)
 
 
 class _Links:
@@ -214,31 +207,41 @@ class _Links:
     def _forget(self, code: int) -> None:
         self._windows.forget(self._rows.pop(code))
 
-    def departed(self, planned: Profile) -> list[LinkChange]:
-        """The links that the last iterations show to be other ones than `planned` says."""
-        changes, reference = [], np.full(MOST_LINKS, math.nan)
+    def depart(self, found: Departure) -> None:
+        """Note the links that the last iterations show to be other ones than the profile says."""
+        reference = np.full(MOST_LINKS, math.nan)
         codes = np.array(sorted(self._rows), np.int64)
         rows = [self._rows[code] for code in codes.tolist()]
-        usual, counted_on = self._prices(self._profile, codes), self._prices(planned, codes)
+        usual, counted_on = self._prices(self._profile, codes), self._prices(found.profile, codes)
         reference[rows] = counted_on
         departed = self._windows.departed(reference)
         for code, row, base, now in zip(codes.tolist(), rows, usual.tolist(), counted_on.tolist(), strict=True):
             price = base if now != base and self._windows.retry(row) else departed.get(row)
             if price is None:
                 continue
-            is_slow = bool(self._is_beyond(price, base))
-            if is_slow or now != base:
-                changes.append(self._change(code, price, base, is_slow))
-        return changes
+            sender, receiver = map(self._shape.worker_at, divmod(code, self._shape.worker_count))
+            pair, links = f"{sender}>{receiver}", dict(found.profile.links)
+            messages = f"messages from {sender} to {receiver} take"
+            links.pop(pair, None)
+            if self._is_beyond(price, base):
+                link = SlowLink(sender, receiver, _rounded(price / base) if base else None, price * self._unit)
+                links[pair] = self._link(link, price)
+                found.slow_links.append(link)
+                how = f"{link.seconds:.3g} s"
+                if link.factor is not None:
+                    how = f"{link.factor:.3g} times as long as the profile says"
+                found.note(f"{messages} {how}", links=links)
+            elif now != base:
+                if pair in self._profile.links:
+                    links[pair] = self._profile.links[pair]
+                found.note(f"{messages} as long as the profile says again", links=links)
 
-    def _change(self, code: int, price: float, base: float, is_slow: bool) -> LinkChange:
-        sender, receiver = map(self._shape.worker_at, divmod(code, self._shape.worker_count))
-        link, factor = Link(_rounded(price)), _rounded(price / base) if base else None
-        if factor is not None:
-            usual = self._profile.link_between(self._shape, sender, receiver)
-            bandwidth = None if usual.bandwidth is None else _rounded(usual.bandwidth / factor)
-            link = Link(_rounded(factor * usual.latency), bandwidth)
-        return LinkChange(sender, receiver, link if is_slow else None, factor, price * self._unit)
+    def _link(self, slow: SlowLink, price: float) -> Link:
+        if slow.factor is None:
+            return Link(_rounded(price))
+        usual = self._profile.link_between(self._shape, slow.sender, slow.receiver)
+        bandwidth = None if usual.bandwidth is None else _rounded(usual.bandwidth / slow.factor)
+        return Link(_rounded(slow.factor * usual.latency), bandwidth)
 
 
 class DriftMonitor:
@@ -309,32 +312,21 @@ class DriftMonitor:
 
     def departed(self, planned: Profile) -> Departure | None:
         """What the last iterations show; None when `planned` still holds. What has not departed stays as planned."""
-        speed, causes = dict(planned.speed), list[str]()
+        found, stages = Departure(planned), self._shape.stages
         for worker, factor in self._changed_speeds(planned):
-            speed.pop(str(worker), None)
-            if factor != 1.0:
-                speed[str(worker)] = factor
-            causes.append(f"worker {worker} takes {factor:.3g} times as long as its peers")
-        times, stages = dict[str, Any](), self._shape.stages
+            others = {name: speed for name, speed in found.profile.speed.items() if name != str(worker)}
+            speed = others if factor == 1.0 else others | {str(worker): factor}
+            found.note(f"worker {worker} takes {factor:.3g} times as long as its peers", speed=speed)
         base = np.concatenate([self._per_stage[name] for name in TIMES])
         counted_on = np.concatenate([planned.per_stage(name, stages) for name in TIMES])
         ratios = np.divide(counted_on, base, out=np.full(len(base), math.nan), where=base > 0)
         for row, ratio in sorted(self._times.departed(ratios).items()):
             kind, stage = divmod(row, stages)
-            name = TIMES[kind]
-            times.setdefault(name, planned.per_stage(name, stages))[stage] = _rounded(ratio * float(base[row]))
-            causes.append(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says")
-        links, changes = dict(planned.links), self._links.departed(planned)
-        for change in changes:
-            pair = f"{change.sender}>{change.receiver}"
-            links.pop(pair, None)
-            if link := change.link or self._profile.links.get(pair):
-                links[pair] = link
-        causes += map(str, changes)
-        if not causes:
-            return None
-        slow = [change for change in changes if change.link is not None]
-        return Departure(replace(planned, speed=speed, links=links, **times), "; ".join(causes), slow)
+            name, times = TIMES[kind], found.profile.per_stage(TIMES[kind], stages)
+            times[stage] = _rounded(ratio * float(base[row]))
+            found.note(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says", **{name: times})
+        self._links.depart(found)
+        return found if found.causes else None
 
     def _changed_speeds(self, planned: Profile) -> list[tuple[Worker, float]]:
         """New factors of workers; 1 of one that is closer to that than half the threshold."""

@@ -146,7 +146,7 @@ class Replanner:
             )
         profile = departure.profile
         question = Question(failed, moves=is_moved, profile=profile.digest(), compared=running.digest)
-        self._wanted = _Wanted(question, running, profile, departure.cause)
+        self._wanted = _Wanted(question, running, profile, "; ".join(departure.causes))
         self._answers.pop(question)  # that of a question that was dropped
         self._answers.ask(question, profile)
 

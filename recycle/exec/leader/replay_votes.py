@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from recycle.exec.checksums import PARTS, Checksum, MicroBatchChecksums, differing_bit
 from recycle.exec.leader.disagreement import Disagreement, names
@@ -52,7 +52,7 @@ def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
     return {voted: votes for voted, votes in sorted(found.items()) if len(votes) > 1}
 
 
-def count(step: int, votes: Votes, before: Votes | None = None) -> Disagreement | None:
+def count_votes(step: int, votes: Votes, before: Votes | None = None) -> Disagreement | None:
     """Who is odd, and what is disputed; None where all agree.
 
     Args:
@@ -60,23 +60,24 @@ def count(step: int, votes: Votes, before: Votes | None = None) -> Disagreement 
     """
     found = Disagreement(step)
     for voted, made_by in votes.items():
-        checked, rank = voted
-        work = f"micro-batch {checked.micro_batch} at stage {checked.stage}" + (f" in tensor rank {rank}" * bool(rank))
-        value, agreeing = Counter(made_by.values()).most_common(1)[0]
-        if 2 * agreeing <= len(made_by):
-            other = next(made for made in made_by.values() if made != value)
-            tensors = ", ".join(_unlike(value, other))
-            found.disputed.append(checked)
-            found.differences.append(f"{names(list(made_by))} made different things of {work} ({tensors})")
+        (stage, micro_batch), rank = voted
+        work = f"micro-batch {micro_batch} at stage {stage}" + (f" in tensor rank {rank}" if rank else "")
+        value, count = Counter(made_by.values()).most_common(1)[0]
+        if 2 * count <= len(made_by):
             wrong = dict(made_by)
+            other = next(made for made in made_by.values() if made != value)
+            found.disputed.append(voted.checked)
+            tensors = ", ".join(_differences(other, value))
+            found.differences.append(f"{names(list(made_by))} made different things of {work} ({tensors})")
         else:
             wrong = {worker: made for worker, made in made_by.items() if made != value}
             wrong |= _contradicted({} if before is None else before.get(voted, {}), value)
             for worker, made in wrong.items():
                 others = [other for other, its in made_by.items() if its == value and other != worker]
-                unlike, process = _unlike(made, value), member_name(worker, rank)
-                found.accuse(worker, f"made something else of {work} than {names(others)} ({', '.join(unlike)})")
-                found.parts += (_part(process, checked, name, made, value) for name in unlike)
+                differences = _differences(made, value)
+                found.accuse(worker, f"made something else of {work} than {names(others)} ({', '.join(differences)})")
+                where = {"worker": member_name(worker, rank), "stage": stage, "micro_batch": str(micro_batch)}
+                found.parts += ({**where, "tensor": tensor, **bit} for tensor, bit in differences.items())
         if wrong:
             found.held |= {worker: f"{work}: {_text(made)}" for worker, made in {**made_by, **wrong}.items()}
     return found if found.differences else None
@@ -96,17 +97,14 @@ def _contradicted(
     return {}
 
 
-def _unlike(one: MicroBatchChecksums, other: MicroBatchChecksums) -> list[str]:
-    return [name for name, mine, its in zip(PARTS, one, other, strict=True) if mine != its]
-
-
-def _part(
-    process: str, checked: Checked, name: str, made: MicroBatchChecksums, value: MicroBatchChecksums
-) -> dict[str, Any]:
-    """What differs, for events: where it was made, and index of the word of 32 bits and bit where one explains it."""
-    place = differing_bit(made[PARTS.index(name)], value[PARTS.index(name)])
-    found = {"worker": process, "stage": checked.stage, "micro_batch": str(checked.micro_batch), "tensor": name}
-    return found if place is None else found | {"index": place.word, "bit": place.bit}
+def _differences(one: MicroBatchChecksums, other: MicroBatchChecksums) -> dict[str, dict[str, int]]:
+    """Tensor that differs -> index of the word of 32 bits and the bit, where one bit explains it."""
+    found: dict[str, dict[str, int]] = {}
+    for tensor, mine, its in zip(PARTS, one, other, strict=True):
+        if mine != its:
+            place = differing_bit(mine, its)
+            found[tensor] = {} if place is None else {"index": place.word, "bit": place.bit}
+    return found
 
 
 def _text(made: MicroBatchChecksums) -> str:

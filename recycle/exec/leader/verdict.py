@@ -19,7 +19,7 @@ from recycle.errors import RunError
 from recycle.exec.leader.commit import decide, is_right, soonest_end
 from recycle.exec.leader.disagreement import Bit, Disagreement
 from recycle.exec.leader.holdings import Holdings
-from recycle.exec.leader.replay_votes import Votes, count, votes_of
+from recycle.exec.leader.replay_votes import Votes, count_votes, votes_of
 from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.protocol import Commit, GenerationRecord, Verified
 from recycle.ir.replays import Checked
@@ -119,7 +119,7 @@ class Judge:
             self._last = min(self._last, soonest)
         is_last = step >= self._last
         votes = votes_of(reports.replayed)
-        replays = count(step, votes, self._votes if self._voted == step else None)
+        replays = count_votes(step, votes, self._votes if self._voted == step else None)
         try:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as sums:

@@ -21,7 +21,6 @@ import msgspec
 from msgspec import Struct
 
 from recycle.child import Child, serve
-from recycle.exec.processes.waker import Waker
 from recycle.ir.plugins import load_plugins
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -31,8 +30,6 @@ from recycle.shape import Worker
 
 MOST_FAILURES = 3
 """Processes in a row that may end or fall silent before one has answered."""
-LOOK_SECONDS = 1.0
-"""How soon a process that ends while nothing is asked is noticed."""
 
 Planner = Callable[..., str]
 """(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it.
@@ -65,10 +62,6 @@ class Question(Struct, frozen=True):
     within: str | None = None
 
 
-PlannerAnswer = tuple[Question, str, str]
-"""(question, text of the plan file, or why there is none)."""
-
-
 def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Question) -> tuple[str, str]:
     """The text of the plan file, or why there is none: whatever a planner raises is an answer, too."""
     known: dict[str, Any] = {} if like is None else {"like": like}
@@ -97,7 +90,7 @@ class PlannerProcess:
         job: what to plan for; `[membership]` says how long a quick answer may take, `[planner] seconds` how long
             another. Where the job limits steps instead of seconds, only a quick answer can be overdue.
         planner: see `Planner`.
-        answers: takes the answers; `waker` is woken then.
+        answered: called, in a thread, with a question and its answer, as of `answer`.
         warn: called, in a thread, with what goes wrong.
         like: the schedule whose placement plans keep.
         questions: to work through whenever nothing else was asked.
@@ -107,14 +100,13 @@ class PlannerProcess:
         self,
         job: PricedJob,
         planner: Planner,
-        answers: queue.SimpleQueue[PlannerAnswer],
-        waker: Waker,
+        answered: Callable[[Question, str, str], object],
         warn: Callable[[str], object],
         like: Schedule | None = None,
         questions: Iterable[Question] = (),
     ) -> None:
         self._job, self._planner, self._like = job, planner, like
-        self._answers, self._waker, self._warn = answers, waker, warn
+        self._give, self._warn = answered, warn
         self._asked: queue.Queue[Question | None] = queue.Queue()
         self._later = iter(questions)
         self._failures, self._longest, self._is_closed = 0, 0.0, False
@@ -142,20 +134,23 @@ class PlannerProcess:
         """Answer this as well."""
         self._asked.put(question)
 
+    def look(self) -> None:
+        """Have a process that has ended while nothing was asked replaced; to be called again and again."""
+        if not self.is_busy and self._failures < MOST_FAILURES and self._child.process.poll() is not None:
+            self._asked.put(None)
+
     def _work(self) -> None:
         while not self._is_closed:
-            try:
-                question = self._asked.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                if self._failures < MOST_FAILURES and self._child.process.poll() is not None:
-                    self._replace()
-                continue
-            answered = None if question is None else self._answered(question)
-            if question is not None and answered is not None:
+            question = self._asked.get()
+            answered = None
+            if question is None:
+                self._replace()
+            else:
+                answered = self._answered(question)
                 self._draw()
-                self._asked.task_done()
-                self._answers.put((question, *answered))
-                self._waker.wake()
+            self._asked.task_done()
+            if question is not None and answered is not None:
+                self._give(question, *answered)
 
     def _answered(self, question: Question) -> tuple[str, str] | None:
         """The answer; None where this ends before it is there."""
@@ -206,7 +201,7 @@ class PlannerProcess:
         """End the process."""
         self._is_closed = True
         self._asked.put(None)
-        self._child.kill()
+        self._child.process.kill()
         self._thread.join()
         self._child.close()
 

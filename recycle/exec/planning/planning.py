@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
@@ -27,7 +28,7 @@ from recycle.errors import RecycleError, ScheduleError
 from recycle.exec.leader.actions import Planned, PreparedPlan
 from recycle.exec.leader.actions import Question as LeaderQuestion
 from recycle.exec.leader.worth import common_mode
-from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
+from recycle.exec.planning.planner_process import Planner, PlannerProcess, Question
 from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import StepMode
 from recycle.files import write_whole
@@ -79,7 +80,7 @@ class PlanService:
         self._ahead: dict[Question, Plan] = {}
         self._schedules: dict[str, Schedule] = {}
         self._waiting: dict[Question, list[tuple[LeaderQuestion, Profile | None]]] = {}
-        self._from_children: queue.SimpleQueue[PlannerAnswer] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._prepared: queue.SimpleQueue[Planned] = queue.SimpleQueue()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="plans")
@@ -88,8 +89,7 @@ class PlanService:
             self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
 
     def _child(self, planner: Planner, questions: Iterable[Question] = ()) -> PlannerProcess:
-        warn = self._warnings.put
-        child = PlannerProcess(self._job, planner, self._from_children, self._waker, warn, self._like, questions)
+        child = PlannerProcess(self._job, planner, self._take, self._warnings.put, self._like, questions)
         self._children.append(child)
         return child
 
@@ -122,12 +122,14 @@ class PlanService:
             self._give(question, error="no planner was given")
             return
         asked = self._translated(question, profile)
-        known = self._ahead.get(msgspec.structs.replace(asked, quick=True)) if question.is_urgent else None
+        with self._lock:
+            known = self._ahead.get(msgspec.structs.replace(asked, quick=True)) if question.is_urgent else None
+            waiting = self._waiting.setdefault(asked, []) if known is None else []
+            waiting.append((question, profile))
         if known is not None:
             self._thread.submit(self._answer, asked, question, profile, known)
             return
-        self._waiting.setdefault(asked, []).append((question, profile))
-        if len(self._waiting[asked]) > 1:
+        if len(waiting) > 1:
             return
         if question.is_urgent:
             self._urgent.ask(asked)
@@ -154,32 +156,35 @@ class PlanService:
         return msgspec.structs.replace(asked, failed=None) if self._by_vector else asked
 
     def look(self, warn: Callable[[str], object]) -> list[Planned]:
-        """The answers since the last call; sees to it that every question is answered. To be called again and again.
+        """The answers since the last call. To be called again and again.
 
         Args:
             warn: called with what went wrong and does not hold up training.
         """
-        for question, text, error in _drained(self._from_children):
-            waiting = self._waiting.pop(question, [])
-            if not (question.quick or question.profile or error):  # a plan made ahead answers the same urgent question
-                waiting += self._waiting.pop(msgspec.structs.replace(question, quick=True), [])
-            self._thread.submit(self._learn, question, text, error, waiting)
+        for child in self._children:
+            child.look()
         for message in _drained(self._warnings):
             warn(message)
         return list(_drained(self._prepared))
 
-    def _learn(
-        self, asked: Question, text: str, error: str, waiting: Sequence[tuple[LeaderQuestion, Profile | None]]
-    ) -> None:
+    def _take(self, asked: Question, text: str, error: str) -> None:
+        """In the thread of a child: a planner has answered."""
+        self._thread.submit(self._learn, asked, text, error)
+
+    def _learn(self, asked: Question, text: str, error: str) -> None:
         """In the thread: keep what a planner has answered, and answer those that have asked for it."""
-        plan = None
+        plan, urgent = None, msgspec.structs.replace(asked, quick=True)
         if not error:
             try:
                 plan = Plan.from_text(text, f"plan for {asked.vector}")
             except RecycleError as refusal:
                 error = str(refusal)
-        if plan is not None and all(question.is_urgent for question, _ in waiting):  # a search is answered once
-            self._ahead.setdefault(msgspec.structs.replace(asked, quick=True), plan)
+        with self._lock:
+            waiting = self._waiting.pop(asked, [])
+            if plan is not None and not asked.profile:  # a plan made ahead answers the same urgent question
+                waiting += self._waiting.pop(urgent, [])
+            if plan is not None and all(question.is_urgent for question, _ in waiting):  # a search is answered once
+                self._ahead.setdefault(urgent, plan)
         for question, profile in waiting:
             if plan is None:
                 self._give(question, error=error)

@@ -68,7 +68,7 @@ def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_facto
         assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
     found = watch.departed(BASE)
     assert found is not None
-    assert found.cause == "worker 1.1 takes 3 times as long as its peers"
+    assert found.causes == ["worker 1.1 takes 3 times as long as its peers"]
 
 
 def test_single_odd_iterations_and_what_is_below_the_threshold_count_for_nothing() -> None:
