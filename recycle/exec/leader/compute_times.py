@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import astuple
 
 from recycle.exec.protocol import Computed, LinkTime
 from recycle.shape import Worker
@@ -94,23 +94,23 @@ class ComputeTimes:
         links: Mapping[Worker, Sequence[LinkTime]] = MappingProxyType({}),
     ) -> ComputeTimes:
         """Of what each worker reports; `links` has the same workers in the same order, or none."""
-        stage, token, count, seconds = _columns(compute.values()) or ((),) * 4
+        rows, messages = list(chain.from_iterable(compute.values())), list(chain.from_iterable(links.values()))
+        token = [row.token for row in rows]
         tokens = sorted(set(token))
         kinds = {token: kind for kind, token in enumerate(tokens)}
-        pipeline, rank, sent, taken, waited = _columns(links.values()) or ((),) * 5
         return cls(
             compute,
             list(compute),
             _owners(compute.values()),
-            np.array(stage, np.int64),
+            _column(rows, "stage", np.int64),
             tokens,
-            np.array(list(map(kinds.__getitem__, token)), np.int64),
-            np.array(count, np.float64),
-            np.array(seconds, np.float64),
+            np.fromiter(map(kinds.__getitem__, token), np.int64, len(rows)),
+            _column(rows, "count", np.float64),
+            _column(rows, "seconds", np.float64),
             LinkTimes(
                 _owners(links.values()),
-                *(np.array(column, np.int64) for column in (pipeline, rank, sent)),
-                *(np.array(column, np.float64) for column in (taken, waited)),
+                *(_column(messages, name, np.int64) for name in ("pipeline", "rank", "sent")),
+                *(_column(messages, name, np.float64) for name in ("seconds", "waited")),
             ),
         )
 
@@ -148,8 +148,8 @@ def worker_indices(workers: Iterable[Worker], ranks: int) -> Integers:
     return np.asarray(pairs[:, 0] * ranks + pairs[:, 1])
 
 
-def _columns(reports: Iterable[Sequence[Computed | LinkTime]]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(zip(*map(astuple, chain.from_iterable(reports)), strict=True))
+def _column(rows: Sequence[Computed | LinkTime], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    return np.fromiter(map(attrgetter(name), rows), kind, len(rows))
 
 
 def _owners(reports: Iterable[Sequence[object]]) -> Integers:

@@ -85,11 +85,14 @@ class FailureDetector:
         self._patience = np.zeros(len(self.members))
         self._is_watched = np.zeros(len(self.members), bool)
         self._looked = 0.0
+        self._found: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
-    def _places_of(self, workers: Iterable[Worker]) -> Integers:
-        """Places of the workers' processes."""
-        firsts = worker_indices(workers, self._ranks) * self._processes
-        return (firsts[:, None] + np.arange(self._processes)).ravel()
+    def _places_of(self, workers: Collection[Worker]) -> Integers:
+        """Places of the workers' processes; those of a set are remembered until another one comes."""
+        if self._found[0] != workers:
+            firsts = worker_indices(workers, self._ranks) * self._processes
+            self._found = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
+        return self._found[1]
 
     def lost(
         self, live: Collection[Worker], beats: Beats | None, now: float, done: Collection[str] = ()
@@ -165,7 +168,8 @@ class FailureDetector:
         """Seconds that the median process is overdue, up to `dead_after`: half of them then wait for a core."""
         if len(silences) < 2:
             return 0.0
-        overdue = float(np.quantile(silences, 0.5, method="lower")) - self._limits.heartbeat
+        middle = (len(silences) - 1) // 2
+        overdue = float(np.partition(silences, middle)[middle]) - self._limits.heartbeat
         return min(max(0.0, overdue), self._limits.dead_after)
 
     def patience(self, longest: npt.ArrayLike) -> Floats:

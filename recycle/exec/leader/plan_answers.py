@@ -35,8 +35,7 @@ class PlanAnswers:
     ) -> None:
         self._job, self._outbox, self._own = job, outbox, own
         self.can_search = can_search
-        self._asked: set[Question] = set()
-        self._answers: dict[Question, Planned] = {}
+        self._answers: dict[Question, Planned | None] = {}
         self.hosts: dict[str, Hosts] = {}
         if own is not None:
             self._note_hosts(own[1])
@@ -49,9 +48,8 @@ class PlanAnswers:
         """Take an answer. An error does not replace a plan."""
         if planned.plan is not None:
             self._note_hosts(planned.plan)
+        if planned.plan is not None or self._answers.get(planned.question) is None:
             self._answers[planned.question] = planned
-        else:
-            self._answers.setdefault(planned.question, planned)
 
     def needed(self, failed: frozenset[Worker], within: str = "") -> PreparedPlan | None:
         """The plan without the failed workers that training goes on with at once; None while it is being made.
@@ -66,7 +64,7 @@ class PlanAnswers:
             return self._own[1]
         question = Question(failed, is_urgent=True, within=within)
         self.ask(question)
-        answer = self._answers.get(question)
+        answer = self._answers[question]
         if answer is not None and answer.plan is None:
             vector = failure_vector(self._job.shape, failed)
             raise RunError(f"no plan for {vector} dead workers per stage: {answer.error}")
@@ -74,24 +72,19 @@ class PlanAnswers:
 
     def ask(self, question: Question, profile: Profile | None = None) -> None:
         """Ask a question, once."""
-        if question not in self._asked:
-            self._asked.add(question)
+        if question not in self._answers:
+            self._answers[question] = None
             self._outbox.put(Ask(question, profile))
 
     def pop(self, question: Question) -> Planned | None:
         """The answer to a question that may be asked again afterwards; None while there is none."""
-        answer = self._answers.pop(question, None)
-        if answer is not None:
-            self._asked.discard(question)
-        return answer
+        return self._answers.pop(question) if self._answers.get(question) is not None else None
 
     def adopt(self, failed: frozenset[Worker], plan: PreparedPlan | None, hosts: Mapping[str, Hosts]) -> None:
         """Take over from another leader the plan without the failed workers, and the hosts of earlier plans."""
         self.hosts.update(hosts)
         if plan is not None:
-            question = Question(failed, is_urgent=True)
-            self._asked.add(question)
-            self.take(Planned(question, plan))
+            self.take(Planned(Question(failed, is_urgent=True), plan))
 
     def is_own(self, failed: frozenset[Worker]) -> bool:
         """Whether the user's own schedule runs without these workers."""

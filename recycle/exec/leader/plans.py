@@ -59,7 +59,7 @@ class Plans:
         self._given: dict[_Failed, PreparedPlan] = {}
         """Better plans of the given stages than the first one."""
         self._last: dict[_Failed, PreparedPlan] = {}
-        self._failed: _Failed | None = None
+        self._failed: _Failed = frozenset()
         self._running: PreparedPlan | None = None
         self._refused: set[tuple[_Failed, str]] = set()
         self._returned: dict[tuple[_Failed, str], bool] = {}
@@ -93,8 +93,7 @@ class Plans:
 
     def _at_once(self, failed: _Failed) -> PreparedPlan | None:
         """The plan to go on with: no worker copies anything where the present layout allows that."""
-        layout = self._layout_to_stay_in(failed)
-        within = None
+        layout, within = self._layout_to_stay_in(failed), None
         if layout is not None:
             try:
                 within = self._answers.needed(failed, layout.digest)
@@ -102,18 +101,18 @@ class Plans:
                 self._refused.add((failed, layout.digest))
                 self._outbox.log("warning", message=f"{refusal}; training goes on in the given stages")
                 layout = None
-        if layout is not None and self._failed is not None and self._failed < failed:
+        if layout is not None and self._failed < failed:
             return within
         given = self._given.get(failed) or self._answers.needed(failed)
-        if layout is None or given is None or within is None:
-            return given if layout is None else None
-        return given if self._goes_back(failed, layout, within, given) else within
+        if layout is None or given is None:
+            return given
+        return given if within is not None and self._goes_back(failed, layout, within, given) else within
 
     def _layout_to_stay_in(self, failed: _Failed) -> PreparedPlan | None:
         """The plan that runs, where workers have died or returned while the model is repartitioned, and each unit has a
         host there."""
         before, layout = self._failed, self._running
-        if not self._can_move or before is None or not (failed > before or failed < before):
+        if not self._can_move or not (failed > before or failed < before):
             return None
         if layout is None or not layout.is_kept or (failed, layout.digest) in self._refused:
             return None
@@ -130,7 +129,6 @@ class Plans:
         """
         key = failed, layout.digest
         if key not in self._returned:
-            assert self._failed is not None
             stays, goes = (moves_between(self._job, layout.hosts, then.hosts) for then in (within, given))
             pause = max(0.0, copy_time(goes) - copy_time(stays))
             self._layouts.pop(failed, None)  # what was found without these workers before was of another layout
