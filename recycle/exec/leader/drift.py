@@ -87,14 +87,24 @@ class Windows:
         self._values[rows, self._next[rows]] = values
         self._next[rows] = (self._next[rows] + 1) % self._values.shape[1]
 
-    def departed(self, planned: Floats) -> dict[int, float]:
+    def departed(self, planned: Floats, usual: Floats) -> dict[int, float]:
         """Row -> the median of its measurements beyond what is planned, on one side, if they are more than half of a
-        whole window."""
+        whole window; the usual value of a row that is to be tried again.
+
+        What was measured of such a row does not count then, and the next time comes after twice as many iterations,
+        unless the row is measured to be as usual.
+        """
         found: dict[int, float] = {}
-        values, planned = self._values, planned[:, None]
-        for beyond in (self._is_beyond(values, planned), self._is_beyond(planned, values)):
+        values = self._values
+        for beyond in (self._is_beyond(values, planned[:, None]), self._is_beyond(planned[:, None], values)):
             for row in np.flatnonzero(2 * beyond.sum(axis=1) > values.shape[1]).tolist():
                 found[row] = median(values[row, beyond[row]].tolist())
+                if not self._is_beyond(found[row], usual[row]):
+                    self._patience[row] = RETRY * values.shape[1]
+        for row in np.flatnonzero((planned != usual) & (self._idle >= self._patience)).tolist():
+            found[row] = float(usual[row])
+            self._patience[row] *= 2
+            self._values[row], self._idle[row] = math.nan, 0
         return found
 
     def is_usual(self, row: int, usual: float) -> bool:
@@ -102,23 +112,10 @@ class Windows:
         values = self._values[row]
         return not (np.isnan(values) | self._is_beyond(values, usual)).any()
 
-    def retry(self, row: int) -> bool:
-        """Whether it is time to try again what has not been measured for long; what was measured does not count then,
-        and the next time comes after twice as many iterations."""
-        if self._idle[row] < self._patience[row]:
-            return False
-        self._patience[row] *= 2
-        self._values[row], self._idle[row] = math.nan, 0
-        return True
-
-    def be_patient(self, row: int) -> None:
-        """The row is as usual: the next retry comes after the first number of iterations."""
-        self._patience[row] = RETRY * self._values.shape[1]
-
     def forget(self, row: int) -> None:
         """The row is of another thing, which is not measured yet."""
-        self.be_patient(row)
         self._values[row], self._idle[row] = math.nan, -math.inf
+        self._patience[row] = RETRY * self._values.shape[1]
 
 
 @dataclass(frozen=True)
@@ -209,16 +206,14 @@ class _Links:
 
     def depart(self, found: Departure) -> None:
         """Note the links that the last iterations show to be other ones than the profile says."""
-        reference = np.full(MOST_LINKS, math.nan)
-        codes = np.array(sorted(self._rows), np.int64)
-        rows = [self._rows[code] for code in codes.tolist()]
-        usual, counted_on = self._prices(self._profile, codes), self._prices(found.profile, codes)
-        reference[rows] = counted_on
-        departed = self._windows.departed(reference)
-        for code, row, base, now in zip(codes.tolist(), rows, usual.tolist(), counted_on.tolist(), strict=True):
-            price = base if now != base and self._windows.retry(row) else departed.get(row)
-            if price is None:
+        codes, rows = np.array(list(self._rows), np.int64), list(self._rows.values())
+        counted_on, usual = np.full((2, MOST_LINKS), math.nan)
+        counted_on[rows], usual[rows] = self._prices(found.profile, codes), self._prices(self._profile, codes)
+        departed = self._windows.departed(counted_on, usual)
+        for code, row in sorted(self._rows.items()):
+            if row not in departed:
                 continue
+            price, base = departed[row], float(usual[row])
             sender, receiver = map(self._shape.worker_at, divmod(code, self._shape.worker_count))
             pair, links = f"{sender}>{receiver}", dict(found.profile.links)
             messages = f"messages from {sender} to {receiver} take"
@@ -231,7 +226,7 @@ class _Links:
                 if link.factor is not None:
                     how = f"{link.factor:.3g} times as long as the profile says"
                 found.note(f"{messages} {how}", links=links)
-            elif now != base:
+            elif counted_on[row] != base:
                 if pair in self._profile.links:
                     links[pair] = self._profile.links[pair]
                 found.note(f"{messages} as long as the profile says again", links=links)
@@ -275,8 +270,8 @@ class DriftMonitor:
         count, size = times.count, len(times.workers)
         expected = _of_hosts(times) if by_stage else count * self._expected(times)
         counts = expected > 0
-        sums = (np.bincount(times.owner, of * counts, size) for of in (count, times.seconds, expected))
-        cost, is_measured = _costs(*sums)
+        by_worker = [np.bincount(times.owner, of * counts, size) for of in (count, times.seconds, expected)]
+        cost, is_measured = _costs(*(sums.astype(np.float64) for sums in by_worker))
         indices = worker_indices(times.workers, self._shape.ranks)
         places, cost = indices[is_measured], cost[is_measured]
         if by_stage:
@@ -313,37 +308,27 @@ class DriftMonitor:
     def departed(self, planned: Profile) -> Departure | None:
         """What the last iterations show; None when `planned` still holds. What has not departed stays as planned."""
         found, stages = Departure(planned), self._shape.stages
-        for worker, factor in self._changed_speeds(planned):
-            others = {name: speed for name, speed in found.profile.speed.items() if name != str(worker)}
-            speed = others if factor == 1.0 else others | {str(worker): factor}
+        usual = np.ones(self._shape.worker_count)
+        factors = usual.copy()
+        for name, factor in planned.speed.items():
+            factors[self._shape.worker_index(Worker.parse(name))] = factor
+        for index, ratio in sorted(self._speeds.departed(factors, usual).items()):
+            is_near = abs(math.log(ratio)) <= math.log1p(self._threshold / 2)
+            worker, factor = str(self._shape.worker_at(index)), 1.0 if is_near else _rounded(ratio)
+            speed = {name: of for name, of in found.profile.speed.items() if name != worker}
+            if factor != 1.0:
+                speed[worker] = factor
             found.note(f"worker {worker} takes {factor:.3g} times as long as its peers", speed=speed)
         base = np.concatenate([self._per_stage[name] for name in TIMES])
         counted_on = np.concatenate([planned.per_stage(name, stages) for name in TIMES])
         ratios = np.divide(counted_on, base, out=np.full(len(base), math.nan), where=base > 0)
-        for row, ratio in sorted(self._times.departed(ratios).items()):
+        for row, ratio in sorted(self._times.departed(ratios, ratios).items()):
             kind, stage = divmod(row, stages)
             name, times = TIMES[kind], found.profile.per_stage(TIMES[kind], stages)
             times[stage] = _rounded(ratio * float(base[row]))
             found.note(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says", **{name: times})
         self._links.depart(found)
         return found if found.causes else None
-
-    def _changed_speeds(self, planned: Profile) -> list[tuple[Worker, float]]:
-        """New factors of workers; 1 of one that is closer to that than half the threshold."""
-        factors = np.ones(self._shape.worker_count)
-        slow = {self._shape.worker_index(Worker.parse(worker)): factor for worker, factor in planned.speed.items()}
-        factors[list(slow)] = list(slow.values())
-        departed, changed = self._speeds.departed(factors), list[tuple[Worker, float]]()
-        for index in sorted(departed.keys() | slow.keys()):
-            ratio = departed.get(index)
-            if factors[index] != 1.0 and self._speeds.retry(index):
-                ratio = 1.0
-            elif ratio is not None and abs(math.log(ratio)) <= math.log1p(self._threshold / 2):
-                ratio = 1.0
-                self._speeds.be_patient(index)
-            if ratio is not None:
-                changed.append((self._shape.worker_at(index), _rounded(ratio)))
-        return changed
 
 
 def _of_hosts(times: ComputeTimes) -> Floats:

@@ -49,8 +49,8 @@ def moves_between(job: PricedJob, now: Hosts | None, then: Hosts | None) -> tupl
     each = by_layer.per_stage("static", sum(layers_of(job)))
     for copy in Holdings(now).copies(then, workers, workers):
         begin, end = layers_in((copy.first, copy.last), then.count)
-        ends = [[shape.worker_index(Worker.parse(name))] for name in (copy.source, copy.worker)]
+        source, worker = (shape.worker_index(Worker.parse(name)) for name in (copy.source, copy.worker))
         amount = float(sum(each[begin:end]))
-        (seconds,) = job.prices.copy_seconds(shape, *ends, amount)
+        (seconds,) = job.prices.copy_seconds(shape, [source], [worker], amount)
         moves.append(Move(copy.worker, copy.worker, copy.source, amount, (begin, end), float(seconds)))
     return tuple(moves)
