@@ -23,11 +23,12 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.leader.actions import Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.replanning import Replanner
 from recycle.exec.leader.worth import common_mode, copy_time, is_worth, moves_between
 from recycle.job import PricedJob
-from recycle.plans.hosting import Hosts, joined, without
+from recycle.plans.hosting import Hosts, is_same
 from recycle.plans.moves import Move
 from recycle.shape import Worker
 
@@ -86,10 +87,7 @@ class Plans:
 
     def _is_moved(self, plan: PreparedPlan | None) -> bool:
         """Whether some worker hosts other parts of the model by this plan than by those of the given stages."""
-        if plan is None or plan.hosts is None:
-            return False
-        stages = self._usual.stages
-        return bool(plan.hosts.cut) or any(stages[worker] != its for worker, its in plan.hosts.stages.items())
+        return plan is not None and plan.hosts is not None and not is_same(plan.hosts, self._usual)
 
     def _at_once(self, failed: _Failed) -> PreparedPlan | None:
         """The plan to go on with: no worker copies anything where the present layout allows that."""
@@ -111,16 +109,12 @@ class Plans:
     def _layout_to_stay_in(self, failed: _Failed) -> PreparedPlan | None:
         """The plan that runs, where workers have died or returned while the model is repartitioned, and each unit has a
         host there."""
-        before, layout = self._failed, self._running
-        if not self._can_move or not (failed > before or failed < before):
+        layout, hosts = self._running, _repartitioned(self._running)
+        is_change = failed > self._failed or failed < self._failed
+        if layout is None or hosts is None or not (self._can_move and is_change):
             return None
-        if layout is None or not layout.is_kept or (failed, layout.digest) in self._refused:
-            return None
-        hosts = layout.hosts
-        if hosts is None or not hosts.cut:
-            return None
-        left = (units for worker, ranges in hosts.units.items() if worker not in failed for units in ranges)
-        return None if without([(0, hosts.count)], joined(left)) else layout
+        is_lost = Holdings(hosts).lost(hosts.units.keys() - failed)
+        return None if is_lost or (failed, layout.digest) in self._refused else layout
 
     def _goes_back(self, failed: _Failed, layout: PreparedPlan, within: PreparedPlan, given: PreparedPlan) -> bool:
         """Decide whether a return brings the given stages, and write the event.
@@ -156,8 +150,7 @@ class Plans:
         if not self._can_move or self._taken or running is None or is_own or not (failed or is_moved):
             return
         if failed not in self._layouts and failed not in self._asked:
-            is_cut = running.hosts is not None and bool(running.hosts.cut) and running.is_kept
-            self._asked[failed] = Question(failed, moves=True, within=running.digest if is_cut else "")
+            self._asked[failed] = Question(failed, moves=True, within=running.digest if _repartitioned(running) else "")
             self._answers.ask(self._asked[failed])
         for dead, question in list(self._asked.items()):
             if (answer := self._answers.pop(question)) is not None:
@@ -210,3 +203,8 @@ class Plans:
         names = sorted(map(str, failed))
         self._outbox.log("layout", step=self._step + 1, failed=names, moves=moves, **details)
         return moves
+
+
+def _repartitioned(plan: PreparedPlan | None) -> Hosts | None:
+    """The hosts by a plan that cuts the model anew, if planners find its file."""
+    return plan.hosts if plan is not None and plan.hosts is not None and plan.hosts.cut and plan.is_kept else None
