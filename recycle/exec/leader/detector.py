@@ -43,24 +43,19 @@ class LastBeats:
     def __init__(self, members: Sequence[str]) -> None:
         self._places = {member: place for place, member in enumerate(members)}
         self._rows = np.full(len(members), np.array(astuple(_NO_BEAT), BEAT))
-        self._fresh: dict[str, Heartbeat] = {}
 
     def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
         """Processes, by their names, have sent these. Those of unknown processes are ignored."""
-        self._fresh.update(heartbeats)
+        for member, beat in heartbeats.items():
+            if (place := self._places.get(member)) is not None:
+                self._rows[place] = astuple(beat)
 
     def forget(self, members: Iterable[str]) -> None:
         """These processes have ended."""
-        for member in members:
-            self._fresh[member] = _NO_BEAT
+        self.take(dict.fromkeys(members, _NO_BEAT))
 
     def rows(self) -> Beats:
-        """A row for each process; its `beats` are -1 before its first heartbeat. The next call changes them."""
-        fresh = {place: beat for member, beat in self._fresh.items() if (place := self._places.get(member)) is not None}
-        self._fresh = {}
-        places = np.fromiter(fresh, np.int64, len(fresh))
-        for name, column in zip(BEAT.names or (), zip(*map(astuple, fresh.values()), strict=True), strict=False):
-            self._rows[name][places] = column
+        """A row for each process, which later calls change; its `beats` are -1 before its first heartbeat."""
         return self._rows
 
 
