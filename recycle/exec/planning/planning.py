@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -100,10 +99,9 @@ class PlanService:
             most = shape.ranks * (shape.pipelines - 1)
             yield from (Question(vector) for vector in likely_vectors(shape, min(ahead, most)))
             return
-        for failures in range(min(ahead, 1) + 1):
-            for failed in combinations(shape.workers(), failures):
-                if shape.pipelines > failures:
-                    yield Question(failure_vector(shape, failed), False, tuple(map(str, failed)))
+        alone = [(worker,) for worker in shape.workers()] if ahead and shape.pipelines > 1 else []
+        for failed in ((), *alone):
+            yield Question(failure_vector(shape, failed), False, tuple(map(str, failed)))
 
     @property
     def can_search(self) -> bool:
