@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.protocol import Computed, LinkTime
+from recycle.exec.protocol import Report
 from recycle.shape import Worker
 
 MOST_LISTED = 256
@@ -51,33 +50,19 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class LinkTimes:
-    """A row per worker and other worker that it has messages with: columns of `LinkTime`, and `owner`, the place of the
-    worker among those that reported."""
-
-    owner: Integers
-    pipeline: Integers
-    rank: Integers
-    sent: Integers
-    seconds: Floats
-    waited: Floats
-
-
-@dataclass(frozen=True, eq=False)
 class ComputeTimes:
     """A row per worker, stage and kind of instruction that it ran.
 
     Attributes:
-        reports: what each worker has reported.
+        reports: what each worker has reported, by its first process.
         workers: who reported, also of nothing.
         owner: the worker's place in `workers`.
         stage: of the instructions.
         tokens, kind: names of kinds, and the place of the row's in them.
         count, seconds: how many ran, and what they took together.
-        links: what their messages took.
     """
 
-    reports: Mapping[Worker, Sequence[Computed]]
+    reports: Mapping[Worker, Report]
     workers: Sequence[Worker]
     owner: Integers
     stage: Integers
@@ -85,33 +70,23 @@ class ComputeTimes:
     kind: Integers
     count: Floats
     seconds: Floats
-    links: LinkTimes
 
     @classmethod
-    def of(
-        cls,
-        compute: Mapping[Worker, Sequence[Computed]],
-        links: Mapping[Worker, Sequence[LinkTime]] = MappingProxyType({}),
-    ) -> ComputeTimes:
-        """Of what each worker reports; `links` has the same workers in the same order, or none."""
-        rows, messages = list(chain.from_iterable(compute.values())), list(chain.from_iterable(links.values()))
+    def of(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
+        """Of what each worker reports."""
+        rows = [row for report in reports.values() for row in report.compute]
         token = [row.token for row in rows]
         tokens = sorted(set(token))
         kinds = {token: kind for kind, token in enumerate(tokens)}
         return cls(
-            compute,
-            list(compute),
-            _owners(compute.values()),
-            _column(rows, "stage", np.int64),
+            reports,
+            list(reports),
+            np.repeat(np.arange(len(reports)), [len(report.compute) for report in reports.values()]),
+            column(rows, "stage", np.int64),
             tokens,
             np.fromiter(map(kinds.__getitem__, token), np.int64, len(rows)),
-            _column(rows, "count", np.float64),
-            _column(rows, "seconds", np.float64),
-            LinkTimes(
-                _owners(links.values()),
-                *(_column(messages, name, np.int64) for name in ("pipeline", "rank", "sent")),
-                *(_column(messages, name, np.float64) for name in ("seconds", "waited")),
-            ),
+            column(rows, "count", np.float64),
+            column(rows, "seconds", np.float64),
         )
 
     def line(self, most: int = MOST_LISTED) -> dict[str, Any]:
@@ -135,7 +110,8 @@ class ComputeTimes:
             listed = sorted(self.workers[place] for place in np.argsort(-furthest, kind="stable")[:most])
         compute = {
             str(worker): {
-                f"{of.stage}{of.token}": round(of.seconds / max(of.count, 1), 6) for of in self.reports[worker]
+                f"{row.stage}{row.token}": round(row.seconds / max(row.count, 1), 6)
+                for row in self.reports[worker].compute
             }
             for worker in listed
         }
@@ -148,10 +124,6 @@ def worker_indices(workers: Iterable[Worker], ranks: int) -> Integers:
     return np.asarray(pairs[:, 0] * ranks + pairs[:, 1])
 
 
-def _column(rows: Sequence[Computed | LinkTime], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+def column(rows: Sequence[object], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """An attribute of all rows."""
     return np.fromiter(map(attrgetter(name), rows), kind, len(rows))
-
-
-def _owners(reports: Iterable[Sequence[object]]) -> Integers:
-    sizes = [len(report) for report in reports]
-    return np.repeat(np.arange(len(sizes)), sizes)

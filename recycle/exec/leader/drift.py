@@ -28,17 +28,18 @@ messages is not found, because receivers that are late make single messages look
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
-from statistics import fmean, median, median_low
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.leader.compute_times import ComputeTimes, Floats, Groups, Integers, LinkTimes, worker_indices
+from recycle.exec.leader.compute_times import ComputeTimes, Floats, Groups, Integers, column, worker_indices
+from recycle.exec.protocol import Report
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
 from recycle.profile import Link, Profile
@@ -157,20 +158,21 @@ class _Links:
         self._rows: dict[int, int] = {}
         self._windows = Windows(MOST_LINKS, iterations, self._is_beyond)
 
-    def observe(self, senders: Integers, links: LinkTimes, planned: Profile, unit: float) -> None:
+    def observe(self, reports: Mapping[Worker, Report], planned: Profile, unit: float) -> None:
         """Take what messages took in one iteration.
 
         Args:
-            senders: index of each worker that reported.
             unit: seconds that the profile's unit of time lasts, as the workers' computing shows.
         """
-        self._unit, workers = unit, self._shape.worker_count
-        own, peer = senders[links.owner], links.pipeline * self._shape.ranks + links.rank
-        waits = (peer * workers + own)[links.waited >= LEAST_MESSAGE_SECONDS]
-        is_sent = links.sent > 0
-        codes, prices = (own * workers + peer)[is_sent], links.seconds[is_sent] / unit
+        self._unit, ranks, workers = unit, self._shape.ranks, self._shape.worker_count
+        links = [link for report in reports.values() for link in report.links]
+        own = np.repeat(worker_indices(reports, ranks), [len(report.links) for report in reports.values()])
+        peer = column(links, "pipeline", np.int64) * ranks + column(links, "rank", np.int64)
+        waits = (peer * workers + own)[column(links, "waited", np.float64) >= LEAST_MESSAGE_SECONDS]
+        is_sent = column(links, "sent", np.int64) > 0
+        codes, prices = (own * workers + peer)[is_sent], column(links, "seconds", np.float64)[is_sent] / unit
         expected = self._prices(self._profile, codes)
-        usual = median_low(prices.tolist()) if len(prices) >= FEW_LINKS else 0.0
+        usual = _lower_median(prices) if len(prices) >= FEW_LINKS else 0.0
         excess = np.maximum(0.0, usual - expected)  # what all messages take beyond the profile is not this link's
         prices = np.maximum(expected, prices - excess)
         is_slow = np.isin(codes, waits) & self._is_beyond(prices, np.maximum(expected, usual))
@@ -272,15 +274,14 @@ class DriftMonitor:
         counts = expected > 0
         by_worker = [np.bincount(times.owner, of * counts, size) for of in (count, times.seconds, expected)]
         cost, is_measured = _costs(*(sums.astype(np.float64) for sums in by_worker))
-        indices = worker_indices(times.workers, self._shape.ranks)
-        places, cost = indices[is_measured], cost[is_measured]
+        places, cost = worker_indices(times.workers, self._shape.ranks)[is_measured], cost[is_measured]
         if by_stage:
             self._speeds.add(places, cost)
             return
         hosts = Groups.by(places % self._shape.ranks, cost)
         self._speeds.add(places, cost / hosts.median[hosts.of])
         if len(cost):
-            self._links.observe(indices, times.links, planned, median_low(cost.tolist()))
+            self._links.observe(times.reports, planned, _lower_median(cost))
         if self._compares_stages:
             self._observe_stages(times, *_costs(count, times.seconds, expected))
 
@@ -297,7 +298,7 @@ class DriftMonitor:
             medians.append(Groups.by(times.stage[rows], cost[rows]).median)
         usual = np.concatenate(medians)
         if len(usual) == len(TIMES) * self._shape.stages:  # all are measured
-            self._times.add(np.arange(len(usual)), usual / median_low(usual.tolist()))
+            self._times.add(np.arange(len(usual)), usual / _lower_median(usual))
 
     def forget(self, worker: Worker) -> None:
         """The worker's process has ended; another one in its place starts unmeasured."""
@@ -347,6 +348,10 @@ def _costs(count: Floats, seconds: Floats, expected: Floats) -> tuple[Floats, np
     are none, or too short ones."""
     is_measured = (count > 0) & (expected > 0) & (seconds >= LEAST_SECONDS * count)
     return np.divide(seconds, expected, out=np.zeros(len(seconds)), where=is_measured), is_measured
+
+
+def _lower_median(values: Floats) -> float:
+    return float(np.quantile(values, 0.5, method="lower"))
 
 
 def _rounded(value: float) -> float:

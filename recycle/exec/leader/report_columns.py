@@ -95,11 +95,7 @@ class ReportColumns:
     def times(self) -> ComputeTimes:
         """What the workers computed, by their processes of tensor rank 0."""
         rows = zip(self.members, self.reports.values(), strict=True)
-        firsts = {worker: report for (worker, rank), report in rows if rank == 0}
-        return ComputeTimes.of(
-            {worker: report.compute for worker, report in firsts.items()},
-            {worker: report.links for worker, report in firsts.items()},
-        )
+        return ComputeTimes.of({worker: report for (worker, rank), report in rows if rank == 0})
 
 
 def _finite(parts: _Parts | None) -> _Parts | None:

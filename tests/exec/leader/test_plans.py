@@ -15,6 +15,7 @@ from recycle.exec.leader.actions import Ask, Event, Outbox, Planned, PreparedPla
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
+from recycle.exec.protocol import Report
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
@@ -39,7 +40,7 @@ class PlannedRun:
 
     def commit(self, *dead: Worker) -> bool:
         """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
-        times = ComputeTimes.of({worker: [] for worker in sorted(self._workers.difference(dead))})
+        times = ComputeTimes.of({worker: Report({}, None) for worker in sorted(self._workers.difference(dead))})
         for _ in range(2):
             self.plans.observe(frozenset(dead), self._step, times)
             self.planner.answer_all()
@@ -204,7 +205,7 @@ def test_no_layout_is_asked_for_where_the_users_own_schedule_runs() -> None:
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
     plans = Plans(ALWAYS, PlanAnswers(ALWAYS, outbox, own=(DEAD, plan)), outbox)
     assert plans.ready(DEAD) is plan
-    plans.observe(DEAD, 0, ComputeTimes.of({worker: [] for worker in plan.roles}))
+    plans.observe(DEAD, 0, ComputeTimes.of({worker: Report({}, None) for worker in plan.roles}))
     assert outbox.take() == []
 
 
@@ -212,7 +213,7 @@ def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() 
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
     answers = PlanAnswers(ALWAYS, outbox)
     answers.adopt(DEAD, plan, {})
-    plans, times = Plans(ALWAYS, answers, outbox), ComputeTimes.of({worker: [] for worker in plan.roles})
+    plans, times = Plans(ALWAYS, answers, outbox), ComputeTimes.of({worker: Report({}, None) for worker in plan.roles})
     plans.observe(DEAD, 4, times)
     (asked,) = outbox.take()
     assert asked == Ask(Question(DEAD, moves=True))

@@ -17,7 +17,7 @@ from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, Pre
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
-from recycle.exec.protocol import Computed
+from recycle.exec.protocol import Computed, Report
 from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.job import PricedJob
@@ -238,7 +238,7 @@ def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
         if worker not in dead:
             each = UNIT * (factor if worker == SLOW else 1.0)
             reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
-    return ComputeTimes.of(reports)
+    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in reports.items()})
 
 
 @pytest.mark.process

@@ -7,7 +7,7 @@ import pytest
 
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import LEAST_SECONDS, RETRY, DriftMonitor
-from recycle.exec.protocol import Computed
+from recycle.exec.protocol import Computed, Report
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from tests.exec.runs import job
@@ -44,7 +44,7 @@ def iteration(
         report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
             report[worker] = []
-    return ComputeTimes.of(report)
+    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
 
 
 def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:
@@ -164,7 +164,7 @@ def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_eac
             factor = 2.0 if worker == slow else 1.0
             each = {stage: factor * (last if stage == 2 else 0.01 * (stage + 1)) for stage in stages}
             report[worker] = [Computed(stage, kind, 3, 3 * each[stage]) for stage in stages for kind in "FIW"]
-        return ComputeTimes.of(report)
+        return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
 
     for slow in hosts:
         watch = drift()

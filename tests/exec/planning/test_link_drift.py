@@ -8,7 +8,7 @@ import msgspec
 
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import FACTOR, RETRY, DriftMonitor
-from recycle.exec.protocol import Computed, LinkTime
+from recycle.exec.protocol import Computed, LinkTime, Report
 from recycle.profile import Link, Profile
 from recycle.shape import Shape, Worker
 from tests.exec.runs import job
@@ -38,7 +38,12 @@ def iteration(
                 seconds = every * UNIT * PRICE * (factors or {}).get((worker, peer), 1.0)
                 sent = 0 if (worker, peer) in without else 4
                 found[worker].append(LinkTime(peer.pipeline, rank, sent, seconds if sent else 0.0, waited))
-    return ComputeTimes.of({worker: [Computed(worker.rank, "F", 1, 2.0 * UNIT)] for worker in found}, found)
+    return ComputeTimes.of(
+        {
+            worker: Report({}, None, [Computed(worker.rank, "F", 1, 2.0 * UNIT)], links=links)
+            for worker, links in found.items()
+        }
+    )
 
 
 def watch(profile: Profile = BASE) -> DriftMonitor:
