@@ -9,7 +9,7 @@ see who is wrong, and then likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ class Judge:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as sums:
             # What has spread through the sums does not say who computed wrong; replays may.
-            if replays is None or not sums.ranks or self._can_fence(sums.odd, holders):
+            if replays is None or not sums.ranks or self._to_fence(sums.odd, holders):
                 return self._settle(sums, holders, record.verified)
         if replays is not None:
             if not replays.odd and self._voted != step:
@@ -151,9 +151,10 @@ class Judge:
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
         )
 
-    def _can_fence(self, odd: Collection[str], holders: Collection[Worker]) -> bool:
-        """Whether there is somebody to fence, and those that are left hold everything."""
-        return bool(odd) and not self._holdings.lost(set(holders).difference(map(Worker.parse, odd)))
+    def _to_fence(self, odd: Mapping[str, str], holders: Collection[Worker]) -> dict[Worker, str]:
+        """Those of the odd workers that live, each with why; none unless those that are left hold everything."""
+        found = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in holders}
+        return {} if self._holdings.lost(set(holders).difference(found)) else found
 
     def _settle(
         self, found: Disagreement, holders: Collection[Worker], verified: Verified | None
@@ -163,21 +164,20 @@ class Judge:
         All go back to the state that they agreed on where what was computed since may be wrong, as after replays and
         states that differ. Other iterations are repeated once.
         """
-        step, can_fence = found.step, self._can_fence(found.odd, holders)
-        odd = {Worker.parse(worker): why for worker, why in found.odd.items()} if can_fence else {}
+        step, odd = found.step, self._to_fence(found.odd, holders)
         is_first, self._voted = self._disagreed != step, -1
         parts = [*found.parts, *self._name_bits(found.bits)]
         bits = {"bits": parts} if found.parts or found.bits else {}
-        accused = [] if found.ranks and not can_fence else list(found.odd)
+        accused = [] if found.ranks and not odd else list(found.odd)
         self._log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **bits)
         if found.is_of_state or found.is_of_replays:
-            if verified is not None and verified.step < step - 1 and (can_fence or is_first):
+            if verified is not None and verified.step < step - 1 and (odd or is_first):
                 self._disagreed, self._retried = step, -1  # each discarded step may be repeated once more
                 return Rewind(found.what, odd)
-        elif not can_fence and is_first:
+        elif not odd and is_first:
             self._disagreed = step
             return Repeat(found.what, self._disputed_in(found.ranks))
-        if can_fence:
+        if odd:
             return Fence(odd)
         again = f"{found}, also when repeated"
         if self._gone_back == step:
