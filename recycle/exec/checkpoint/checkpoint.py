@@ -6,9 +6,9 @@
         manifest.json                    written last: the commit, the model, and every file's size and sha256
 
 A folder counts only if its manifest is whole and every file is what the manifest says, so one that was cut off
-anywhere, or that rotted, is passed over for the one before. Files are written and read by torch.distributed.checkpoint
-with its safetensors storage: nothing in them can run code when it is loaded (its default storage has a pickle), and
-names do not depend on the split into stages, so that any other shape of the same model can read them.
+anywhere, or that rotted, is passed over for the one before. Files are written by torch.distributed.checkpoint with its
+safetensors storage: nothing in them can run code when it is loaded (its default storage has a pickle), and names do not
+depend on the split into stages, so that any other shape of the same model can read them.
 
 With a sharded optimizer there are files of shards in the place of stages. Of a parameter that a shard has a part of it
 holds that part, as `NAME.elements-FIRST-END` of the parameter's elements in order. Any other shards read them too.
@@ -25,11 +25,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -38,7 +38,7 @@ from msgspec import Struct
 from recycle.errors import RunError, first_line
 from recycle.exec.members import member_name
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of, shape_told, with_part
+from recycle.exec.model.stored_tensors import StoredTensors, piece_of, shape_told, with_part
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import create_beside, sync
 from recycle.job import Job
@@ -145,11 +145,6 @@ def stored_names(
             is_part = size > 1 and cuts.get(whole) is not None
             found[with_part(name, rank, size) if is_part else name] = value
     return found
-
-
-def _stored(name: str, cuts: Mapping[str, int | None], rank: int, size: int) -> str:
-    """The name of what tensor rank `rank` of `size` has of a tensor."""
-    return part_name(name, rank, size) if size > 1 and cuts.get(name) is not None else name
 
 
 def write_stage(
@@ -311,100 +306,25 @@ def remove(folder: Path) -> None:
 def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_parallel: int = 1) -> None:
     """Copy a checkpoint into the live state of `stages`, whatever stages, and whatever T, it was written from.
 
-    Where T is another, all parts of the stage lie in memory for a moment.
-
     Args:
         tensor_rank, tensor_parallel: which part of each stage `stages` hold, of how many.
 
     Raises:
         RunError: it does not hold that state.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-
     try:
-        there: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        in_pieces = pieces_of(there)
-        sizes = {count for name in (*there, *in_pieces) if (count := cut_into(name))}
-        for stage in stages:  # one by one: tied stages have a name in common
-            state: dict[str, Any] = {}
-            apart: dict[str, tuple[int | None, list[_Whole]]] = {}
-            sought: list[tuple[torch.Tensor, str, int, int, bool]] = []
+        stored = StoredTensors(sorted(folder.glob(f"*{SUFFIX}")), RunError)
+        for stage in stages:
             cuts = stage.cuts()
             for name, live in stage.named_state(stage.state_tensors()).items():
                 whole, begin, end = piece_of(name) or (name, 0, live.numel())
-                mine, dimension = _stored(whole, cuts, tensor_rank, tensor_parallel), cuts.get(whole)
-                if whole == name and (mine in there or (dimension is None and whole not in in_pieces)):
-                    state[mine] = live
-                    continue
-                sought.append((live, whole, begin, end, whole == name))
-                if whole in apart:
-                    continue
-                if mine in in_pieces or mine in there:
-                    dimension, names = None, [mine]
-                else:
-                    names = _whole(whole, cuts, sizes, {*there, *in_pieces})
-                every = list[_Whole]()
-                for part in names:
-                    pieces = in_pieces.get(part, [part])
-                    tensors = [torch.empty(there[piece].size, dtype=live.dtype) for piece in pieces]
-                    state |= dict(zip(pieces, tensors, strict=True))
-                    shape = shape_told(pieces[0])
-                    if dimension is not None and part == whole and shape is None:  # all of it, which is to be cut
-                        shape = _scaled(shape_told(name) or tuple(live.shape), dimension, tensor_parallel)
-                    every.append(_Whole(tensors, shape if part in in_pieces else None))
-                apart[whole] = dimension, every
-            load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-            for live, whole, begin, end, is_all in sought:
-                dimension, every = apart[whole]
-                parts = [part.joined() for part in every]
-                if dimension is None:
-                    found = torch.cat([part.reshape(-1) for part in parts])
-                else:
-                    found = torch.cat(parts, dimension).chunk(tensor_parallel, dimension)[tensor_rank].reshape(-1)
-                if is_all and len(found) != live.numel():
-                    raise RuntimeError(f"{whole} has {len(found)} elements there, and the model's has {live.numel()}")
-                live.copy_(found[begin:end].view(live.shape))
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+                shape = shape_told(name) or tuple(live.shape)
+                found = stored.part(whole, cuts.get(whole), tensor_rank, tensor_parallel, shape)
+                if whole == name and found.shape not in (live.shape, (live.numel(),)):
+                    raise RunError(f"{whole} has {found.numel()} elements there, and the model's is {list(live.shape)}")
+                live.copy_(found.reshape(-1)[begin:end].view(live.shape))
+    except (RunError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {first_line(error)}") from None
-
-
-class _Whole(NamedTuple):
-    """A tensor, or a tensor rank's part of one, that lies in pieces or in one.
-
-    Attributes:
-        pieces: in order.
-        shape: of it; None for that of its one piece.
-    """
-
-    pieces: list[torch.Tensor]
-    shape: tuple[int, ...] | None
-
-    def joined(self) -> torch.Tensor:
-        """It in its shape; flat where nothing says that."""
-        if len(self.pieces) == 1 and self.shape is None:
-            return self.pieces[0]
-        flat = torch.cat([piece.reshape(-1) for piece in self.pieces])
-        return flat if self.shape is None else flat.view(self.shape)
-
-
-def _scaled(shape: tuple[int, ...], dimension: int, factor: int) -> tuple[int, ...]:
-    """The shape of a whole of so many parts of a shape."""
-    return tuple(size * factor if place == dimension else size for place, size in enumerate(shape))
-
-
-def _whole(name: str, cuts: Mapping[str, int | None], sizes: Iterable[int], there: Collection[str]) -> list[str]:
-    """The names under which a checkpoint has all of `name`, first part to last.
-
-    Args:
-        sizes: into how many parts the checkpoint cuts.
-    """
-    names = [name] if name in there else [_stored(name, cuts, rank, size) for size in sizes for rank in range(size)]
-    missing = next((part for part in names or [name] if part not in there), None)
-    if missing is not None:
-        raise RuntimeError(f"it has nothing under the name {missing}")
-    return names
 
 
 def hashes(paths: Sequence[Path]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import msgspec
@@ -43,7 +43,7 @@ class CheckpointCompletion:
     ) -> None:
         self._job, self._root, self._text_digest = job, root, text_digest
         self._has_metrics, self._wake = has_metrics, wake
-        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+        self._answers: list[Future[Answer]] = []
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
 
@@ -56,14 +56,9 @@ class CheckpointCompletion:
         self._submit(lambda: self._complete(request))
 
     def _submit(self, work: Callable[[], Answer]) -> None:
-        def answer() -> None:
-            try:
-                self._answers.put(work())
-            except Exception as failure:
-                self._answers.put(failure)
-            self._wake()
-
-        self._thread.submit(answer)
+        answer = self._thread.submit(work)
+        answer.add_done_callback(lambda _: self._wake())
+        self._answers.append(answer)
 
     def _complete(self, request: CompleteCheckpoint) -> CheckpointCompleted:
         commit, folder = request.commit, folder_of(self._root, request.commit.step)
@@ -123,13 +118,9 @@ class CheckpointCompletion:
         """
         while not self._warnings.empty():
             warn(self._warnings.get_nowait())
-        answers: list[Answer] = []
-        while not self._answers.empty():
-            answer = self._answers.get_nowait()
-            if isinstance(answer, Exception):
-                raise answer
-            answers.append(answer)
-        return answers
+        done = [answer for answer in self._answers if answer.done()]
+        self._answers = self._answers[len(done) :]
+        return [answer.result() for answer in done]
 
     def discard(self, step: int) -> None:
         """Remove what is there of the checkpoint of a step."""

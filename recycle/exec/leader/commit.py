@@ -15,7 +15,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS
 from recycle.exec.leader.disagreement import compare, stage_name
-from recycle.exec.leader.replay_votes import count, votes_of
+from recycle.exec.leader.replay_votes import count_votes, votes_of
 from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.members import split_member
 from recycle.exec.protocol import (
@@ -97,10 +97,10 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
     Raises:
         Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
-    if not reports.agree():
-        compare(step, reports.reports(), names_of_numbers(job))
-    squared = math.fsum(reports.squared_norms())
-    loss = reports.loss_sum() / job.shape.global_micro_batches
+    if not reports.agree:
+        compare(step, reports.reports, names_of_numbers(job))
+    squared = math.fsum(reports.squared_norms)
+    loss = reports.loss_sum / job.shape.global_micro_batches
     finite = math.isfinite(squared)
     norm = math.sqrt(squared) if finite else math.nan
     kept = [*recent, norm][-WINDOW:]
@@ -163,8 +163,8 @@ def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) ->
     """
     columns = ReportColumns.of(reports)
     commit = decide(job, step, columns)
-    if unlike := count(votes_of(columns.replayed)):
-        raise RunError(f"step {step}: {unlike.what}: one of them computes wrong")
+    if unlike := count_votes(step, votes_of(columns.replayed)):
+        raise RunError(f"{unlike}: one of them computes wrong")
     is_last = step + 1 >= steps
     return msgspec.structs.replace(
         commit, next_mode="barrier", last=steps - 1, finished=is_last, evaluate=job.is_evaluated(step, is_last)

@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import astuple
 
-from recycle.exec.protocol import Computed, LinkTime
+from recycle.exec.protocol import Report
 from recycle.shape import Worker
 
 MOST_LISTED = 256
 """Workers whose times stand in a line of metrics one by one; of more, only those that are furthest from their peers."""
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class LinkTimes:
-    """A row per worker and other worker that it has messages with.
+class Groups:
+    """Values in groups.
 
     Attributes:
-        worker, peer: [rows, 2], pipeline and rank of both.
-        sent: how many messages to the peer have arrived.
-        seconds: the lower quartile of what they took.
-        waited: seconds that the worker waited for messages from the peer.
+        keys: of the groups, in order.
+        least, median, most, sizes: of each group. The median of an even number is the lower one of the middle two.
+        of: the place of each value's group.
     """
 
-    worker: npt.NDArray[np.int64]
-    peer: npt.NDArray[np.int64]
-    sent: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.float64]
-    waited: npt.NDArray[np.float64]
+    keys: Integers
+    least: Floats
+    median: Floats
+    most: Floats
+    sizes: Integers
+    of: Integers
 
     @classmethod
-    def of(cls, links: Mapping[Worker, Sequence[LinkTime]]) -> LinkTimes:
-        """Of what each worker reports."""
-        rows = list(chain.from_iterable(links.values()))
-        workers = np.fromiter(chain.from_iterable(links), np.int64).reshape(-1, 2)
-        return cls(
-            np.repeat(workers, [len(times) for times in links.values()], axis=0),
-            np.array([[row.pipeline for row in rows], [row.rank for row in rows]], np.int64).T,
-            np.array([row.sent for row in rows], np.int64),
-            np.array([row.seconds for row in rows], np.float64),
-            np.array([row.waited for row in rows], np.float64),
-        )
+    def by(cls, keys: Integers, values: Floats) -> Groups:
+        """Values by the keys of their groups, which are at least 0."""
+        order = np.lexsort((values, keys))
+        begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        sizes, ordered = np.diff(begins, append=len(order)), values[order]
+        of = np.empty(len(order), np.int64)
+        of[order] = np.repeat(np.arange(len(begins)), sizes)
+        least, median, most = (ordered[place] for place in (begins, begins + (sizes - 1) // 2, begins + sizes - 1))
+        return cls(keys[order][begins], least, median, most, sizes, of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,43 +54,39 @@ class ComputeTimes:
     """A row per worker, stage and kind of instruction that it ran.
 
     Attributes:
+        reports: what each worker has reported, by its first process.
         workers: who reported, also of nothing.
         owner: the worker's place in `workers`.
         stage: of the instructions.
         tokens, kind: names of kinds, and the place of the row's in them.
         count, seconds: how many ran, and what they took together.
-        links: what their messages took.
     """
 
+    reports: Mapping[Worker, Report]
     workers: Sequence[Worker]
-    owner: npt.NDArray[np.int64]
-    stage: npt.NDArray[np.int64]
+    owner: Integers
+    stage: Integers
     tokens: Sequence[str]
-    kind: npt.NDArray[np.int64]
-    count: npt.NDArray[np.float64]
-    seconds: npt.NDArray[np.float64]
-    links: LinkTimes = field(default_factory=lambda: LinkTimes.of({}))
+    kind: Integers
+    count: Floats
+    seconds: Floats
 
     @classmethod
-    def of(
-        cls,
-        compute: Mapping[Worker, Sequence[Computed]],
-        links: Mapping[Worker, Sequence[LinkTime]] = MappingProxyType({}),
-    ) -> ComputeTimes:
+    def of(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
         """Of what each worker reports."""
-        rows = map(astuple, chain.from_iterable(compute.values()))
-        stage, token, count, seconds = tuple(zip(*rows, strict=True)) or ((),) * 4
+        rows = [row for report in reports.values() for row in report.compute]
+        token = [row.token for row in rows]
         tokens = sorted(set(token))
         kinds = {token: kind for kind, token in enumerate(tokens)}
         return cls(
-            list(compute),
-            np.repeat(np.arange(len(compute)), [len(times) for times in compute.values()]),
-            np.array(stage, np.int64),
+            reports,
+            list(reports),
+            np.repeat(np.arange(len(reports)), [len(report.compute) for report in reports.values()]),
+            column(rows, "stage", np.int64),
             tokens,
-            np.array(list(map(kinds.__getitem__, token)), np.int64),
-            np.array(count, np.float64),
-            np.array(seconds, np.float64),
-            LinkTimes.of(links),
+            np.fromiter(map(kinds.__getitem__, token), np.int64, len(rows)),
+            column(rows, "count", np.float64),
+            column(rows, "seconds", np.float64),
         )
 
     def line(self, most: int = MOST_LISTED) -> dict[str, Any]:
@@ -101,40 +96,34 @@ class ComputeTimes:
         those of which an instruction takes longest or least beside the median of its kind and stage; and then also
         `compute_spread`: `<stage><F|I|W|B>` -> least, median and most of these means over all workers.
         """
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.where(self.count > 0, self.seconds / self.count, 0.0)
-        if len(self.workers) <= most:
-            return {"compute": self._listed(range(len(self.workers)), mean)}
-        groups, group = np.unique(self.stage * len(self.tokens) + self.kind, return_inverse=True)
-        order = np.lexsort((mean, group))
-        ordered = mean[order]
-        begins = np.searchsorted(group[order], np.arange(len(groups)))
-        ends = np.append(begins[1:], len(order))
-        median = ordered[(begins + ends - 1) // 2]
-        columns = map(_rounded, (ordered[begins], median, ordered[ends - 1]))
-        spread = {
-            f"{number // len(self.tokens)}{self.tokens[number % len(self.tokens)]}": list(times)
-            for number, times in zip(groups.tolist(), zip(*columns, strict=True), strict=True)
+        listed, spread = sorted(self.workers), {}
+        if len(self.workers) > most:
+            mean = np.divide(self.seconds, self.count, out=np.zeros(len(self.count)), where=self.count > 0)
+            groups = Groups.by(self.stage * len(self.tokens) + self.kind, mean)
+            keys = (divmod(key, len(self.tokens)) for key in groups.keys.tolist())
+            figures = np.column_stack((groups.least, groups.median, groups.most)).round(6).tolist()
+            spread = {f"{stage}{self.tokens[kind]}": of for (stage, kind), of in zip(keys, figures, strict=True)}
+            usual = groups.median[groups.of]
+            ratio = np.divide(mean, usual, out=np.ones(len(mean)), where=(mean > 0) & (usual > 0))
+            furthest = np.zeros(len(self.workers))
+            np.maximum.at(furthest, self.owner, np.abs(np.log(ratio)))
+            listed = sorted(self.workers[place] for place in np.argsort(-furthest, kind="stable")[:most])
+        compute = {
+            str(worker): {
+                f"{row.stage}{row.token}": round(row.seconds / max(row.count, 1), 6)
+                for row in self.reports[worker].compute
+            }
+            for worker in listed
         }
-        usual = median[group]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            away = np.where((usual > 0) & (mean > 0), np.abs(np.log(mean / usual)), 0.0)
-        furthest = np.zeros(len(self.workers))
-        np.maximum.at(furthest, self.owner, away)
-        listed = np.argsort(-furthest, kind="stable")[:most]
-        return {"compute": self._listed(sorted(listed.tolist()), mean), "compute_spread": spread}
-
-    def _listed(self, places: Sequence[int], mean: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
-        stages, kinds, seconds = self.stage.tolist(), self.kind.tolist(), _rounded(mean)
-        begins = np.searchsorted(self.owner, np.arange(len(self.workers) + 1)).tolist()
-        listed: dict[str, dict[str, float]] = {}
-        for place in sorted(places, key=self.workers.__getitem__):
-            rows = range(begins[place], begins[place + 1])
-            times = ((f"{stages[row]}{self.tokens[kinds[row]]}", seconds[row]) for row in rows)
-            listed[str(self.workers[place])] = dict(sorted(times))
-        return listed
+        return {"compute": compute, "compute_spread": spread} if spread else {"compute": compute}
 
 
-def _rounded(seconds: npt.NDArray[np.float64]) -> list[float]:
-    """Microseconds."""
-    return list(np.round(seconds, 6).tolist())
+def worker_indices(workers: Iterable[Worker], ranks: int) -> Integers:
+    """`Shape.worker_index` of each of many workers."""
+    pairs = np.fromiter(chain.from_iterable(workers), np.int64).reshape(-1, 2)
+    return np.asarray(pairs[:, 0] * ranks + pairs[:, 1])
+
+
+def column(rows: Sequence[object], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """An attribute of all rows."""
+    return np.fromiter(map(attrgetter(name), rows), kind, len(rows))

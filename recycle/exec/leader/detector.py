@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import astuple
 
+from recycle.exec.leader.compute_times import Floats, Integers, worker_indices
 from recycle.exec.members import members_of
 from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
@@ -42,32 +43,20 @@ class LastBeats:
     def __init__(self, members: Sequence[str]) -> None:
         self._places = {member: place for place, member in enumerate(members)}
         self._rows = np.full(len(members), np.array(astuple(_NO_BEAT), BEAT))
-        self._fresh: dict[str, Heartbeat] = {}
 
     def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
         """Processes, by their names, have sent these. Those of unknown processes are ignored."""
-        self._fresh.update(heartbeats)
+        for member, beat in heartbeats.items():
+            if (place := self._places.get(member)) is not None:
+                self._rows[place] = astuple(beat)
 
     def forget(self, members: Iterable[str]) -> None:
         """These processes have ended."""
-        for member in members:
-            self._fresh[member] = _NO_BEAT
+        self.take(dict.fromkeys(members, _NO_BEAT))
 
     def rows(self) -> Beats:
-        """A row for each process; its `beats` are -1 before its first heartbeat. The next call changes them."""
-        fresh = {place: beat for member, beat in self._fresh.items() if (place := self._places.get(member)) is not None}
-        self._fresh = {}
-        places = np.fromiter(fresh, np.int64, len(fresh))
-        for name, column in zip(BEAT.names or (), zip(*map(astuple, fresh.values()), strict=True), strict=False):
-            self._rows[name][places] = column
+        """A row for each process, which later calls change; its `beats` are -1 before its first heartbeat."""
         return self._rows
-
-
-def beats_of(heartbeats: Mapping[str, Heartbeat], members: Sequence[str]) -> Beats:
-    """The rows of these heartbeats, by process."""
-    beats = LastBeats(members)
-    beats.take(heartbeats)
-    return beats.rows()
 
 
 class FailureDetector:
@@ -84,26 +73,21 @@ class FailureDetector:
         self._profiled = profiled_seconds(job)
         self.members = members_of(job.shape.workers(), self._processes)
         self._places = {name: place for place, name in enumerate(self.members)}
-        count = len(self.members)
-        self._last = beats_of({}, self.members)
-        self._changed, self._progressed, self._patience = np.zeros(count), np.zeros(count), np.zeros(count)
-        self._advanced = np.zeros(count)
-        self._is_watched = np.zeros(count, bool)
+        self._last = LastBeats(self.members).rows()
+        self._since = np.zeros((3, len(self.members)))
+        # When a heartbeat came, when it told of progress or of waiting, and when of progress.
+        self._changed, self._progressed, self._advanced = self._since
+        self._patience = np.zeros(len(self.members))
+        self._is_watched = np.zeros(len(self.members), bool)
         self._looked = 0.0
-        self._all: frozenset[Worker] = frozenset()
-        self._places_of_last = self._places_of(())
+        self._found: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
-    def _places_of_all(self, live: Collection[Worker]) -> npt.NDArray[np.int64]:
-        """Places of the processes of many workers, remembered as long as they are the same."""
-        if self._all != live:
-            self._all = frozenset(live)
-            self._places_of_last = self._places_of(live)
-        return self._places_of_last
-
-    def _places_of(self, workers: Iterable[Worker]) -> npt.NDArray[np.int64]:
-        """Places of the workers' processes."""
-        firsts = np.fromiter((worker.pipeline * self._ranks + worker.rank for worker in workers), np.int64)
-        return (firsts[:, None] * self._processes + np.arange(self._processes)).ravel()
+    def _places_of(self, workers: Collection[Worker]) -> Integers:
+        """Places of the workers' processes; those of a set are remembered until another one comes."""
+        if self._found[0] != workers:
+            firsts = worker_indices(workers, self._ranks) * self._processes
+            self._found = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
+        return self._found[1]
 
     def lost(
         self, live: Collection[Worker], beats: Beats | None, now: float, done: Collection[str] = ()
@@ -118,41 +102,36 @@ class FailureDetector:
         """
         if beats is None:
             return {}
-        limits = self._limits
-        late = max(0.0, now - self._looked - limits.heartbeat)
+        late = max(0.0, now - self._looked - self._limits.heartbeat)
         self._looked = now
-        watched = self._places_of_all(live)
+        self._since += late
+        watched = self._places_of(live)
         if done:
             watched = watched[~np.isin(watched, [self._places[name] for name in done])]
-        self._changed += late
-        self._progressed += late
-        self._advanced += late
-        self._watch(watched, now)
+        self._watch(watched[~self._is_watched[watched]], now)
         self._take(watched, beats, now)
         silence = now - self._changed[watched]
         allowed = self._common_silence(silence)
-        dead = silence > self._dead_after + allowed
-        hung = now - self._progressed[watched] > self._patience[watched] + allowed
+        is_dead = silence > self._dead_after + allowed
+        is_lost = is_dead | (now - self._progressed[watched] > self._patience[watched] + allowed)
         lost: dict[Worker, str] = {}
-        for place, is_dead in sorted(zip(watched[dead | hung].tolist(), dead[dead | hung].tolist(), strict=True)):
-            number, rank = divmod(place, self._processes)
+        for place, is_silent in sorted(zip(watched[is_lost].tolist(), is_dead[is_lost].tolist(), strict=True)):
+            worker, rank = divmod(place, self._processes)
             cause = f"no heartbeat for {self._dead_after:g} s"
-            if not is_dead:
-                doing = self._last["doing"][place]
-                cause = f"no progress for {self._patience[place]:g} s in {doing}"
-            worker = Worker(*divmod(number, self._ranks))
-            lost.setdefault(worker, f"tensor rank {rank}: {cause}" if rank else cause)
+            if not is_silent:
+                cause = f"no progress for {self._patience[place]:g} s in {self._last['doing'][place]}"
+            cause = f"tensor rank {rank}: {cause}" if rank else cause
+            lost.setdefault(Worker(*divmod(worker, self._ranks)), cause)
         return lost
 
-    def _watch(self, places: npt.NDArray[np.int64], now: float) -> None:
-        """Whoever is watched for the first time has time to start."""
-        fresh = places[~self._is_watched[places]]
-        self._changed[fresh] = self._progressed[fresh] = self._advanced[fresh] = now
+    def _watch(self, fresh: Integers, now: float) -> None:
+        """Processes that are watched for the first time have time to start."""
+        self._since[:, fresh] = now
         self._patience[fresh] = max(self._limits.warm_up, self._dead_after)
         self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
         self._is_watched[fresh] = True
 
-    def _take(self, places: npt.NDArray[np.int64], beats: Beats, now: float) -> None:
+    def _take(self, places: Integers, beats: Beats, now: float) -> None:
         """Take the beats that are new, of all that a row of `beats` has."""
         counts = beats["beats"][places]
         places = places[(counts != self._last["beats"][places]) & (counts >= 0)]
@@ -163,54 +142,47 @@ class FailureDetector:
         self._advanced[places[advanced]] = now
         self._progressed[places[advanced | (is_later & beats["waiting"])]] = now
         self._changed[places[is_later]] = now
-        self._patience[places[is_later]] = self._patiences(beats["longest"][is_later])
+        self._patience[places[is_later]] = self.patience(beats["longest"][is_later])
         self._last[places] = beats
 
     def standstill(self, live: Collection[Worker]) -> float:
         """Seconds for which all processes of the workers have waited and none has made progress, when last judged."""
-        places = self._places_of_all(live)
+        places = self._places_of(live)
         if not len(places) or not self._last["waiting"][places].all():
             return 0.0
         return max(0.0, self._looked - float(self._advanced[places].max()))
 
     def stuck(self, live: Collection[Worker], seconds: float) -> set[Worker]:
         """Workers with a process that does not wait and has made no progress for so long, when last judged."""
-        places = self._places_of_all(live)
+        places = self._places_of(live)
         is_stuck = ~self._last["waiting"][places] & (self._looked - self._advanced[places] > seconds)
         numbers = (places[is_stuck] // self._processes).tolist()
         return {Worker(*divmod(number, self._ranks)) for number in numbers}
 
-    def _common_silence(self, silences: npt.NDArray[np.float64]) -> float:
+    def _common_silence(self, silences: Floats) -> float:
         """Seconds that the median process is overdue, up to `dead_after`: half of them then wait for a core."""
         if len(silences) < 2:
             return 0.0
         middle = (len(silences) - 1) // 2
-        median = float(np.partition(silences, middle)[middle])
-        return min(max(0.0, median - self._limits.heartbeat), self._limits.dead_after)
+        overdue = float(np.partition(silences, middle)[middle]) - self._limits.heartbeat
+        return min(max(0.0, overdue), self._limits.dead_after)
 
-    def _patiences(self, longest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """As `patience`, of each; not a number stands for None."""
-        limits = self._limits
-        return np.where(
-            np.isnan(longest), self.patience(None), np.maximum(limits.hung_after, limits.hung_factor * longest)
-        )
-
-    def patience(self, longest: float | None) -> float:
-        """Seconds that an operation may take before it counts as hung.
+    def patience(self, longest: npt.ArrayLike) -> Floats:
+        """Seconds that operations may take before they count as hung.
 
         Args:
-            longest: seconds that such a one has taken lately, None when it is the process's first.
+            longest: seconds that such ones have taken lately, not a number for the process's first.
         """
         limits = self._limits
-        if longest is None:
-            return max(limits.hung_after, limits.warm_up, limits.hung_factor * self._profiled)
-        return max(limits.hung_after, limits.hung_factor * longest)
+        first = max(limits.hung_after, limits.warm_up, limits.hung_factor * self._profiled)
+        usual = np.maximum(limits.hung_after, limits.hung_factor * np.asarray(longest))
+        return np.where(np.isnan(longest), first, usual)
 
     def patience_with(self, worker: Worker) -> float:
         """Seconds that the worker's operation may take, by its last heartbeat."""
         places = self._places_of([worker])
         found = self._patience[places[self._is_watched[places]]]
-        return float(found.max(initial=0.0)) if len(found) else self._limits.warm_up
+        return float(found.max()) if len(found) else self._limits.warm_up
 
     def forget(self, worker: Worker) -> None:
         """The worker's next heartbeats come from other processes."""

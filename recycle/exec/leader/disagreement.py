@@ -3,26 +3,28 @@
 The hosts of a stage hold the same sums of gradients once these are reduced, and the tensor ranks of a worker the same
 loss and the same gradients of what they do not cut between them. A worker reports the squared norms, and a checksum in
 which every bit of the sums counts. A difference comes from hardware: memory that changed, or a sum that went wrong on
-one host only. Every so often the hosts of a stage also report checksums of the state that the iteration began with.
+one host only. Every so often the hosts of a stage also report checksums of the state that the iteration began with, and
+of what they and others made of the same micro-batch (replay_votes.py).
 
 Who is odd: a worker whose own tensor ranks disagree, and whoever differs from more than half of the stage's hosts. Of
 two hosts that differ, or of groups of which none is more than half, nobody can say.
-Limits: what is wrong in the same way on all hosts (one host's addend, summed by all) is not seen here.
+Limits: what is wrong in the same way on all hosts (one host's addend, summed by all) is not seen in sums and states.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, differing_bit
 from recycle.exec.members import split_member
 from recycle.exec.protocol import Report
+from recycle.ir.replays import Checked
 
-_Held = tuple[object, ...]
 _NOT_FINITE = (math.nan,)
 
 
@@ -37,37 +39,56 @@ class Bit:
 
 
 class Disagreement(RunError):
-    """Workers hold different numbers where they must be the same.
+    """Workers hold, or have made, different numbers where they must be the same.
 
     Attributes:
         step: the iteration.
-        odd: worker -> what it holds that others do not; empty when nobody can say who is wrong.
+        differences: in words.
+        odd: worker -> what it holds or made that others did not; empty when nobody can say who is wrong.
         held: worker -> what it reported, of all workers that the difference is between.
         is_of_state: states differ, which no repetition mends.
         ranks: the stages in which tensor ranks of a worker hold different things, and no states differ. What was wrong
             in one of them has spread through the sums to others: it says little of who computed wrong.
         bits: of states, where one bit explains the difference.
+        disputed: micro-batches of which different things were made, and nobody can say who is wrong.
+        parts: for events, what differs in what the odd ones made of a micro-batch.
     """
 
-    def __init__(
-        self,
-        step: int,
-        differences: Sequence[str],
-        odd: Mapping[str, str],
-        held: Mapping[str, str],
-        is_of_state: bool = False,
-        bits: Sequence[Bit] = (),
-        ranks: Sequence[int] = (),
-    ) -> None:
-        super().__init__(f"step {step}: {'; '.join(differences)}")
-        self.is_of_state, self.bits, self.ranks = is_of_state, list(bits), list(ranks)
-        self.step, self.odd, self.held = step, dict(odd), dict(held)
-        self.what = "; ".join(differences)
+    def __init__(self, step: int) -> None:
+        self.step, self.is_of_state = step, False
+        self.differences: list[str] = []
+        self.odd: dict[str, str] = {}
+        self.held: dict[str, str] = {}
+        self.ranks: list[int] = []
+        self.bits: list[Bit] = []
+        self.disputed: list[Checked] = []
+        self.parts: list[dict[str, Any]] = []
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.what}"
+
+    @property
+    def what(self) -> str:
+        return "; ".join(self.differences)
+
+    @property
+    def is_of_replays(self) -> bool:
+        return bool(self.disputed or self.parts)
+
+    def accuse(self, worker: str, did: str) -> None:
+        """The worker is odd."""
+        self.odd.setdefault(worker, f"it {did}")
+        self.differences.append(f"worker {worker} {did}")
 
 
 def stage_name(number: int) -> str:
     """A stage in words; also the one whose live parameters a number stands for."""
     return f"stage {number % PARAMETERS}"
+
+
+def names(workers: Sequence[str]) -> str:
+    """Workers in words."""
+    return ("workers " if len(workers) > 1 else "worker ") + " and ".join(workers)
 
 
 def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str] = stage_name) -> None:
@@ -83,59 +104,56 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
     workers: dict[str, list[Report]] = defaultdict(list)
     for member in sorted(reports, key=split_member):
         workers[split_member(member)[0]].append(reports[member])
-    differences: list[str] = []
-    odd: dict[str, str] = {}
-    unlike: dict[str, str] = {}
-    held: dict[str, str] = {}
-    is_of_state, bits = False, list[Bit]()
+    found, unlike = Disagreement(step), dict[str, str]()
+    hosts_of: dict[int, list[str]] = defaultdict(list)
     for worker, ranks in workers.items():
         if what := _unlike_ranks(ranks, named):
-            differences.append(f"tensor ranks of worker {worker} hold different {what}")
+            found.differences.append(f"tensor ranks of worker {worker} hold different {what}")
+            found.held[worker] = _text(ranks, named)
             unlike[worker] = f"its tensor ranks hold different {what}"
-            said = [_text(report, stage, named) for report in ranks for stage in report.norms]
-            held[worker] = "; ".join([*said, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])
-    of_stages: dict[int, dict[str, _Held]] = defaultdict(dict)
-    for worker, ranks in workers.items():
-        for stage in ranks[0].norms:
-            of_stages[stage][worker] = _held(ranks, stage)
-    for stage, hosts in sorted(of_stages.items()):
-        if stage >= PARAMETERS and is_of_state:
+        for number in ranks[0].norms:
+            hosts_of[number].append(worker)
+    for number, hosts in sorted(hosts_of.items()):
+        if number >= PARAMETERS and found.is_of_state:
             break
-        states: dict[str, _Held] = {
-            name: tuple(one.states[stage] for one in workers[name])
-            for name in hosts
-            if all(stage in one.states for one in workers[name])  # one that is still copied is not compared
+        states: dict[str, object] = {
+            worker: tuple(report.states[number] for report in workers[worker])
+            for worker in hosts
+            if all(number in report.states for report in workers[worker])  # one that is still copied is not compared
         }
-        name_of_state = "state" if stage < PARAMETERS else "parameter"
-        for what, of_hosts in ((name_of_state, states), ("gradient", hosts)):
-            votes = Counter(of_hosts.values())
+        gradients: dict[str, object] = {
+            worker: tuple(_gradient(report, number) for report in workers[worker]) for worker in hosts
+        }
+        name_of_state = "state" if number < PARAMETERS else "parameter"
+        for what, said in ((name_of_state, states), ("gradient", gradients)):
+            votes = Counter(said.values())
             if len(votes) <= 1:
                 continue
-            for worker in of_hosts:
-                held.setdefault(worker, "; ".join(_text(report, stage, named) for report in workers[worker]))
+            found.held |= {worker: _text(workers[worker], named) for worker in said if worker not in found.held}
             value, count = votes.most_common(1)[0]
-            if 2 * count > len(of_hosts):
-                most = _names(worker for worker, its in of_hosts.items() if its == value)
-                for worker in (worker for worker, its in of_hosts.items() if its != value):
-                    odd.setdefault(worker, f"it holds another {what} of {named(stage)} than {most}")
-                    differences.append(f"worker {worker} holds another {what} of {named(stage)} than {most}")
+            most = [worker for worker in said if said[worker] == value]
+            if 2 * count > len(said):
+                for worker in (worker for worker in said if said[worker] != value):
+                    found.accuse(worker, f"holds another {what} of {named(number)} than {names(most)}")
             else:
-                differences.append(f"{_names(of_hosts)} hold different {what}s of {named(stage)}")
-            if of_hosts is states:
-                is_of_state = True
-                peer = next(worker for worker, its in of_hosts.items() if its == value)
-                bits += (bit for worker in of_hosts for bit in _bits(worker, workers[worker], workers[peer], stage))
-    if differences:
-        of_ranks = [] if is_of_state else sorted({stage for worker in unlike for stage in workers[worker][0].norms})
-        if not (is_of_state and odd):  # a wrong state has spread to tensor ranks of all hosts
-            odd = unlike | odd | unlike
-        raise Disagreement(step, differences, odd, held, is_of_state, bits, of_ranks)
+                found.differences.append(f"{names(list(said))} hold different {what}s of {named(number)}")
+            if said is states:
+                found.is_of_state = True
+                peer = workers[most[0]]
+                found.bits += (bit for worker in said for bit in _bits(worker, workers[worker], peer, number))
+    if not found.differences:
+        return
+    if not found.is_of_state:
+        found.ranks = sorted({number for worker in unlike for number in workers[worker][0].norms})
+    if not (found.is_of_state and found.odd):  # a wrong state has spread to tensor ranks of all hosts
+        found.odd = unlike | found.odd | unlike
+    raise found
 
 
 def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage: int) -> Iterator[Bit]:
     """The bits of a worker's states that differ from a peer's, as far as there is one in each."""
     for rank, (own, other) in enumerate(zip(ranks, of_peer, strict=True)):
-        if stage in own.states and stage in other.states and own.states[stage] != other.states[stage]:
+        if own.states[stage] != other.states[stage]:
             place = differing_bit(Checksum(*own.states[stage]), Checksum(*other.states[stage]))
             if place is not None:
                 yield Bit(worker, rank, stage, place)
@@ -156,26 +174,23 @@ def _unlike_ranks(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
     return ""
 
 
-def _held(ranks: Sequence[Report], stage: int) -> _Held:
-    """What a host says of a stage. Bits of what is not finite mean nothing."""
-    said = []
-    for report in ranks:
-        parts = _parts(report.norms[stage]), _parts(report.replicated.get(stage, []))
-        said.append((parts, None if _NOT_FINITE in parts else report.checksums.get(stage)))
-    return tuple(said)
+def _gradient(report: Report, stage: int) -> tuple[object, ...]:
+    """What a process says of a stage's gradients. Bits of what is not finite mean nothing."""
+    parts = _parts(report.norms[stage]), _parts(report.replicated.get(stage, []))
+    return *parts, None if _NOT_FINITE in parts else report.checksums.get(stage)
 
 
 def _parts(parts: Sequence[float]) -> tuple[float, ...]:
     return tuple(parts) if all(map(math.isfinite, parts)) else _NOT_FINITE
 
 
-def _text(report: Report, stage: int, named: Callable[[int], str]) -> str:
-    squared = math.fsum([*report.norms[stage], *report.replicated.get(stage, [])])
-    state = report.states.get(stage)
-    state_text = "" if state is None else f", state {state[0]:016x}{state[1]:016x}"
-    return f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}{state_text}"
-
-
-def _names(workers: Iterable[str]) -> str:
-    names: Collection[str] = list(workers)
-    return ("workers " if len(names) > 1 else "worker ") + " and ".join(names)
+def _text(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
+    """All that the processes of a worker have reported."""
+    texts = []
+    for report in ranks:
+        for stage, norm in report.norms.items():
+            squared = math.fsum([*norm, *report.replicated.get(stage, [])])
+            state = "".join(f"{part:016x}" for part in report.states.get(stage, ()))
+            checksum = f"{report.checksums.get(stage, 0):016x}" + (f", state {state}" if state else "")
+            texts.append(f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {checksum}")
+    return "; ".join([*texts, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])

@@ -1,295 +1,357 @@
 """Drift: what the workers' own clocks say, held against the profile that the plan in use was made for.
 
-With each commit come the seconds that every worker's F, I, W and B took on its own clock, without any wait for peers.
-Of these two things are estimated, both as ratios, so that neither a job's unit of time nor what slows all alike counts:
+With each commit come the seconds that every worker's F, I, W and B took on its own clock, without any wait for peers,
+and what its messages took. Of these three things are estimated:
 
     speed of a worker   its time per micro-batch over that of its stage's hosts (their lower median)
     time of a stage     of F, I and W each: over the profile's, as a share of the middle one of all stages and kinds
+    price of a link     the lower quartile of what its messages took
 
-An estimate stands when more than half of the last N iterations depart from what the plan counts on, on one side, by
-more than the threshold; it is then the median of these. So a single odd iteration never counts, a change is seen after
-N / 2 + 1 iterations, and what a new plan was made for is the new reference: the same threshold lies between it and the
-next plan, whichever way the times go. See docs/profile.md for the numbers. What messages take is in link_drift.py.
+The first two are ratios, so that neither a job's unit of time nor what slows all alike counts. An estimate stands when
+more than half of the last N iterations depart from what the plan counts on, on one side, by more than a threshold; it
+is then the median of these. So a single odd iteration never counts, a change is seen after N / 2 + 1 iterations, and
+what a new plan was made for is the new reference: the same threshold lies between it and the next plan, whichever way
+the times go. See docs/profile.md for the numbers.
 
-Limits: a worker that runs nothing any more cannot be measured. It is tried again at full speed after `RETRY` windows,
-then after twice as many, and so on. Times are a process's wall clock: on a device that runs ahead of it, or on cores
-that several workers share, they are not compute alone.
+A link is slow in an iteration where its messages take `FACTOR` times as long as the profile says, and as those of the
+middle one of all links; where that is `SHARE` of a typical instruction at least; and where the receiver waited: a
+message that nobody waits for holds nobody up, and the sender of one that comes before its receiver has room for it sees
+a long transfer, whatever the link. A slow link is priced by what its messages took, and by the profile again once that
+is near it.
+
+Limits: a worker or a link that is not used any more cannot be measured. It is tried again at full speed after `RETRY`
+windows, then after twice as many, and so on. Times are a process's wall clock: on a device that runs ahead of it, or on
+cores that several workers share, they are not compute alone. A link that holds back fewer than three quarters of its
+messages is not found, because receivers that are late make single messages look long; nor are links inside sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
-from statistics import median, median_low
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.leader.compute_times import ComputeTimes
-from recycle.exec.leader.link_drift import LinkChange, LinkMonitor
+from recycle.exec.leader.compute_times import ComputeTimes, Floats, Groups, Integers, column, worker_indices
+from recycle.exec.protocol import Report
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
-from recycle.profile import Profile
+from recycle.profile import Link, Profile
 from recycle.shape import Shape, Worker
 
 LEAST_SECONDS = 1e-3
 """Mean time of an instruction from which a worker's clock is believed: below, it is the interpreter's and the
 machine's own noise, and re-routing a micro-batch saves less than a new generation costs for a long time."""
 RETRY = 4
-"""Windows after which a slow worker without work is tried again; each time it is slow again, twice as many."""
+"""Windows after which what is slow and not used is tried again; each time it is slow again, twice as many."""
+FACTOR = 2.0
+"""How many times as long as planned for messages take over a link that counts as slow. Times of messages scatter more
+than those of computing, and a plan that goes around a link is worth a new generation only where it is far slower."""
+SHARE = 0.25
+"""Of a typical instruction's time, what a message must take longer for a plan to be better without."""
+LEAST_MESSAGE_SECONDS = 2e-3
+"""Longer messages and waits than this are believed."""
+FEW_LINKS = 4
+"""Links of which the middle one says what is usual."""
+MOST_LINKS = 64
+"""Links that are watched at once."""
 
-TIMES = ("forward", "backward_input", "backward_weight")
-_Key = tuple[str, int]
-"""(attribute of Profile, stage)."""
-
-
-@dataclass
-class _Watched:
-    """The last ratios of one thing, as far as it was measured."""
-
-    ratios: deque[float]
-
-    def add_iteration(self, ratio: float) -> None:
-        """It was measured in one more iteration."""
-        self.ratios.append(ratio)
-
-    def departed(self, planned: float, threshold: float) -> float | None:
-        """The median of the ratios beyond `planned` on one side, when they are more than half of a whole window."""
-        limit = 1 + threshold
-        above = [ratio for ratio in self.ratios if ratio > planned * limit]
-        below = [ratio for ratio in self.ratios if ratio * limit < planned]
-        for beyond in (above, below):
-            if 2 * len(beyond) > (self.ratios.maxlen or 0):
-                return median(beyond)
-        return None
+TIMES = ("backward_input", "backward_weight", "forward")
+"""The attributes of Profile that are compared."""
+_IsBeyond = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
 
 
-class _Speeds:
-    """The last ratios of all workers, a row each.
+class Windows:
+    """The last N measurements of many things, a row each.
 
-    Attributes:
-        idle: iterations since the worker was measured last.
-        patience: after how many of them a slow one is tried again.
+    Args:
+        rows: how many things.
+        is_beyond: whether a measurement is so much more than another one that it counts.
     """
 
-    def __init__(self, workers: int, iterations: int) -> None:
-        self._ratios = np.full((workers, max(1, iterations)), math.nan)
-        self._next = np.zeros(workers, np.int64)
-        self._unmeasured = RETRY * iterations
-        self._is_known = np.zeros(workers, bool)
-        self.idle, self.patience = np.zeros(workers, np.int64), np.full(workers, self._unmeasured)
+    def __init__(self, rows: int, iterations: int, is_beyond: _IsBeyond) -> None:
+        self._values, self._is_beyond = np.full((rows, iterations), math.nan), is_beyond
+        self._next = np.zeros(rows, np.int64)
+        self._idle = np.full(rows, -math.inf)
+        self._patience = np.full(rows, float(RETRY * iterations))
 
-    def add_iteration(self, places: npt.NDArray[np.int64], ratios: npt.NDArray[np.float64]) -> None:
-        """These workers were measured in one more iteration."""
-        self._ratios[places, self._next[places]] = ratios
-        self._next[places] = (self._next[places] + 1) % self._ratios.shape[1]
-        self.idle[places], self._is_known[places] = 0, True
+    def add(self, rows: Integers, values: Floats) -> None:
+        """These rows were measured in one more iteration, and no others."""
+        self._idle += 1
+        self._idle[rows] = 0
+        self._values[rows, self._next[rows]] = values
+        self._next[rows] = (self._next[rows] + 1) % self._values.shape[1]
 
-    def rest(self, places: npt.NDArray[np.int64]) -> None:
-        """These workers were not measured in an iteration."""
-        self.idle[places[self._is_known[places]]] += 1
+    def departed(self, planned: Floats, usual: Floats) -> dict[int, float]:
+        """Row -> the median of its measurements beyond what is planned, on one side, if they are more than half of a
+        whole window; the usual value of a row that is to be tried again.
 
-    def forget(self, place: int) -> None:
-        """Nothing is known of the worker."""
-        self.restart(place)
-        self.patience[place], self._is_known[place] = self._unmeasured, False
-
-    def restart(self, place: int) -> None:
-        """What was measured of the worker does not count any more."""
-        self._ratios[place], self._next[place], self.idle[place] = math.nan, 0, 0
-
-    def departed(self, planned: npt.NDArray[np.float64], threshold: float) -> dict[int, float]:
-        """As `_Watched.departed`, of those that have, by their place."""
-        away, limit = self._ratios / planned[:, None], 1 + threshold
+        What was measured of such a row does not count then, and the next time comes after twice as many iterations,
+        unless the row is measured to be as usual.
+        """
         found: dict[int, float] = {}
-        for beyond in (away * limit < 1, away > limit):
-            for place in np.flatnonzero(2 * beyond.sum(axis=1) > self._ratios.shape[1]).tolist():
-                found[place] = median(self._ratios[place][beyond[place]].tolist())
+        values = self._values
+        for beyond in (self._is_beyond(values, planned[:, None]), self._is_beyond(planned[:, None], values)):
+            for row in np.flatnonzero(2 * beyond.sum(axis=1) > values.shape[1]).tolist():
+                found[row] = median(values[row, beyond[row]].tolist())
+                if not self._is_beyond(found[row], usual[row]):
+                    self._patience[row] = RETRY * values.shape[1]
+        for row in np.flatnonzero((planned != usual) & (self._idle >= self._patience)).tolist():
+            found[row] = float(usual[row])
+            self._patience[row] *= 2
+            self._values[row], self._idle[row] = math.nan, 0
         return found
+
+    def is_usual(self, row: int, usual: float) -> bool:
+        """Whether no measurement of a whole window is beyond the usual one."""
+        values = self._values[row]
+        return not (np.isnan(values) | self._is_beyond(values, usual)).any()
+
+    def forget(self, row: int) -> None:
+        """The row is of another thing, which is not measured yet."""
+        self._values[row], self._idle[row] = math.nan, -math.inf
+        self._patience[row] = RETRY * self._values.shape[1]
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A link whose messages take longer than planned for.
+
+    Attributes:
+        factor: what they take over what the profile says; None where the profile says nothing.
+        seconds: that a message takes.
+    """
+
+    sender: Worker
+    receiver: Worker
+    factor: float | None
+    seconds: float
 
 
 @dataclass
+class Departure:
+    """The profile that the last iterations show, what has changed in words, and the links that are slow by now."""
+
+    profile: Profile
+    causes: list[str] = field(default_factory=list)
+    slow_links: list[SlowLink] = field(default_factory=list)
+
+    def note(self, cause: str, **changes: Any) -> None:
+        self.profile = replace(self.profile, **changes)
+        self.causes.append(cause)
+
+
+class _Links:
+    """The links of one run, by sender * workers + receiver; those that were slow once have windows."""
+
+    def __init__(self, shape: Shape, profile: Profile, iterations: int) -> None:
+        self._shape, self._profile = shape, profile
+        self._bytes = max(profile.per_stage("message", shape.stages))
+        self._instruction = fmean(chain.from_iterable(profile.per_stage(name, shape.stages) for name in TIMES))
+        self._unit = 1.0
+        self._rows: dict[int, int] = {}
+        self._windows = Windows(MOST_LINKS, iterations, self._is_beyond)
+
+    def observe(self, reports: Mapping[Worker, Report], planned: Profile, unit: float) -> None:
+        """Take what messages took in one iteration.
+
+        Args:
+            unit: seconds that the profile's unit of time lasts, as the workers' computing shows.
+        """
+        self._unit, ranks, workers = unit, self._shape.ranks, self._shape.worker_count
+        links = [link for report in reports.values() for link in report.links]
+        own = np.repeat(worker_indices(reports, ranks), [len(report.links) for report in reports.values()])
+        peer = column(links, "pipeline", np.int64) * ranks + column(links, "rank", np.int64)
+        waits = (peer * workers + own)[column(links, "waited", np.float64) >= LEAST_MESSAGE_SECONDS]
+        is_sent = column(links, "sent", np.int64) > 0
+        codes, prices = (own * workers + peer)[is_sent], column(links, "seconds", np.float64)[is_sent] / unit
+        expected = self._prices(self._profile, codes)
+        usual = _lower_median(prices) if len(prices) >= FEW_LINKS else 0.0
+        excess = np.maximum(0.0, usual - expected)  # what all messages take beyond the profile is not this link's
+        prices = np.maximum(expected, prices - excess)
+        is_slow = np.isin(codes, waits) & self._is_beyond(prices, np.maximum(expected, usual))
+        for code in codes[is_slow].tolist():
+            if code not in self._rows and len(self._rows) < MOST_LINKS:
+                self._rows[code] = min(set(range(MOST_LINKS)).difference(self._rows.values()))
+        places = np.flatnonzero(np.isin(codes, list(self._rows)))
+        codes, prices, expected, is_slow = codes[places], prices[places], expected[places], is_slow[places]
+        counted_on = self._prices(planned, codes)
+        is_clear = is_slow | ~self._is_beyond(prices, np.maximum(counted_on, expected))
+        rows = np.array([self._rows[code] for code in codes.tolist()], np.int64)
+        self._windows.add(rows[is_clear], prices[is_clear])
+        for place in np.flatnonzero(is_clear & (counted_on == expected)).tolist():
+            if self._windows.is_usual(rows[place], expected[place]):
+                self._forget(int(codes[place]))
+
+    def _prices(self, profile: Profile, codes: Integers) -> Floats:
+        sender, receiver = np.divmod(codes, self._shape.worker_count)
+        return profile.copy_seconds(self._shape, sender, receiver, self._bytes)
+
+    def _is_beyond(self, price: npt.ArrayLike, reference: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        price, reference = np.asarray(price), np.asarray(reference)
+        least = max(SHARE * self._instruction, LEAST_MESSAGE_SECONDS / self._unit)
+        return np.asarray((price > FACTOR * reference) & (price - reference > least))
+
+    def forget(self, worker: int) -> None:
+        """The worker's process has ended; the links of another one in its place are not measured yet."""
+        for code in [code for code in self._rows if worker in divmod(code, self._shape.worker_count)]:
+            self._forget(code)
+
+    def _forget(self, code: int) -> None:
+        self._windows.forget(self._rows.pop(code))
+
+    def depart(self, found: Departure) -> None:
+        """Note the links that the last iterations show to be other ones than the profile says."""
+        codes, rows = np.array(list(self._rows), np.int64), list(self._rows.values())
+        counted_on, usual = np.full((2, MOST_LINKS), math.nan)
+        counted_on[rows], usual[rows] = self._prices(found.profile, codes), self._prices(self._profile, codes)
+        departed = self._windows.departed(counted_on, usual)
+        for code, row in sorted(self._rows.items()):
+            if row not in departed:
+                continue
+            price, base = departed[row], float(usual[row])
+            sender, receiver = map(self._shape.worker_at, divmod(code, self._shape.worker_count))
+            pair, links = f"{sender}>{receiver}", dict(found.profile.links)
+            messages = f"messages from {sender} to {receiver} take"
+            links.pop(pair, None)
+            if self._is_beyond(price, base):
+                link = SlowLink(sender, receiver, _rounded(price / base) if base else None, price * self._unit)
+                links[pair] = self._link(link, price)
+                found.slow_links.append(link)
+                how = f"{link.seconds:.3g} s"
+                if link.factor is not None:
+                    how = f"{link.factor:.3g} times as long as the profile says"
+                found.note(f"{messages} {how}", links=links)
+            elif counted_on[row] != base:
+                if pair in self._profile.links:
+                    links[pair] = self._profile.links[pair]
+                found.note(f"{messages} as long as the profile says again", links=links)
+
+    def _link(self, slow: SlowLink, price: float) -> Link:
+        if slow.factor is None:
+            return Link(_rounded(price))
+        usual = self._profile.link_between(self._shape, slow.sender, slow.receiver)
+        bandwidth = None if usual.bandwidth is None else _rounded(usual.bandwidth / slow.factor)
+        return Link(_rounded(slow.factor * usual.latency), bandwidth)
+
+
 class DriftMonitor:
     """Watches the times of one run.
 
     Args:
-        shape: of the job.
-        profile: the job's own, by whose ratios kinds and stages are weighed against each other.
-        threshold: departure from what is planned for that counts, as a share.
-        iterations: N, the window.
-        stages_too: whether the profile's times are measured ones, so that those of stages can be compared with them.
-
-    Attributes:
-        slow_links: those that the last call of `departed` has found to be slow.
+        job: `[membership]` has the threshold of speeds and times, and N. By the ratios of its profile kinds and stages
+            are weighed against each other; where its times are measured ones, those of stages are compared with them.
     """
 
-    shape: Shape
-    profile: Profile
-    threshold: float
-    iterations: int
-    stages_too: bool
-    slow_links: list[LinkChange] = field(default_factory=list)
-    _speeds: _Speeds = field(init=False)
-    _times: dict[_Key, _Watched] = field(default_factory=dict)
+    def __init__(self, job: PricedJob) -> None:
+        self._shape, self._profile, iterations = job.shape, job.prices, job.membership.drift_iterations
+        self._threshold = job.membership.drift
+        self._compares_stages = job.seconds_per_unit is not None
+        self._per_stage = {name: np.array(self._profile.per_stage(name, self._shape.stages)) for name in TIMES}
+        self._speeds = Windows(self._shape.worker_count, iterations, self._is_beyond)
+        self._times = Windows(len(TIMES) * self._shape.stages, iterations, self._is_beyond)
+        self._links = _Links(self._shape, self._profile, iterations)
 
-    def __post_init__(self) -> None:
-        self._speeds = _Speeds(self.shape.worker_count, self.iterations)
-        self._links = LinkMonitor(self.shape, self.profile, self.iterations)
+    def _is_beyond(self, ratio: npt.ArrayLike, reference: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.asarray(ratio) > np.asarray(reference) * (1 + self._threshold))
 
-    @classmethod
-    def of(cls, job: PricedJob) -> DriftMonitor:
-        """As the job's `[membership]` says."""
-        limits = job.membership
-        stages_too = job.seconds_per_unit is not None
-        return cls(job.shape, job.prices, limits.drift, limits.drift_iterations, stages_too)
-
-    def observe(self, times: ComputeTimes, *, by_stage: bool = False) -> None:
+    def observe(self, times: ComputeTimes, planned: Profile, *, by_stage: bool = False) -> None:
         """Take what the live workers report of one iteration.
 
         Args:
+            planned: the profile that the plan in use was made for.
             by_stage: workers of a rank do not host the same: each is held against the other hosts of its stages, one by
-                one, and stages are not compared with the profile.
+                one, and neither stages nor links are compared with the profile.
         """
         count, size = times.count, len(times.workers)
         expected = _of_hosts(times) if by_stage else count * self._expected(times)
         counts = expected > 0
-        cost, is_measured = _costs(
-            *(np.bincount(times.owner, of * counts, size).astype(np.float64) for of in (count, times.seconds, expected))
-        )
-        places = self._places(times.workers)
-        usual = 1.0 if by_stage else _usual(places[is_measured] % self.shape.ranks, cost[is_measured])
-        self._speeds.add_iteration(places[is_measured], cost[is_measured] / usual)
-        self._speeds.rest(places[~is_measured])
-        if not by_stage and is_measured.any():
-            self._links.observe(times.links, median_low(cost[is_measured].tolist()))
-        if self.stages_too and not by_stage:
-            self._observe_stages(times)
-
-    def _expected(self, times: ComputeTimes) -> npt.NDArray[np.float64]:
-        """What the profile says of one instruction, of each row."""
-        each = np.zeros(len(times.kind))
-        for kind, token in enumerate(times.tokens):
-            rows = times.kind == kind
-            each[rows] = sum(np.asarray(self._per_stage[name])[times.stage[rows]] for name in _parts(token))
-        return each
-
-    def _places(self, workers: Sequence[Worker]) -> npt.NDArray[np.int64]:
-        pairs = np.fromiter(chain.from_iterable(workers), np.int64, 2 * len(workers)).reshape(-1, 2)
-        return np.asarray(pairs[:, 0] * self.shape.ranks + pairs[:, 1])
-
-    @cached_property
-    def _per_stage(self) -> dict[str, list[float]]:
-        return {name: self.profile.per_stage(name, self.shape.stages) for name in TIMES}
-
-    def _observe_stages(self, times: ComputeTimes) -> None:
-        cost, is_measured = _costs(times.count, times.seconds, times.count * self._expected(times))
-        usual: dict[_Key, float] = {}
-        for name in TIMES:
-            has_it = np.array([name in _parts(token) for token in times.tokens], bool)[times.kind]
-            rows = np.flatnonzero(is_measured & has_it)
-            stages, firsts = np.unique(times.stage[rows], return_index=True)
-            medians = _usual(times.stage[rows], cost[rows])[firsts]
-            usual |= {(name, stage): median for stage, median in zip(stages.tolist(), medians.tolist(), strict=True)}
-        if len(usual) < len(TIMES) * self.shape.stages:
+        by_worker = [np.bincount(times.owner, of * counts, size) for of in (count, times.seconds, expected)]
+        cost, is_measured = _costs(*(sums.astype(np.float64) for sums in by_worker))
+        places, cost = worker_indices(times.workers, self._shape.ranks)[is_measured], cost[is_measured]
+        if by_stage:
+            self._speeds.add(places, cost)
             return
-        scale = median_low(usual.values())
-        for at, of in usual.items():
-            self._times.setdefault(at, self._unmeasured()).add_iteration(of / scale)
+        hosts = Groups.by(places % self._shape.ranks, cost)
+        self._speeds.add(places, cost / hosts.median[hosts.of])
+        if len(cost):
+            self._links.observe(times.reports, planned, _lower_median(cost))
+        if self._compares_stages:
+            self._observe_stages(times, *_costs(count, times.seconds, expected))
 
-    def _unmeasured(self) -> _Watched:
-        return _Watched(deque(maxlen=self.iterations))
+    def _expected(self, times: ComputeTimes) -> Floats:
+        """What the profile says of one instruction, of each row."""
+        none = np.zeros(self._shape.stages)
+        table = [sum((self._per_stage[name] for name in _parts(token)), start=none) for token in times.tokens]
+        return np.array(table).reshape(-1, self._shape.stages)[times.kind, times.stage]
+
+    def _observe_stages(self, times: ComputeTimes, cost: Floats, is_measured: npt.NDArray[np.bool_]) -> None:
+        medians = []
+        for name in TIMES:
+            rows = is_measured & np.array([name in _parts(token) for token in times.tokens], bool)[times.kind]
+            medians.append(Groups.by(times.stage[rows], cost[rows]).median)
+        usual = np.concatenate(medians)
+        if len(usual) == len(TIMES) * self._shape.stages:  # all are measured
+            self._times.add(np.arange(len(usual)), usual / _lower_median(usual))
 
     def forget(self, worker: Worker) -> None:
         """The worker's process has ended; another one in its place starts unmeasured."""
-        self._speeds.forget(self._place(worker))
-        self._links.forget(worker)
+        index = self._shape.worker_index(worker)
+        self._speeds.forget(index)
+        self._links.forget(index)
 
-    def _place(self, worker: Worker) -> int:
-        return worker.pipeline * self.shape.ranks + worker.rank
-
-    def departed(self, planned: Profile, live: Iterable[Worker]) -> tuple[Profile, str] | None:
-        """The profile that the last iterations show and what has changed in words; None when `planned` still holds.
-
-        What has not departed stays as planned for.
-        """
-        speed, changes = dict(planned.speed), list[str]()
-        factors = np.ones(self.shape.worker_count)
-        slow = [Worker.parse(worker) for worker in planned.speed]
-        factors[self._places(slow)] = list(planned.speed.values())
-        departed = self._speeds.departed(factors, self.threshold)
-        suspects = {Worker(*divmod(place, self.shape.ranks)) for place in departed} | set(slow)
-        for worker in sorted(suspects & set(live)):
-            now = self._speed(self._place(worker), planned.speed_of(worker), departed)
-            if now is not None:
-                speed.pop(str(worker), None)
-                if now != 1.0:
-                    speed[str(worker)] = now
-                changes.append(f"worker {worker} takes {now:.3g} times as long as its peers")
-        times: dict[str, Any] = {name: planned.per_stage(name, self.shape.stages) for name in TIMES}
-        for (name, stage), watched in sorted(self._times.items()):
-            base = self.profile.per_stage(name, self.shape.stages)[stage]
-            ratio = watched.departed(times[name][stage] / base, self.threshold) if base > 0 else None
-            if ratio is not None:
-                times[name][stage] = _rounded(ratio * base)
-                changes.append(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says")
-        moved = self._links.departed(planned, set(live))
-        self.slow_links = [link for link in moved if link.price is not None]
-        changes += map(str, moved)
-        if not changes:
-            return None
-        planned = self._links.priced(planned, moved)
-        changed = {name: values for name, values in times.items() if values != planned.per_stage(name, len(values))}
-        return replace(planned, speed=speed, **changed), "; ".join(changes)
-
-    def _speed(self, place: int, planned: float, departed: Mapping[int, float]) -> float | None:
-        """A new factor for a worker; 1 when it is closer to that than half the threshold."""
-        speeds = self._speeds
-        if planned != 1.0 and speeds.idle[place] >= speeds.patience[place]:
-            speeds.patience[place] *= 2
-            speeds.restart(place)
-            return 1.0
-        if (ratio := departed.get(place)) is None:
-            return None
-        if abs(math.log(ratio)) > math.log1p(self.threshold / 2):
-            return _rounded(ratio)
-        speeds.patience[place] = RETRY * self.iterations
-        return 1.0
+    def departed(self, planned: Profile) -> Departure | None:
+        """What the last iterations show; None when `planned` still holds. What has not departed stays as planned."""
+        found, stages = Departure(planned), self._shape.stages
+        usual = np.ones(self._shape.worker_count)
+        factors = usual.copy()
+        for name, factor in planned.speed.items():
+            factors[self._shape.worker_index(Worker.parse(name))] = factor
+        for index, ratio in sorted(self._speeds.departed(factors, usual).items()):
+            is_near = abs(math.log(ratio)) <= math.log1p(self._threshold / 2)
+            worker, factor = str(self._shape.worker_at(index)), 1.0 if is_near else _rounded(ratio)
+            speed = {name: of for name, of in found.profile.speed.items() if name != worker}
+            if factor != 1.0:
+                speed[worker] = factor
+            found.note(f"worker {worker} takes {factor:.3g} times as long as its peers", speed=speed)
+        base = np.concatenate([self._per_stage[name] for name in TIMES])
+        counted_on = np.concatenate([planned.per_stage(name, stages) for name in TIMES])
+        ratios = np.divide(counted_on, base, out=np.full(len(base), math.nan), where=base > 0)
+        for row, ratio in sorted(self._times.departed(ratios, ratios).items()):
+            kind, stage = divmod(row, stages)
+            name, times = TIMES[kind], found.profile.per_stage(TIMES[kind], stages)
+            times[stage] = _rounded(ratio * float(base[row]))
+            found.note(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says", **{name: times})
+        self._links.depart(found)
+        return found if found.causes else None
 
 
-def _of_hosts(times: ComputeTimes) -> npt.NDArray[np.float64]:
+def _of_hosts(times: ComputeTimes) -> Floats:
     """What the same instructions take on the stage's other hosts (the lower median, the row's own worker among them);
     0 in rows that nothing else can be held against."""
-    group = times.stage * len(times.tokens) + times.kind
-    mean = np.divide(times.seconds, times.count, out=np.zeros(len(group)), where=times.count > 0)
-    rows = np.flatnonzero(times.count > 0)
-    _, of, hosts = np.unique(group[rows], return_inverse=True, return_counts=True)
-    expected = np.zeros(len(group))
-    expected[rows] = times.count[rows] * _usual(group[rows], mean[rows]) * (hosts[of] > 1)
+    rows, expected = times.count > 0, np.zeros(len(times.count))
+    count = times.count[rows]
+    keys = (times.stage * len(times.tokens) + times.kind)[rows]
+    hosts = Groups.by(keys, times.seconds[rows] / count)
+    expected[rows] = count * hosts.median[hosts.of] * (hosts.sizes[hosts.of] > 1)
     return expected
 
 
-def _costs(
-    count: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _costs(count: Floats, seconds: Floats, expected: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Seconds over what the profile says of the same instructions, and whether that counts: it does not where there
     are none, or too short ones."""
     is_measured = (count > 0) & (expected > 0) & (seconds >= LEAST_SECONDS * count)
     return np.divide(seconds, expected, out=np.zeros(len(seconds)), where=is_measured), is_measured
 
 
-def _usual(groups: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of each value, the lower median of its group's."""
-    order = np.lexsort((values, groups))
-    begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    sizes = np.diff(begins, append=len(order))
-    usual = np.empty(len(values))
-    usual[order] = np.repeat(values[order][begins + (sizes - 1) // 2], sizes)
-    return usual
+def _lower_median(values: Floats) -> float:
+    return float(np.quantile(values, 0.5, method="lower"))
 
 
 def _rounded(value: float) -> float:

@@ -689,7 +689,7 @@ class Generations:
         # There is no line of a step that training has gone back to.
         line = self._line if self._line.get("step") == result.step else self._metrics_line()
         self._outbox.put(MetricsLine(self._lines.with_evaluation(line, self._outbox.now, result.loss)))
-        self._lines.evaluated(self._outbox.now)
+        self._lines.starts(self._outbox.now)
         self._go_on()
         return True
 

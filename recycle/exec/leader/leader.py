@@ -46,7 +46,8 @@ from recycle.exec.leader.commit import names_of_numbers
 from recycle.exec.leader.detector import FailureDetector
 from recycle.exec.leader.generations import GenerationPhase, Generations, StageLost
 from recycle.exec.leader.metrics import MetricsLines
-from recycle.exec.leader.plans import PlanAnswers, Plans
+from recycle.exec.leader.plan_answers import PlanAnswers
+from recycle.exec.leader.plans import Plans
 from recycle.exec.leader.reassignment import reassign
 from recycle.exec.leader.worker_processes import WorkerProcesses
 from recycle.exec.members import joined_digests, members_of, split_member

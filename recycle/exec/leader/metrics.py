@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Any
 
@@ -54,16 +53,12 @@ class MetricsLines:
         self.throughput = Throughput()
 
     def starts(self, now: float) -> None:
-        """All workers have started up."""
-        self._last_commit = now
+        """The next iteration starts with an empty pipeline: all workers have started up, or evaluated."""
+        self._last_commit, self._last_generation = now, 0
 
     def runs(self, now: float) -> None:
         """A generation begins to run."""
         self._running_since = now
-
-    def evaluated(self, now: float) -> None:
-        """An evaluation is done: the next iteration starts with an empty pipeline, as the first of a generation."""
-        self._last_commit, self._last_generation = now, 0
 
     def line(
         self, now: float, commit: Commit, record: GenerationRecord, live: int, compute: dict[str, Any]
@@ -85,8 +80,8 @@ class MetricsLines:
         line: dict[str, Any] = {
             "step": commit.step,
             "time": round(now - self._started, 6),
-            "loss": commit.loss if math.isfinite(commit.loss) else None,
-            "grad_norm": None if math.isnan(commit.grad_norm) else commit.grad_norm,
+            "loss": finite_or_none(commit.loss),
+            "grad_norm": finite_or_none(commit.grad_norm),
             "mode": commit.mode,
             "tokens_per_second": round(tokens / self.throughput.mean_after(counted), 1),
             "live_workers": len(record.live) or live,

@@ -1,25 +1,23 @@
 """Plans that follow the times: when they drift, a plan for the new times is made in the background and taken up.
 
 A new generation begins at an iteration boundary once the checked plan is there, and only if it is better by `MARGIN`;
-until then training goes on. A plan that was asked for is dropped when the live workers change: a failure is answered at
-once with a plan for the job's own profile, and if the times still depart from that, a better one follows.
+until then training goes on. A plan that was asked for is dropped when the live workers or their plan change: a failure
+is answered at once with a plan for the job's own profile, and if the times still depart from that, a better one
+follows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from recycle.exec.leader.actions import Outbox, PreparedPlan, Question
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import DriftMonitor
-from recycle.exec.leader.worth import copy_time, is_worth, moves_between
+from recycle.exec.leader.plan_answers import PlanAnswers
+from recycle.exec.leader.worth import common_mode, copy_time, is_worth, moves_between
 from recycle.job import PricedJob
 from recycle.profile import Profile
 from recycle.shape import Worker
-
-if TYPE_CHECKING:
-    from recycle.exec.leader.plans import PlanAnswers
 
 MARGIN = 0.05
 """Share of the period that a plan must save to be taken up. A new generation costs about an iteration: the pipeline
@@ -29,123 +27,115 @@ QUIET = 4
 fro, as on cores that several workers share, cost ever fewer changes. The first pause is a window."""
 
 
-@dataclass(frozen=True)
-class _Asked:
+@dataclass
+class _Wanted:
     """A plan that was asked for.
 
     Attributes:
-        profile, cause: to plan with, and what has changed.
-        layout: the plan that ran then, where that is not one of the given stages.
         running: the plan that ran then.
+        profile, cause: to plan with, and what has changed.
+        better: the answer, and both periods, if it is enough better than what ran.
     """
 
     question: Question
+    running: PreparedPlan
     profile: Profile
     cause: str
-    layout: PreparedPlan | None
-    running: PreparedPlan
-
-
-@dataclass(frozen=True)
-class _Better:
-    failed: frozenset[Worker]
-    plan: PreparedPlan
-    details: dict[str, object]
-    layout: PreparedPlan | None
+    better: tuple[PreparedPlan, float, float] | None = None
 
 
 class Replanner:
-    """Plans of the given stages, and better ones where the times drift.
+    """Better plans for the workers that train, where the times drift.
 
     Args:
         job: its `[membership]` section says what counts as drift.
         answers: of the planner.
         outbox: takes the events `replanned` and `slow-link`.
-
-    Attributes:
-        compute: the computing times of the last observed iteration, see `ComputeTimes.line`.
     """
 
     def __init__(self, job: PricedJob, answers: PlanAnswers, outbox: Outbox) -> None:
         self._job, self._answers, self._outbox = job, answers, outbox
         takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
         self._is_on = job.membership.drift > 0 and job.planner.reroute and answers.can_search and takes_time
-        self._drift = DriftMonitor.of(job)
+        self._drift = DriftMonitor(job)
         self._planned: dict[frozenset[Worker], Profile] = {}
-        self._adopted: dict[frozenset[Worker], PreparedPlan] = {}
         self._live: frozenset[Worker] = frozenset()
-        self._asked: _Asked | None = None
-        self._better: _Better | None = None
+        self._wanted: _Wanted | None = None
         self._step = -1
         self._changed: int | None = None
         self._pause = job.membership.drift_iterations
-        self.compute: dict[str, Any] = {"compute": {}}
 
-    def ready(self, failed: frozenset[Worker], layout: PreparedPlan | None = None) -> PreparedPlan | None:
-        """As `Plans.ready`; `layout` is the plan that runs, where that is not one of the given stages."""
-        better = self._better
-        if better is not None and better.failed == failed and better.layout == layout:
-            self._better = None
-            self._note_change(self._step + 1)
-            self._outbox.log("replanned", step=self._step + 1, plan=better.plan.digest, **better.details)
-            if layout is not None:
-                return better.plan
-            self._adopted[failed] = better.plan
-        return layout or self._adopted.get(failed) or self._answers.needed(failed)
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        """Whether a better plan without the failed workers is there."""
+        wanted = self._wanted
+        return wanted is not None and wanted.better is not None and wanted.question.failed == failed
 
-    def adopt(self, failed: frozenset[Worker], plan: PreparedPlan) -> None:
-        """Use this plan of the given stages without the failed workers from now on."""
-        self._adopted[failed] = plan
-
-    def _note_change(self, step: int) -> None:
+    def take_better(self, failed: frozenset[Worker], running: PreparedPlan | None) -> PreparedPlan | None:
+        """The plan that is better than the running one, if there is one: it will run from now on."""
+        wanted = self._wanted
+        if not self.has_better(failed) or wanted is None or wanted.better is None or wanted.running is not running:
+            return None
+        plan, before, after = wanted.better
+        step, self._wanted = self._step + 1, None
         is_quiet = self._changed is None or step >= self._changed + QUIET * self._pause
         self._pause = self._job.membership.drift_iterations if is_quiet else 2 * self._pause
         self._changed = step
-
-    def has_better(self, failed: frozenset[Worker]) -> bool:
-        """As `Plans.has_better`."""
-        return self._better is not None and self._better.failed == failed
+        self._outbox.log(
+            "replanned",
+            step=step,
+            plan=plan.digest,
+            cause=wanted.cause,
+            period_before=before,
+            period=after,
+            profile=wanted.question.profile,
+        )
+        return plan
 
     def observe(
         self,
         failed: frozenset[Worker],
         step: int,
         times: ComputeTimes,
-        layout: PreparedPlan | None = None,
+        running: PreparedPlan | None,
         *,
-        may_replan: bool = True,
+        is_moved: bool,
+        is_own: bool,
     ) -> None:
-        """As `Plans.observe`.
+        """An iteration is about to be committed, in which the workers computed for so long.
 
         Args:
-            layout: as of `ready`.
-            may_replan: another plan may follow.
+            running: the plan that runs.
+            is_moved: its layout is not that of the given stages.
+            is_own: it is the user's own schedule, which is kept.
         """
-        self.compute = times.line()
-        if not self._is_on or not may_replan:
+        if not self._is_on:
             return
         self._step = step
         reported = frozenset(times.workers)
         for worker in self._live - reported:
             self._drift.forget(worker)
         self._live = reported
-        self._drift.observe(times, by_stage=layout is not None)
-        if self._better is not None and (self._better.failed, self._better.layout) != (failed, layout):
-            self._better = None
-        if self._asked is not None and (self._asked.question.failed, self._asked.layout) != (failed, layout):
-            self._asked = None
-        self._take_answer(failed)
+        self._drift.observe(times, self._profile_of(failed), by_stage=is_moved)
+        wanted = self._wanted
+        if wanted is not None and (wanted.question.failed != failed or wanted.running is not running):
+            wanted = self._wanted = None
+        if wanted is not None and (answer := self._answers.pop(wanted.question)) is not None:
+            self._planned[failed] = wanted.profile  # whatever comes of it, the next departure is from these times
+            wanted.better = None if answer.plan is None else self._judge(wanted, answer.plan)
+            if wanted.better is None:
+                self._wanted = None
         pauses = self._changed is not None and step < self._changed + self._pause
-        if self._asked is None and self._better is None and not pauses and not self._answers.is_own(failed):
-            self._ask(failed, layout)
+        if self._wanted is None and running is not None and not pauses and not is_own:
+            self._ask(failed, running, is_moved)
 
-    def _ask(self, failed: frozenset[Worker], layout: PreparedPlan | None) -> None:
-        departed = self._drift.departed(self._planned.get(failed, self._drift.profile), self._live)
-        running = self.ready(failed, layout)
-        if departed is None or running is None:
+    def _profile_of(self, failed: frozenset[Worker]) -> Profile:
+        return self._planned.get(failed, self._job.prices)
+
+    def _ask(self, failed: frozenset[Worker], running: PreparedPlan, is_moved: bool) -> None:
+        departure = self._drift.departed(self._profile_of(failed))
+        if departure is None:
             return
-        profile, cause = departed
-        for link in self._drift.slow_links:
+        for link in departure.slow_links:
             self._outbox.log(
                 "slow-link",
                 worker=str(link.sender),
@@ -154,39 +144,20 @@ class Replanner:
                 seconds=round(link.seconds, 6),
                 factor=None if link.factor is None else round(link.factor, 3),
             )
-        question = Question(failed, moves=layout is not None, profile=profile.digest(), compared=running.digest)
-        self._asked = _Asked(question, profile, cause, layout, running)
+        profile = departure.profile
+        question = Question(failed, moves=is_moved, profile=profile.digest(), compared=running.digest)
+        self._wanted = _Wanted(question, running, profile, "; ".join(departure.causes))
         self._answers.pop(question)  # that of a question that was dropped
         self._answers.ask(question, profile)
 
-    def _take_answer(self, failed: frozenset[Worker]) -> None:
-        asked = self._asked
-        if asked is None or (answer := self._answers.pop(asked.question)) is None:
-            return
-        self._asked = None
-        self._planned[failed] = asked.profile  # whatever comes of it, the next departure is from these times
-        if answer.plan is not None:
-            self._better = self._judge(asked, answer.plan)
-
-    def _judge(self, asked: _Asked, plan: PreparedPlan) -> _Better | None:
-        """The plan, if it is enough better than the one in use, both timed with the new profile."""
-        running, before = asked.running, plan.compared_period
-        if before is None:
+    def _judge(self, wanted: _Wanted, plan: PreparedPlan) -> tuple[PreparedPlan, float, float] | None:
+        """The plan and both periods under the new profile, if it is enough better than the one in use."""
+        running, before = wanted.running, plan.compared_period
+        after = plan.periods[common_mode(plan.periods, running.periods)]
+        if before is None or not after < before * (1 - MARGIN):
             return None
-        is_staggered = "staggered" in plan.periods and "staggered" in running.periods
-        after = plan.periods["staggered" if is_staggered else "barrier"]
-        if not after < before * (1 - MARGIN):
-            return None
-        details = {
-            "cause": asked.cause,
-            "period_before": before,
-            "period": after,
-            "profile": asked.question.profile,
-        }
-        if asked.layout is not None:
-            assert running.hosts is not None
-            assert plan.hosts is not None
-            copying = copy_time(moves_between(self._job, running.hosts, plan.hosts))
-            if not is_worth(before, after, before + copying, self._job.planner.iterations_between_changes * before):
+        if wanted.question.moves:
+            pause = before + copy_time(moves_between(self._job, running.hosts, plan.hosts))
+            if not is_worth(before, after, pause, self._job.planner.iterations_between_changes * before):
                 return None
-        return _Better(asked.question.failed, plan, details, asked.layout)
+        return plan, before, after

@@ -18,7 +18,7 @@ from recycle.exec.protocol import Replayed, Report
 from recycle.shape import Worker
 
 _Parts = Sequence[float]
-_Values: TypeAlias = tuple[_Parts, _Parts | None, int | None, tuple[int, int] | None]
+_Values: TypeAlias = tuple[_Parts | None, _Parts | None, int | None, tuple[int, int] | None]
 _NOT_FINITE: _Parts = (nan,)
 
 
@@ -27,16 +27,22 @@ class ReportColumns:
     """The reports of all processes of an iteration. Create them with `of`.
 
     Attributes:
+        reports: process -> its report.
+        members: worker and tensor rank of each.
+        agree: all numbers are equal that must be equal; may be False also where `disagreement.compare` passes.
+        squared_norms: numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.
+            Only NaN where a number of some host is not finite.
+        loss_sum: of all workers' losses, in the order of their names.
         replayed: (process, what it reports) of each micro-batch that was replayed.
         has_states: every process that hosts a stage reports the state that it began with, in part if it still copies
             shards.
     """
 
-    _reports: Mapping[str, Report]
-    _rows: Sequence[tuple[Worker, int, Report]]
-    _agree: bool
-    _norms: Sequence[_Parts]
-    _losses: Mapping[str, float]
+    reports: Mapping[str, Report]
+    members: Sequence[tuple[Worker, int]]
+    agree: bool
+    squared_norms: Sequence[float]
+    loss_sum: float
     replayed: Sequence[tuple[str, Replayed]]
     has_states: bool
 
@@ -44,80 +50,53 @@ class ReportColumns:
     def of(cls, reports: Mapping[str, Report]) -> ReportColumns:
         """The reports of an iteration, by process."""
         members = parse_members(tuple(reports))
-        rows: list[tuple[Worker, int, Report]] = []
-        agree, is_finite, hosts, hosts_with_states = True, True, 0, 0
+        agree, is_finite, compared = True, True, set[bool]()
         hosted: dict[tuple[int, int], _Values] = {}
-        norms: dict[int, _Parts] = {}
+        replicated: dict[int, _Parts] = {}
         losses: dict[str, float] = {}
         firsts: dict[Worker, Report] = {}
         replayed: list[tuple[str, Replayed]] = []
-        norm: _Parts
-        values: _Values
         for (worker, rank), (member, report) in zip(members, reports.items(), strict=True):
-            rows.append((worker, rank, report))
-            loss, replicated, checksums, states = report.loss, report.replicated, report.checksums, report.states
             first = firsts.setdefault(worker, report)
-            if first is not report and (first.loss != loss or first.replicated != replicated):
+            if first is not report and (first.loss != report.loss or first.replicated != report.replicated):
                 agree = False
-            if loss is not None and rank == 0:
-                losses[member] = loss
+            if report.loss is not None and rank == 0:
+                losses[member] = report.loss
             if report.replayed:
                 replayed += [(member, work) for work in report.replayed]
             if report.norms:
-                hosts += 1
-                hosts_with_states += bool(states)
+                compared.add(bool(report.states))
             for stage, norm in report.norms.items():
-                shared: _Parts | None = replicated.get(stage)
-                checksum = checksums.get(stage)
-                values = norm, shared, checksum, states.get(stage)
+                checksum, state = report.checksums.get(stage), report.states.get(stage)
+                values: _Values = norm, report.replicated.get(stage), checksum, state
                 if hosted.get((rank, stage)) == values:
                     continue  # finite, as the first one is
-                if not all(map(isfinite, norm)):
-                    norm, checksum, is_finite = _NOT_FINITE, None, False
+                own, shared = _finite(norm), _finite(values[1])
+                if own is _NOT_FINITE or shared is _NOT_FINITE:
+                    is_finite, checksum = False, None
                 if shared is not None:
-                    if not all(map(isfinite, shared)):
-                        shared, checksum, is_finite = _NOT_FINITE, None, False
-                    norms.setdefault(stage, shared)
-                values = norm, shared, checksum, states.get(stage)
+                    replicated.setdefault(stage, shared)
+                values = own, shared, checksum, state
                 if hosted.setdefault((rank, stage), values) != values:
                     agree = False
-        own = [values[0] for values in hosted.values()]
-        parts = [*own, *norms.values()] if is_finite else [_NOT_FINITE]
-        return cls(reports, rows, agree, parts, losses, replayed, 0 < hosts == hosts_with_states)
-
-    def reports(self) -> Mapping[str, Report]:
-        """Process -> its report."""
-        return self._reports
-
-    def agree(self) -> bool:
-        """Whether all numbers are equal that must be equal; may be False also where `disagreement.compare` passes."""
-        return self._agree
+        norms = [*(values[0] or () for values in hosted.values()), *replicated.values()] if is_finite else [_NOT_FINITE]
+        loss_sum = 0.0
+        for member in sorted(losses):  # not sum(): from Python 3.12 on it compensates for rounding
+            loss_sum += losses[member]
+        return cls(reports, members, agree, list(chain(*norms)), loss_sum, replayed, compared == {True})
 
     def states(self) -> dict[Worker, set[int]]:
         """Worker -> the numbers of the states that all its tensor ranks report."""
         numbers: dict[Worker, set[int]] = {}
-        for worker, _, report in self._rows:
+        for (worker, _), report in zip(self.members, self.reports.values(), strict=True):
             numbers[worker] = numbers.get(worker, report.states.keys()) & report.states.keys()
         return numbers
 
-    def squared_norms(self) -> list[float]:
-        """Numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.
-
-        Only NaN where a number of some host is not finite.
-        """
-        return list(chain.from_iterable(self._norms))
-
-    def loss_sum(self) -> float:
-        """The sum of all workers' losses, in the order of their names."""
-        total = 0.0
-        for member in sorted(self._losses):  # not sum(): from Python 3.12 on it compensates for rounding
-            total += self._losses[member]
-        return total
-
     def times(self) -> ComputeTimes:
         """What the workers computed, by their processes of tensor rank 0."""
-        firsts = {worker: report for worker, rank, report in self._rows if rank == 0}
-        return ComputeTimes.of(
-            {worker: report.compute for worker, report in firsts.items()},
-            {worker: report.links for worker, report in firsts.items()},
-        )
+        rows = zip(self.members, self.reports.values(), strict=True)
+        return ComputeTimes.of({worker: report for (worker, rank), report in rows if rank == 0})
+
+
+def _finite(parts: _Parts | None) -> _Parts | None:
+    return parts if parts is None or all(map(isfinite, parts)) else _NOT_FINITE

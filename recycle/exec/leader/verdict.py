@@ -16,11 +16,10 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.checksums import MicroBatchChecksums
 from recycle.exec.leader.commit import decide, is_right, soonest_end
 from recycle.exec.leader.disagreement import Bit, Disagreement
 from recycle.exec.leader.holdings import Holdings
-from recycle.exec.leader.replay_votes import Unlike, Voted, Votes, count, votes_of
+from recycle.exec.leader.replay_votes import Votes, count_votes, votes_of
 from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.protocol import Commit, GenerationRecord, Verified
 from recycle.ir.replays import Checked
@@ -87,7 +86,8 @@ class Judge:
         self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
         self._last, self._ends_early = steps - 1, False
         self._retried = self._disagreed = self._gone_back = -1
-        self._voted, self._votes = -1, dict[Voted, Mapping[str, MicroBatchChecksums]]()
+        self._voted = -1
+        self._votes: Votes = {}
 
     def start_over(self) -> None:
         """Training has gone back to a checkpoint: iterations behind it may be repeated once more."""
@@ -119,15 +119,19 @@ class Judge:
             self._last = min(self._last, soonest)
         is_last = step >= self._last
         votes = votes_of(reports.replayed)
-        unlike = count(votes, self._votes if self._voted == step else None)
+        replays = count_votes(step, votes, self._votes if self._voted == step else None)
         try:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
-        except Disagreement as found:
-            says_who = not found.ranks or self._is_right({*map(Worker.parse, found.odd)}, holders)
-            if says_who or unlike is None:
-                return self._settle(found, holders, record.verified)
-        if unlike is not None:
-            return self._settle_votes(step, votes, unlike, holders, record.verified)
+        except Disagreement as sums:
+            # What has spread through the sums does not say who computed wrong; replays may.
+            if replays is None or not sums.ranks or self._to_fence(sums.odd, holders):
+                return self._settle(sums, holders, record.verified)
+        if replays is not None:
+            if not replays.odd and self._voted != step:
+                self._voted, self._votes = step, votes
+                cause = f"{replays.what}; it is seen who is wrong when they do it again"
+                return Repeat(cause, tuple(replays.disputed))
+            return self._settle(replays, holders, record.verified)
         finite = commit.clip_factor is not None
         if not finite and self._retried != step:
             self._retried = step
@@ -147,61 +151,41 @@ class Judge:
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
         )
 
-    def _settle_votes(
-        self, step: int, votes: Votes, unlike: Unlike, holders: Collection[Worker], verified: Verified | None
+    def _to_fence(self, odd: Mapping[str, str], holders: Collection[Worker]) -> dict[Worker, str]:
+        """Those of the odd workers that live, each with why; none unless those that are left hold everything."""
+        found = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in holders}
+        return {} if self._holdings.lost(set(holders).difference(found)) else found
+
+    def _settle(
+        self, found: Disagreement, holders: Collection[Worker], verified: Verified | None
     ) -> Fence | Repeat | Rewind | GoBack:
-        """Fence who computed wrong and go back; have the iteration repeated as long as nobody can say who did."""
-        if not unlike.odd and self._voted != step:
-            self._voted, self._votes = step, dict(votes)
-            return Repeat(f"{unlike.what}; it is seen who is wrong when they do it again", unlike.disputed)
-        parts = {"bits": list(unlike.parts)} if unlike.parts else {}
-        self._log("corrupt", step=step, workers=list(unlike.odd), what=unlike.what, held=unlike.held, **parts)
-        self._voted = -1
-        odd = {worker: why for name, why in unlike.odd.items() if (worker := Worker.parse(name)) in holders}
-        is_right = bool(unlike.odd) and self._is_right(odd, holders)
-        if verified is not None and verified.step < step - 1 and (is_right or self._disagreed != step):
-            return self._rewind(step, unlike.what, odd if is_right else {})
-        return Fence(odd) if is_right else self._from_checkpoint(step, f"step {step}: {unlike.what}")
+        """Fence who differs from its peers, if somebody can say who does and a peer is left.
 
-    def _is_right(self, odd: Collection[Worker], holders: Collection[Worker]) -> bool:
-        """Whether there is somebody to fence, and those that are left hold everything."""
-        return bool(odd) and not self._holdings.lost(set(holders) - set(odd))
-
-    def _disputed_in(self, numbers: Sequence[int]) -> tuple[Checked, ...]:
-        """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
-        stages = sorted({self._holdings.stage_of(number) for number in numbers})
-        return tuple(Checked(stage, MicroBatch(0, 0)) for stage in stages) if self._job.integrity.every else ()
-
-    def _rewind(self, step: int, cause: str, workers: dict[Worker, str]) -> Rewind:
-        """Each discarded step may be repeated once more; the step that hosts disagreed in may not rewind again."""
-        self._disagreed, self._retried = step, -1
-        return Rewind(cause, workers)
-
-    def _from_checkpoint(self, step: int, cause: str) -> GoBack:
-        """Once for each iteration; the run cannot go on after that."""
-        again = f"{cause}, also when repeated"
+        All go back to the state that they agreed on where what was computed since may be wrong, as after replays and
+        states that differ. Other iterations are repeated once.
+        """
+        step, odd = found.step, self._to_fence(found.odd, holders)
+        is_first, self._voted = self._disagreed != step, -1
+        parts = [*found.parts, *self._name_bits(found.bits)]
+        bits = {"bits": parts} if found.parts or found.bits else {}
+        accused = [] if found.ranks and not odd else list(found.odd)
+        self._log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **bits)
+        if found.is_of_state or found.is_of_replays:
+            if verified is not None and verified.step < step - 1 and (odd or is_first):
+                self._disagreed, self._retried = step, -1  # each discarded step may be repeated once more
+                return Rewind(found.what, odd)
+        elif not odd and is_first:
+            self._disagreed = step
+            return Repeat(found.what, self._disputed_in(found.ranks))
+        if odd:
+            return Fence(odd)
+        again = f"{found}, also when repeated"
         if self._gone_back == step:
             raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
         self._gone_back = step
         return GoBack(again)
 
-    def _settle(
-        self, found: Disagreement, holders: Collection[Worker], verified: Verified | None
-    ) -> Fence | Repeat | Rewind | GoBack:
-        """Fence who holds other numbers than its peers, if somebody can say who does and a peer is left."""
-        step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
-        self._voted = -1
-        where = {"bits": self._name_bits(found.bits)} if found.bits else {}
-        is_right = self._is_right(odd, holders)
-        accused = list(found.odd) if is_right or not found.ranks else []
-        self._log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **where)
-        if found.is_of_state:
-            is_newer = verified is not None and verified.step < step - 1
-            if is_newer and (is_right or self._disagreed != step):
-                return self._rewind(step, found.what, odd if is_right else {})
-        elif not is_right and self._disagreed != step:
-            self._disagreed = step
-            return Repeat(found.what, self._disputed_in(found.ranks))
-        if is_right:
-            return Fence(odd)
-        return self._from_checkpoint(step, str(found))
+    def _disputed_in(self, numbers: Sequence[int]) -> tuple[Checked, ...]:
+        """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
+        stages = sorted({self._holdings.stage_of(number) for number in numbers})
+        return tuple(Checked(stage, MicroBatch(0, 0)) for stage in stages) if self._job.integrity.every else ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from recycle.exec.leader.holdings import Holdings
+from recycle.exec.protocol import StepMode
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts, layers_in, layers_of
 from recycle.plans.moves import Move
@@ -24,29 +25,32 @@ def is_worth(before: float, after: float, pause: float, until_change: float) -> 
     return before > after and (before - after) / before * until_change > pause
 
 
+def common_mode(one: Collection[StepMode], other: Collection[StepMode]) -> StepMode:
+    """The mode in which two plans are compared, given the modes that each may run in."""
+    return "staggered" if "staggered" in one and "staggered" in other else "barrier"
+
+
 def copy_time(moves: Sequence[Move]) -> float:
     """Until all is copied, each source sending one after the other, in the profile's unit of time."""
-    until: Counter[str] = Counter()
+    until: dict[str, float] = defaultdict(float)
     for move in moves:
-        until[move.source] += move.seconds  # type: ignore[assignment]  # counts are of any number
-    return float(max(until.values(), default=0.0))
+        until[move.source] += move.seconds
+    return max(until.values(), default=0.0)
 
 
-def moves_between(job: PricedJob, now: Hosts, then: Hosts) -> tuple[Move, ...]:
+def moves_between(job: PricedJob, now: Hosts | None, then: Hosts | None) -> tuple[Move, ...]:
     """What the workers of `then`, all of which hold what `now` says, copy from each other; with bytes and seconds as
     the job's profile has them."""
-    shape, prices = job.shape, job.prices
-    each, moves = _bytes_of_layers(job), []
-    for copy in Holdings(now).copies(then, sorted(then.units), sorted(then.units)):
+    assert now is not None
+    assert then is not None
+    shape, moves, workers = job.shape, [], sorted(then.units)
+    # Embedding and head count as parts of the layers beside them.
+    by_layer = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * sum(layers_of(job))))
+    each = by_layer.per_stage("static", sum(layers_of(job)))
+    for copy in Holdings(now).copies(then, workers, workers):
         begin, end = layers_in((copy.first, copy.last), then.count)
         source, worker = (shape.worker_index(Worker.parse(name)) for name in (copy.source, copy.worker))
         amount = float(sum(each[begin:end]))
-        (seconds,) = prices.copy_seconds(shape, [source], [worker], amount)
+        (seconds,) = job.prices.copy_seconds(shape, [source], [worker], amount)
         moves.append(Move(copy.worker, copy.worker, copy.source, amount, (begin, end), float(seconds)))
     return tuple(moves)
-
-
-def _bytes_of_layers(job: PricedJob) -> list[float]:
-    """Parameters and optimizer state of each layer; embedding and head count as parts of the layers beside them."""
-    shape = replace(job.shape, cut=(1,) * sum(layers_of(job)))
-    return profile_of_layout(job, job.prices, shape).per_stage("static", shape.stages)

@@ -29,12 +29,6 @@ def part_name(name: str, rank: int, size: int) -> str:
     return f"{name}.tensor-{rank}-of-{size}"
 
 
-def cut_into(name: str) -> int | None:
-    """How many parts there are of a tensor of which `name` is the first; None when it is not the name of a first."""
-    match = _FIRST_PART.fullmatch(name)
-    return None if match is None else int(match[2])
-
-
 def piece_name(name: str, begin: int, end: int, shape: Sequence[int], tells_shape: bool = False) -> str:
     """The name under which elements `begin` to `end` - 1 of a tensor lie, in order of its rows.
 
@@ -163,12 +157,41 @@ class StoredTensors:
             if low < high:
                 offset = begin if joined == dimension else 0
                 index[dimension] = slice(low - offset, high - offset)
-                is_whole, block = part in self.places, tuple(index)
-                blocks.append(
-                    self.read(part, block) if is_whole else self._joined_pieces(part, self._shape(part))[block]
-                )
+                block = tuple(index)
+                blocks.append(self.read(part, block) if part in self.places else self._tensor(part)[block])
             begin = end
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, joined)
+
+    def part(self, name: str, dimension: int | None, rank: int, size: int, shape: Sequence[int]) -> torch.Tensor:
+        """What tensor rank `rank` of `size` has of a tensor, into however many parts it was cut.
+
+        Args:
+            dimension: along which tensor ranks cut the tensor; None when all have all of it.
+            shape: of the part.
+
+        Returns:
+            the part, flat where it lies in pieces that do not tell its shape.
+
+        Raises:
+            `refusal`: there is no such tensor, or it has another shape.
+        """
+        mine = name if dimension is None or size == 1 else part_name(name, rank, size)
+        if dimension is None or mine in self.places or mine in self._pieces:
+            return self._tensor(mine)
+        if name in self._pieces:
+            whole = [length * size if place == dimension else length for place, length in enumerate(shape)]
+            joined = self._joined_pieces(name, shape_told(self._pieces[name][0]) or tuple(whole))
+        else:
+            joined = torch.cat([self._tensor(part) for part in self._parts(name)], dimension)
+        return joined.chunk(size, dimension)[rank]
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """A tensor by its name in the files, or the one that pieces in the files are of."""
+        if name in self._pieces:
+            return self._joined_pieces(name, self._shape(name))
+        if name not in self.places:
+            raise self._refusal(f"{self._where()}: has no tensor {name}")
+        return self.read(name)
 
     def require(self, name: str) -> None:
         """Raise `refusal` unless all of a tensor of the whole model is there."""

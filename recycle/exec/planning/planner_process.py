@@ -1,30 +1,26 @@
 """A planner in a process of its own, started again when it ends, and replaced when its answer is overdue.
 
 A process may be ended by whoever is short of memory, or stand still. That costs the time in which another one starts,
-and the question is asked again. What `MOST_FAILURES` processes in a row did not answer is given up. One question is
-under way at a time, in a thread that may block on the process, so that nobody else ever waits for it.
+and the question is asked again. Once `MOST_FAILURES` processes in a row have not answered, the thread that talks to
+them plans itself what is needed now, and gives up the rest. One question is under way at a time.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from recycle.child import Child, serve
-from recycle.exec.processes.waker import Waker
 from recycle.ir.plugins import load_plugins
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -66,10 +62,6 @@ class Question(Struct, frozen=True):
     within: str | None = None
 
 
-PlannerAnswer = tuple[Question, str, str]
-"""(question, text of the plan file, or why there is none)."""
-
-
 def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Question) -> tuple[str, str]:
     """The text of the plan file, or why there is none: whatever a planner raises is an answer, too."""
     known: dict[str, Any] = {} if like is None else {"like": like}
@@ -98,7 +90,8 @@ class PlannerProcess:
         job: what to plan for; `[membership]` says how long a quick answer may take, `[planner] seconds` how long
             another. Where the job limits steps instead of seconds, only a quick answer can be overdue.
         planner: see `Planner`.
-        answers: takes what the process answers; `waker` is woken then.
+        answered: called, in a thread, with a question and its answer, as of `answer`.
+        warn: called, in a thread, with what goes wrong.
         like: the schedule whose placement plans keep.
         questions: to work through whenever nothing else was asked.
     """
@@ -107,101 +100,108 @@ class PlannerProcess:
         self,
         job: PricedJob,
         planner: Planner,
-        answers: queue.SimpleQueue[PlannerAnswer],
-        waker: Waker,
+        answered: Callable[[Question, str, str], object],
+        warn: Callable[[str], object],
         like: Schedule | None = None,
         questions: Iterable[Question] = (),
     ) -> None:
-        self._job, self._answers, self._waker = job, answers, waker
-        self._name = f"{planner.__module__}:{planner.__qualname__}"
-        self._first = (job.to_toml(), None if like is None else like.dumps())
-        self._changed = threading.Condition()
-        self._pending: deque[Question] = deque()
+        self._job, self._planner, self._like = job, planner, like
+        self._give, self._warn = answered, warn
+        self._asked: queue.Queue[Question | None] = queue.Queue()
         self._later = iter(questions)
-        self._failures, self._longest = 0, 0.0
+        self._failures, self._longest, self._is_closed = 0, 0.0, False
         self._draw()
         self._start()
-
-    def _start(self) -> None:
-        self._is_fresh, self._is_ending, self._since = True, False, time.monotonic()
-        self._child = Child("recycle.exec.planning.planner_process", self._name, environment={"OMP_NUM_THREADS": "1"})
-        self._thread = threading.Thread(target=self._talk, args=(self._child,), daemon=True)
+        self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
+    def _start(self) -> None:
+        name = f"{self._planner.__module__}:{self._planner.__qualname__}"
+        self._child = Child("recycle.exec.planning.planner_process", name, environment={"OMP_NUM_THREADS": "1"})
+        self._is_fresh = True
+
     def _draw(self) -> None:
-        """Have something pending as long as there is anything left to ask."""
-        if not self._pending:
-            self._pending.extend(islice(self._later, 1))
+        """Have something to do as long as there is anything left to ask."""
+        if self._asked.empty() and (question := next(self._later, None)) is not None:
+            self._asked.put(question)
 
     @property
     def is_busy(self) -> bool:
         """Whether it still has something to answer."""
-        return bool(self._pending)
+        return self._asked.unfinished_tasks > 0
 
     def ask(self, question: Question) -> None:
         """Answer this as well."""
-        with self._changed:
-            if not self._pending:
-                self._since = time.monotonic()
-            self._pending.append(question)
-            self._changed.notify()
+        self._asked.put(question)
 
-    def look(self) -> list[Question]:
-        """Start another process if this one has ended or its answer is overdue; returns what is given up."""
-        if self._failures < MOST_FAILURES:
-            if self._child.process.poll() is None and not self._is_overdue():
-                return []
-            self.close()
-            self._failures += 1
-            if self._failures < MOST_FAILURES:
-                self._start()
-                return []
-        given_up = list(self._pending)
-        self._pending.clear()
+    def look(self) -> None:
+        """Have a process that has ended while nothing was asked replaced; to be called again and again."""
+        if not self.is_busy and self._failures < MOST_FAILURES and self._child.process.poll() is not None:
+            self._asked.put(None)
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            question = self._asked.get()
+            answered = None
+            if question is None:
+                self._replace()
+            else:
+                answered = self._answered(question)
+                self._draw()
+            self._asked.task_done()
+            if question is not None and answered is not None:
+                self._give(question, *answered)
+
+    def _answered(self, question: Question) -> tuple[str, str] | None:
+        """The answer; None where this ends before it is there."""
+        while self._failures < MOST_FAILURES and not self._is_closed:
+            line = self._exchange(question)
+            if line.endswith(b"\n"):
+                text, error, seconds = msgspec.json.decode(line, type=tuple[str, str, float])
+                self._longest = max(self._longest, seconds if question.quick else 0.0)
+                self._is_fresh, self._failures = False, 0
+                return text, error
+            self._replace()
+        if self._is_closed:
+            return None
         self._later = iter(())
-        return given_up
+        if not question.quick:
+            return "", "no planner process answers"
+        self._warn("no planner process answers; a plan that is needed now is made by the coordinator")
+        return answer(self._planner, self._job, self._like, question)
 
-    def _is_overdue(self) -> bool:
-        with self._changed:
-            return bool(self._pending) and time.monotonic() - self._since > self._patience(self._pending[0])
+    def _exchange(self, question: Question) -> bytes:
+        """The process's answer; it is ended when that is overdue."""
+        overdue = threading.Timer(self._patience(question), self._child.process.kill)
+        overdue.daemon = True
+        overdue.start()
+        if self._is_fresh:
+            self._child.send((self._job.to_toml(), None if self._like is None else self._like.dumps()))
+        self._child.send(question)
+        line = self._child.answers.readline()
+        overdue.cancel()
+        return line
 
     def _patience(self, question: Question) -> float:
         """Seconds that an answer may take: what a worker's operation may, and before the first one imports take."""
         limits, plans = self._job.membership, self._job.planner
         if not question.quick and plans.steps is not None:
-            return math.inf
+            return threading.TIMEOUT_MAX
         longest = self._longest if question.quick else plans.seconds
         return max(limits.hung_after, limits.hung_factor * longest) + (limits.warm_up if self._is_fresh else 0.0)
 
-    def _talk(self, child: Child) -> None:
-        child.send(self._first)
-        while (question := self._next()) is not None:
-            child.send(question)
-            line = child.answers.readline()
-            if not line.endswith(b"\n"):
-                break
-            text, error, seconds = msgspec.json.decode(line, type=tuple[str, str, float])
-            self._answers.put((question, text, error))
-            with self._changed:
-                if question.quick:
-                    self._longest = max(self._longest, seconds)
-                self._is_fresh, self._failures, self._since = False, 0, time.monotonic()
-                self._pending.popleft()
-                self._draw()
-            self._waker.wake()
-        self._waker.wake()
-
-    def _next(self) -> Question | None:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._pending) or self._is_ending)
-            return None if self._is_ending else self._pending[0]
+    def _replace(self) -> None:
+        """Start another process, unless too many in a row have failed."""
+        self._child.close()
+        self._failures += 1
+        if self._failures < MOST_FAILURES and not self._is_closed:
+            self._start()
 
     def close(self) -> None:
         """End the process."""
-        self._child.kill()
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify()
+        self._is_closed = True
+        self._asked.put(None)
+        self._child.process.kill()
         self._thread.join()
         self._child.close()
 

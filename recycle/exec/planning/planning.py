@@ -15,10 +15,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +26,8 @@ import msgspec
 from recycle.errors import RecycleError, ScheduleError
 from recycle.exec.leader.actions import Planned, PreparedPlan
 from recycle.exec.leader.actions import Question as LeaderQuestion
-from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question, answer
+from recycle.exec.leader.worth import common_mode
+from recycle.exec.planning.planner_process import Planner, PlannerProcess, Question
 from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import StepMode
 from recycle.files import write_whole
@@ -36,7 +36,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_updates_of
+from recycle.plans import Plan, failure_vector, likely_vectors, schedule_hash, with_updates_of
 from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
 from recycle.plans.plan import in_process_names
 from recycle.plans.replaying import rotation_of, with_room
@@ -76,10 +76,10 @@ class PlanService:
         self._like = None if usual else schedule
         self._planner = planner
         self._by_vector = job.prices.are_peers_alike
-        self._ahead: dict[_Key, Plan | str] = {}
+        self._ahead: dict[Question, Plan] = {}
         self._schedules: dict[str, Schedule] = {}
         self._waiting: dict[Question, list[tuple[LeaderQuestion, Profile | None]]] = {}
-        self._from_children: queue.SimpleQueue[PlannerAnswer] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._prepared: queue.SimpleQueue[Planned] = queue.SimpleQueue()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="plans")
@@ -88,7 +88,7 @@ class PlanService:
             self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
 
     def _child(self, planner: Planner, questions: Iterable[Question] = ()) -> PlannerProcess:
-        child = PlannerProcess(self._job, planner, self._from_children, self._waker, self._like, questions)
+        child = PlannerProcess(self._job, planner, self._take, self._warnings.put, self._like, questions)
         self._children.append(child)
         return child
 
@@ -99,10 +99,9 @@ class PlanService:
             most = shape.ranks * (shape.pipelines - 1)
             yield from (Question(vector) for vector in likely_vectors(shape, min(ahead, most)))
             return
-        for failures in range(min(ahead, 1) + 1):
-            for failed in combinations(shape.workers(), failures):
-                if shape.pipelines > failures:
-                    yield Question(failure_vector(shape, failed), False, tuple(map(str, failed)))
+        alone = [(worker,) for worker in shape.workers()] if ahead and shape.pipelines > 1 else []
+        for failed in ((), *alone):
+            yield Question(failure_vector(shape, failed), False, tuple(map(str, failed)))
 
     @property
     def can_search(self) -> bool:
@@ -118,115 +117,106 @@ class PlanService:
     def ask(self, question: LeaderQuestion, profile: Profile | None = None) -> None:
         """Answer a question; `answers` gives the answer once it is there."""
         if self._planner is None:
-            self._give(Planned(question, None, "no planner was given"))
+            self._give(question, error="no planner was given")
             return
         asked = self._translated(question, profile)
-        known = self._ahead.get(_key(asked)) if question.is_urgent else None
+        with self._lock:
+            known = self._ahead.get(msgspec.structs.replace(asked, quick=True)) if question.is_urgent else None
+            waiting = self._waiting.setdefault(asked, []) if known is None else []
+            waiting.append((question, profile))
         if known is not None:
-            self._thread.submit(self._answer, question, profile, known)
+            self._thread.submit(self._answer, asked, question, profile, known)
             return
-        self._waiting.setdefault(asked, []).append((question, profile))
-        if len(self._waiting[asked]) > 1:
+        if len(waiting) > 1:
             return
         if question.is_urgent:
             self._urgent.ask(asked)
-            return
-        # The background child answers if it has nothing else to do, else a third one: the urgent one stays free.
-        if self._background.is_busy and len(self._children) == 2:
-            self._child(self._planner)
-        (self._children[-1] if self._background.is_busy else self._background).ask(asked)
+        elif not self._background.is_busy:
+            self._background.ask(asked)
+        else:  # a third one, so that the urgent one stays free
+            (self._children[2] if len(self._children) > 2 else self._child(self._planner)).ask(asked)
 
     def _translated(self, question: LeaderQuestion, profile: Profile | None) -> Question:
         """The question as planners get it."""
-        failed = tuple(map(str, sorted(question.failed)))
+        failed, file = tuple(map(str, sorted(question.failed))), None
         vector = failure_vector(self._job.shape, question.failed)
         within = str(plan_file(self._directory, question.within).resolve()) if question.within else None
         if profile is not None:
             self._profiles.mkdir(exist_ok=True)
-            file = self._profiles / f"{profile.digest()}.json"
+            file = str((self._profiles / f"{profile.digest()}.json").resolve())
             profile.save(file)
-            return Question(vector, False, failed, str(file.resolve()), question.moves, within)
+        asked = Question(vector, question.is_urgent, failed, file, question.moves, within)
         if not question.is_urgent or within is not None:
-            return Question(vector, question.is_urgent, failed, None, question.moves, within)
+            return asked
         if max(vector) >= self._job.shape.pipelines and self._job.planner.layout == "elastic":
             # Others may hold what the workers of a rank held, all of which are dead.
-            return Question(vector, False, failed, moves=True)
-        return Question(vector, True, None if self._by_vector else failed)
+            return msgspec.structs.replace(asked, quick=False, moves=True)
+        return msgspec.structs.replace(asked, failed=None) if self._by_vector else asked
 
     def look(self, warn: Callable[[str], object]) -> list[Planned]:
-        """The answers since the last call; sees to it that every question is answered. To be called again and again.
+        """The answers since the last call. To be called again and again.
 
         Args:
             warn: called with what went wrong and does not hold up training.
         """
         for child in self._children:
-            for question in child.look():
-                if question.quick:
-                    warn("no planner process answers; a plan that is needed now is made by the coordinator")
-                    threading.Thread(target=self._plan_here, args=(question,), daemon=True).start()
-                elif question in self._waiting:
-                    self._from_children.put((question, "", "no planner process answers"))
-        for question, text, error in _drained(self._from_children):
-            waiting = self._waiting.pop(question, [])
-            if not (question.quick or question.profile or error):  # a plan made ahead answers the same urgent question
-                waiting += self._waiting.pop(msgspec.structs.replace(question, quick=True), [])
-            self._thread.submit(self._learn, question, text, error, waiting)
+            child.look()
         for message in _drained(self._warnings):
             warn(message)
         return list(_drained(self._prepared))
 
-    def _plan_here(self, question: Question) -> None:
-        assert self._planner is not None
-        self._from_children.put((question, *answer(self._planner, self._job, self._like, question)))
-        self._waker.wake()
+    def _take(self, asked: Question, text: str, error: str) -> None:
+        """In the thread of a child: a planner has answered."""
+        self._thread.submit(self._learn, asked, text, error)
 
-    def _learn(
-        self, question: Question, text: str, error: str, waiting: Sequence[tuple[LeaderQuestion, Profile | None]]
-    ) -> None:
+    def _learn(self, asked: Question, text: str, error: str) -> None:
         """In the thread: keep what a planner has answered, and answer those that have asked for it."""
-        plan: Plan | str = error
+        plan, urgent = None, msgspec.structs.replace(asked, quick=True)
         if not error:
             try:
-                plan = Plan.from_text(text, f"plan for {question.vector}")
+                plan = Plan.from_text(text, f"plan for {asked.vector}")
             except RecycleError as refusal:
-                plan = str(refusal)
-        is_needed = all(asked.is_urgent for asked, _ in waiting)  # of a search the leader gets each answer once
-        if is_needed and not isinstance(self._ahead.get(_key(question)), Plan):
-            self._ahead[_key(question)] = plan
-        for asked, profile in waiting:
-            self._answer(asked, profile, plan)
+                error = str(refusal)
+        with self._lock:
+            waiting = self._waiting.pop(asked, [])
+            if plan is not None and not asked.profile:  # a plan made ahead answers the same urgent question
+                waiting += self._waiting.pop(urgent, [])
+            if plan is not None and all(question.is_urgent for question, _ in waiting):  # a search is answered once
+                self._ahead.setdefault(urgent, plan)
+        for question, profile in waiting:
+            if plan is None:
+                self._give(question, error=error)
+            else:
+                self._answer(asked, question, profile, plan)
 
-    def _answer(self, question: LeaderQuestion, profile: Profile | None, plan: Plan | str) -> None:
+    def _answer(self, asked: Question, question: LeaderQuestion, profile: Profile | None, plan: Plan) -> None:
         """In the thread: prepare a plan for the leader."""
-        prepared, error = None, plan if isinstance(plan, str) else ""
-        if isinstance(plan, Plan):
-            try:
-                prepared = self._prepared_for(question, profile, plan)
-            except RecycleError as refusal:
-                error = f"no plan for the layout at hand: {refusal}" if question.within else str(refusal)
-            except Exception as failure:  # a planner's or a plug-in's
-                error = f"{type(failure).__name__}: {failure}"
-        self._give(Planned(question, prepared, error))
+        try:
+            if asked.failed is None:
+                plan = plan.for_processes(question.failed)
+            elif not question.is_urgent:
+                plan = replace(plan, schedule=in_process_names(plan), moves=())
+            self._give(question, self._prepared_for(question, profile or self._job.prices, plan))
+        except RecycleError as refusal:
+            self._give(
+                question, error=f"no plan for the layout at hand: {refusal}" if question.within else str(refusal)
+            )
+        except Exception as failure:  # a planner's or a plug-in's
+            self._give(question, error=f"{type(failure).__name__}: {failure}")
 
-    def _give(self, planned: Planned) -> None:
-        self._prepared.put(planned)
+    def _give(self, question: LeaderQuestion, plan: PreparedPlan | None = None, error: str = "") -> None:
+        self._prepared.put(Planned(question, plan, error))
         self._waker.wake()
 
-    def _prepared_for(self, question: LeaderQuestion, profile: Profile | None, plan: Plan) -> PreparedPlan:
+    def _prepared_for(self, question: LeaderQuestion, times: Profile, plan: Plan) -> PreparedPlan:
+        prepared = self._prepare(plan.schedule, plan, times)
         if question.is_urgent:
-            is_of_vector = self._translated(question, None).failed is None
-            plan = plan.for_processes(question.failed) if is_of_vector else plan
-            return self._prepare(plan.schedule, plan, self._job.prices)
-        schedule = in_process_names(plan)
-        limit, times = plan.layout_limit, profile or self._job.prices
-        prepared = self._prepare(schedule, replace(plan, schedule=schedule, moves=()), times)
-        running = self._schedules.get(question.compared)
+            return prepared
         compared = None
-        if running is not None:
+        if (running := self._schedules.get(question.compared)) is not None:
             periods = self._periods(running, times)
-            both = "staggered" in prepared.periods and "staggered" in periods
-            compared = periods["staggered" if both else "barrier"]
-        return replace(prepared, layout_limit=limit, compared_period=compared)
+            compared = periods[common_mode(prepared.periods, periods)]
+        return replace(prepared, layout_limit=plan.layout_limit, compared_period=compared)
 
     def _prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> PreparedPlan:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
@@ -297,13 +287,6 @@ def _drained(items: queue.SimpleQueue[_Item]) -> Iterator[_Item]:
     with contextlib.suppress(queue.Empty):
         while True:
             yield items.get_nowait()
-
-
-_Key = tuple[Vector, tuple[str, ...] | None, bool, str | None]
-
-
-def _key(question: Question) -> _Key:
-    return question.vector, question.failed, question.moves, question.within
 
 
 def require_valid(schedule: Schedule, job: PricedJob) -> None:

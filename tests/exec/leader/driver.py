@@ -27,7 +27,7 @@ from recycle.exec.leader.actions import (
     Tell,
     Tick,
 )
-from recycle.exec.leader.detector import Beats, beats_of
+from recycle.exec.leader.detector import Beats, LastBeats
 from recycle.exec.leader.generations import GenerationPhase
 from recycle.exec.leader.leader import Leader, RunDescription
 from recycle.exec.members import members_of
@@ -59,6 +59,13 @@ def run_of(job: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = 
     """A run of which node 0 has all processes, unless `homes` says otherwise."""
     homes = homes or dict.fromkeys(job.shape.workers(), 0)
     return RunDescription(job=job, steps=steps, initial=Hosts.at_start(job, None), homes=homes, **more)
+
+
+def beats_of(heartbeats: Mapping[str, Heartbeat], members: Sequence[str]) -> Beats:
+    """The rows of these heartbeats, by process."""
+    beats = LastBeats(members)
+    beats.take(heartbeats)
+    return beats.rows()
 
 
 class LeaderDriver:

@@ -10,7 +10,7 @@ from typing import Any
 
 from recycle.cli.planner import plan_for_training
 from recycle.exec.leader.actions import Ask, Event, Outbox, PreparedPlan, Question
-from recycle.exec.leader.plans import PlanAnswers
+from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.waker import Waker
 from recycle.job import PricedJob
@@ -20,7 +20,7 @@ class RealPlanner:
     """Carries out the actions of plans.
 
     Attributes:
-        outbox, answers: what `Plans` and `Replanner` are made with.
+        outbox, answers: what `Plans` are made with.
         events: that they have written.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from recycle.exec.leader.compute_times import MOST_LISTED, ComputeTimes
-from recycle.exec.protocol import Computed
+from recycle.exec.protocol import Computed, Report
 from recycle.shape import Shape, Worker
 
 
@@ -14,10 +14,11 @@ def times(shape: Shape, slow: dict[Worker, float]) -> ComputeTimes:
     each = {worker: slow.get(worker, 1.0) for worker in shape.workers()}
     return ComputeTimes.of(
         {
-            worker: [
-                Computed(worker.rank, "W", 4, 0.08 * factor),
-                Computed(worker.rank, "F", 4, 0.04 * factor),
-            ]
+            worker: Report(
+                {},
+                None,
+                [Computed(worker.rank, "W", 4, 0.08 * factor), Computed(worker.rank, "F", 4, 0.04 * factor)],
+            )
             for worker, factor in each.items()
         }
     )

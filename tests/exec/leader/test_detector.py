@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from recycle import Job, Worker
-from recycle.exec.leader.detector import Beats, FailureDetector, beats_of, profiled_seconds, whom_to_fence
+from recycle.exec.leader.detector import Beats, FailureDetector, profiled_seconds, whom_to_fence
 from recycle.exec.protocol import Heartbeat
 from recycle.exec.worker.progress import Progress
+from tests.exec.leader.driver import beats_of
 from tests.exec.runs import job
 
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
@@ -104,8 +107,10 @@ def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
 def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
-    assert FailureDetector(emulated).patience(None) == 60.0
-    assert FailureDetector(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(None) == 600.0
+    assert FailureDetector(emulated).patience(math.nan) == 60.0
+    assert (
+        FailureDetector(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(math.nan) == 600.0
+    )
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 

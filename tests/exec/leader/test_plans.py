@@ -13,7 +13,9 @@ import pytest
 from recycle import RunError
 from recycle.exec.leader.actions import Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.compute_times import ComputeTimes
-from recycle.exec.leader.plans import PlanAnswers, Plans
+from recycle.exec.leader.plan_answers import PlanAnswers
+from recycle.exec.leader.plans import Plans
+from recycle.exec.protocol import Report
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
@@ -38,7 +40,7 @@ class PlannedRun:
 
     def commit(self, *dead: Worker) -> bool:
         """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
-        times = ComputeTimes.of({worker: [] for worker in sorted(self._workers.difference(dead))})
+        times = ComputeTimes.of({worker: Report({}, None) for worker in sorted(self._workers.difference(dead))})
         for _ in range(2):
             self.plans.observe(frozenset(dead), self._step, times)
             self.planner.answer_all()
@@ -185,7 +187,7 @@ def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> N
     plan = prepared(ALWAYS, *DEAD)
     answers.take(Planned(NEEDED, plan))
     assert answers.needed(DEAD) is plan
-    assert answers.hosts(plan.digest) == plan.hosts
+    assert answers.hosts[plan.digest] == plan.hosts
     assert outbox.take() == []
 
 
@@ -195,7 +197,7 @@ def test_next_leader_uses_the_plan_in_use_without_asking() -> None:
     earlier = Hosts.at_start(SLOW_COPIES, None)
     answers.adopt(DEAD, plan, {"1" * 16: earlier})
     assert Plans(ALWAYS, answers, outbox).ready(DEAD) is plan
-    assert answers.hosts("1" * 16) is earlier
+    assert answers.hosts["1" * 16] is earlier
     assert outbox.take() == []
 
 
@@ -203,7 +205,7 @@ def test_no_layout_is_asked_for_where_the_users_own_schedule_runs() -> None:
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
     plans = Plans(ALWAYS, PlanAnswers(ALWAYS, outbox, own=(DEAD, plan)), outbox)
     assert plans.ready(DEAD) is plan
-    plans.observe(DEAD, 0, ComputeTimes.of({worker: [] for worker in plan.roles}))
+    plans.observe(DEAD, 0, ComputeTimes.of({worker: Report({}, None) for worker in plan.roles}))
     assert outbox.take() == []
 
 
@@ -211,7 +213,7 @@ def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() 
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
     answers = PlanAnswers(ALWAYS, outbox)
     answers.adopt(DEAD, plan, {})
-    plans, times = Plans(ALWAYS, answers, outbox), ComputeTimes.of({worker: [] for worker in plan.roles})
+    plans, times = Plans(ALWAYS, answers, outbox), ComputeTimes.of({worker: Report({}, None) for worker in plan.roles})
     plans.observe(DEAD, 4, times)
     (asked,) = outbox.take()
     assert asked == Ask(Question(DEAD, moves=True))

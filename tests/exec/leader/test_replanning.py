@@ -15,9 +15,9 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
 from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan
 from recycle.exec.leader.compute_times import ComputeTimes
-from recycle.exec.leader.plans import PlanAnswers
-from recycle.exec.leader.replanning import Replanner
-from recycle.exec.protocol import Computed
+from recycle.exec.leader.plan_answers import PlanAnswers
+from recycle.exec.leader.plans import Plans
+from recycle.exec.protocol import Computed, Report
 from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.job import PricedJob
@@ -238,20 +238,20 @@ def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
         if worker not in dead:
             each = UNIT * (factor if worker == SLOW else 1.0)
             reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
-    return ComputeTimes.of(reports)
+    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in reports.items()})
 
 
 @pytest.mark.process
 def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(emulated: PricedJob, tmp_path: Path) -> None:
     """Ten iterations slow and ten not, again and again."""
     with real_planner(emulated, tmp_path) as planner:
-        replanner = Replanner(emulated, planner.answers, planner.outbox)
-        planner.wait_for(lambda: replanner.ready(NOBODY))
+        plans = Plans(emulated, planner.answers, planner.outbox)
+        planner.wait_for(lambda: plans.ready(NOBODY))
         for step in range(320):
-            replanner.observe(NOBODY, step, times_of(emulated, 3.0 if step // 10 % 2 else 1.0))
+            plans.observe(NOBODY, step, times_of(emulated, 3.0 if step // 10 % 2 else 1.0))
             planner.answer_all()
-            if replanner.has_better(NOBODY):
-                planner.wait_for(lambda: replanner.ready(NOBODY))
+            if plans.has_better(NOBODY):
+                planner.wait_for(lambda: plans.ready(NOBODY))
     changes = [event["step"] for event in planner.events]
     pauses = [later - earlier for earlier, later in pairwise(changes)]
     assert changes[0] == 10 + 8 // 2 + 2
@@ -273,12 +273,12 @@ class SlowRun:
         own = (NOBODY, plan(job, "first")) if is_own else None
         self.answers = PlanAnswers(job, self.outbox, own, can_search=True)
         self.answers.adopt(NOBODY, plan(job, "first"), {})
-        self.replanner = Replanner(job, self.answers, self.outbox)
+        self.plans = Plans(job, self.answers, self.outbox)
 
     def iterate(self, *dead: Worker, steps: int = 1) -> list[Action]:
         """Iterations without the dead workers; the actions."""
         for _ in range(steps):
-            self.replanner.observe(frozenset(dead), self._step, times_of(self.job, 3.0, *dead))
+            self.plans.observe(frozenset(dead), self._step, times_of(self.job, 3.0, *dead))
             self._step += 1
         return self.outbox.take()
 
@@ -286,7 +286,7 @@ class SlowRun:
 def test_no_other_plan_is_asked_for_with_drift_off_or_by_the_users_own_schedule(emulated: PricedJob) -> None:
     for run in SlowRun(emulated_job({"drift": 0})), SlowRun(emulated, is_own=True):
         assert run.iterate(steps=20) == []
-        assert run.replanner.compute["compute"]["1.1"]["1F"] == pytest.approx(3 * UNIT)
+        assert run.plans.compute["compute"]["1.1"]["1F"] == pytest.approx(3 * UNIT)
     assert SlowRun(emulated).iterate(steps=20) != []
 
 
@@ -303,11 +303,11 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
     assert (after.question.failed, after.question.compared) == ({dead}, "second")
     run.answers.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
     assert run.iterate(dead) == []
-    assert not run.replanner.has_better(frozenset({dead}))
+    assert not run.plans.has_better(frozenset({dead}))
     run.answers.take(Planned(after.question, plan(run.job, "third", dead, compared=3.0)))
     run.iterate(dead)
-    assert run.replanner.has_better(frozenset({dead}))
-    better = run.replanner.ready(frozenset({dead}))
+    assert run.plans.has_better(frozenset({dead}))
+    better = run.plans.ready(frozenset({dead}))
     assert better is not None
     assert better.digest == "third"
     (event,) = run.outbox.take()
@@ -325,4 +325,4 @@ def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(
     assert isinstance(asked, Ask)
     run.answers.take(Planned(asked.question, plan(run.job, "other", compared=compared)))
     run.iterate()
-    assert run.replanner.has_better(NOBODY) is is_better
+    assert run.plans.has_better(NOBODY) is is_better

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recycle import MicroBatch, RunError
+from recycle import MicroBatch, RunError, Worker
 from recycle.exec.checksums import Checksum, MicroBatchChecksums
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.replay_votes import replayed_as
@@ -125,4 +125,28 @@ def test_tensor_ranks_that_differ_on_all_hosts_are_settled_by_what_all_replay_th
     second = judged(is_replayed=True)
     assert isinstance(second, Rewind)
     assert list(map(str, second.workers)) == ["1.0"]
+    assert events[-1]["workers"] == ["1.0"]
+
+
+def test_worker_that_computed_wrong_and_has_died_since_is_accused_and_not_fenced() -> None:
+    of = job(3, 1, 2, integrity={"every": 2}, train={"checkpoint_every": 0})
+    events = list[dict[str, Any]]()
+    log = lambda kind, **details: events.append({"kind": kind, **details})  # noqa: E731
+    judge = Judge(of, 100, log, lambda step, is_last: False, Holdings(Hosts.at_start(of, None)))
+
+    def judged(*names: str) -> Verdict:
+        record = GenerationRecord(
+            3, [*names], {n: n for n in names}, "plan", LAST, COMMIT, verified=Verified(4, COMMIT)
+        )
+        reports = {}
+        for name in names:
+            made = MicroBatchChecksums(Checksum(11 if name == "1.0" else 10, 0))
+            votes = [replayed_as(Checked(0, MicroBatch(0, 0)), made, name == "0.0")]
+            reports[name] = Report({0: [1.0]}, 1.0, checksums={0: 1}, replayed=votes)
+        return judge.judge(record, ReportColumns.of(reports), [*map(Worker.parse, names)], lambda step: [])
+
+    assert isinstance(judged("0.0", "1.0"), Repeat)
+    verdict = judged("0.0", "2.0")
+    assert isinstance(verdict, Rewind)
+    assert verdict.workers == {}
     assert events[-1]["workers"] == ["1.0"]

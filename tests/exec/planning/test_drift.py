@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import LEAST_SECONDS, RETRY, DriftMonitor
-from recycle.exec.protocol import Computed
+from recycle.exec.protocol import Computed, Report
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
+from tests.exec.runs import job
 
 SHAPE = Shape(3, 2, 4)
 BASE = Profile(forward=0.01, backward_input=0.012, backward_weight=0.008)
@@ -16,8 +18,15 @@ SLOW = Worker(1, 1)
 N = 8
 
 
-def drift(stages_too: bool = True, profile: Profile = BASE, shape: Shape = SHAPE) -> DriftMonitor:
-    return DriftMonitor(shape, profile, threshold=0.15, iterations=N, stages_too=stages_too)
+def drift(stages_too: bool = True) -> DriftMonitor:
+    of = job(
+        SHAPE.pipelines,
+        SHAPE.ranks,
+        SHAPE.micro_batches,
+        membership={"drift": 0.15, "drift_iterations": N},
+        model={"seconds_per_unit": float(stages_too)},
+    )
+    return DriftMonitor(msgspec.structs.replace(of, prices=BASE))
 
 
 def iteration(
@@ -35,47 +44,47 @@ def iteration(
         report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
             report[worker] = []
-    return ComputeTimes.of(report)
+    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
 
 
 def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:
-    found = watch.departed(planned, SHAPE.workers())
-    return None if found is None else found[0]
+    found = watch.departed(planned)
+    return None if found is None else found.profile
 
 
 def test_what_is_as_planned_does_not_depart_whatever_the_unit() -> None:
     watch = drift()
     for unit in (1.0, 1.3, 2.0, 0.7) * 4:
-        watch.observe(iteration(unit=unit))
+        watch.observe(iteration(unit=unit), BASE)
     assert seen(watch) is None
 
 
 def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_factor() -> None:
     watch = drift()
     for _ in range(20):
-        watch.observe(iteration())
+        watch.observe(iteration(), BASE)
     for count in range(1, N + 1):
-        watch.observe(iteration({SLOW: 3.0}))
+        watch.observe(iteration({SLOW: 3.0}), BASE)
         assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
-    found = watch.departed(BASE, SHAPE.workers())
+    found = watch.departed(BASE)
     assert found is not None
-    assert found[1] == "worker 1.1 takes 3 times as long as its peers"
+    assert found.causes == ["worker 1.1 takes 3 times as long as its peers"]
 
 
 def test_single_odd_iterations_and_what_is_below_the_threshold_count_for_nothing() -> None:
     watch = drift()
     for place in range(40):
-        watch.observe(iteration({SLOW: 5.0 if place % 2 else 1.14}))
+        watch.observe(iteration({SLOW: 5.0 if place % 2 else 1.14}), BASE)
     assert seen(watch) is None
     for _ in range(N):
-        watch.observe(iteration({SLOW: 1.14}))
+        watch.observe(iteration({SLOW: 1.14}), BASE)
     assert seen(watch) is None
 
 
 def test_what_was_planned_for_is_the_new_reference_so_that_noise_at_the_threshold_does_not_flutter() -> None:
     watch, planned, plans = drift(), BASE, 0
     for place in range(200):
-        watch.observe(iteration({SLOW: 1.10 + 0.12 * (place // N % 2)}))  # 1.10 and 1.22 in turns
+        watch.observe(iteration({SLOW: 1.10 + 0.12 * (place // N % 2)}), planned)  # 1.10 and 1.22 in turns
         found = seen(watch, planned)
         if found is not None:
             planned, plans = found, plans + 1
@@ -87,11 +96,11 @@ def test_a_worker_that_recovers_departs_back_to_no_factor_at_all() -> None:
     watch = drift()
     planned = Profile(**{**vars(BASE), "speed": {"1.1": 3.0}})
     for _ in range(N):
-        watch.observe(iteration({SLOW: 3.0}))
+        watch.observe(iteration({SLOW: 3.0}), BASE)
     assert seen(watch, planned) is None
     for _ in range(N // 2 + 1):
         assert seen(watch, planned) is None
-        watch.observe(iteration({SLOW: 1.05}))
+        watch.observe(iteration({SLOW: 1.05}), BASE)
     assert seen(watch, planned) == BASE
 
 
@@ -99,17 +108,17 @@ def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely() -> None:
     watch, planned = drift(), Profile(**{**vars(BASE), "speed": {"1.1": 30.0}})
     for wait in (RETRY * N, 2 * RETRY * N, 4 * RETRY * N):
         for _ in range(N):
-            watch.observe(iteration({SLOW: 30.0}))
+            watch.observe(iteration({SLOW: 30.0}), BASE)
         for _ in range(wait):
             assert seen(watch, planned) is None
-            watch.observe(iteration(without=(SLOW,)))
+            watch.observe(iteration(without=(SLOW,)), BASE)
         assert seen(watch, planned) == BASE
 
 
 def test_a_process_in_the_place_of_a_slow_one_starts_unmeasured() -> None:
     watch = drift()
     for _ in range(N):
-        watch.observe(iteration({SLOW: 3.0}))
+        watch.observe(iteration({SLOW: 3.0}), BASE)
     watch.forget(SLOW)
     assert seen(watch) is None
 
@@ -117,7 +126,7 @@ def test_a_process_in_the_place_of_a_slow_one_starts_unmeasured() -> None:
 def test_a_stage_that_takes_longer_than_its_profile_says_is_planned_with_its_times() -> None:
     watch = drift()
     for _ in range(N):
-        watch.observe(iteration(stages={1: 1.5}))
+        watch.observe(iteration(stages={1: 1.5}), BASE)
     found = seen(watch)
     assert found is not None
     assert found.speed == {}
@@ -132,7 +141,7 @@ def test_a_stage_that_takes_longer_than_its_profile_says_is_planned_with_its_tim
 def test_times_of_stages_are_not_compared_with_a_profile_that_was_never_measured() -> None:
     watch = drift(stages_too=False)
     for _ in range(N):
-        watch.observe(iteration({SLOW: 2.0}, stages={1: 1.5}))
+        watch.observe(iteration({SLOW: 2.0}, stages={1: 1.5}), BASE)
     found = seen(watch)
     assert found is not None
     assert (found.speed, found.forward) == ({"1.1": 2.0}, 0.01)
@@ -141,7 +150,7 @@ def test_times_of_stages_are_not_compared_with_a_profile_that_was_never_measured
 def test_times_below_the_floor_are_noise() -> None:
     watch = drift()
     for _ in range(2 * N):
-        watch.observe(iteration({SLOW: 3.0}, unit=LEAST_SECONDS / 0.06))
+        watch.observe(iteration({SLOW: 3.0}, unit=LEAST_SECONDS / 0.06), BASE)
     assert seen(watch) is None
 
 
@@ -155,15 +164,15 @@ def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_eac
             factor = 2.0 if worker == slow else 1.0
             each = {stage: factor * (last if stage == 2 else 0.01 * (stage + 1)) for stage in stages}
             report[worker] = [Computed(stage, kind, 3, 3 * each[stage]) for stage in stages for kind in "FIW"]
-        return ComputeTimes.of(report)
+        return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
 
     for slow in hosts:
         watch = drift()
         for _ in range(N):
-            watch.observe(reports(None, last=0.5), by_stage=True)
-        assert watch.departed(BASE, hosts) is None
+            watch.observe(reports(None, last=0.5), BASE, by_stage=True)
+        assert watch.departed(BASE) is None
         for _ in range(N):
-            watch.observe(reports(slow, last=0.1), by_stage=True)
-        found = watch.departed(BASE, hosts)
+            watch.observe(reports(slow, last=0.1), BASE, by_stage=True)
+        found = watch.departed(BASE)
         assert found is not None
-        assert found[0].speed == {str(slow): 2.0}
+        assert found.profile.speed == {str(slow): 2.0}
