@@ -19,7 +19,7 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.model.providers import Providers
 from recycle.exec.planning.planner_process import Planner
-from recycle.exec.planning.planning import require_valid
+from recycle.exec.planning.run_checks import require_valid
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.transports import transport_named, transport_of
 from recycle.exec.worker.specification import RunSpecification

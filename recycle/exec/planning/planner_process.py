@@ -21,11 +21,13 @@ import msgspec
 from msgspec import Struct
 
 from recycle.child import Child, serve
+from recycle.errors import RecycleError
+from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run
 from recycle.ir.plugins import load_plugins
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Plan, Vector
-from recycle.plans.replaying import with_room
+from recycle.plans.plan import in_process_names
 from recycle.shape import Worker
 
 MOST_FAILURES = 3
@@ -62,8 +64,26 @@ class Question(Struct, frozen=True):
     within: str | None = None
 
 
-def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Question) -> tuple[str, str]:
-    """The text of the plan file, or why there is none: whatever a planner raises is an answer, too."""
+class PlannerAnswer(Struct, frozen=True):
+    """What a planner has answered.
+
+    Attributes:
+        question: that was asked.
+        text: the plan file, checked; empty where there is none.
+        facts: of the plan's schedule.
+        error: why there is no plan; empty where there is one.
+        seconds: what answering took.
+    """
+
+    question: Question
+    text: str = ""
+    facts: ScheduleFacts = ScheduleFacts({}, 0)
+    error: str = ""
+    seconds: float = 0.0
+
+
+def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Question) -> PlannerAnswer:
+    """The plan, checked for running, or why there is none: whatever a planner raises is an answer, too."""
     known: dict[str, Any] = {} if like is None else {"like": like}
     if question.failed is not None:
         known["failed"] = [Worker.parse(name) for name in question.failed]
@@ -71,16 +91,24 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
         known["moves"] = True
     if question.within is not None:
         known["within"] = question.within
+    began, asked = time.monotonic(), job
     try:
         if question.profile is not None:
-            job = job.with_sections(times=msgspec.structs.replace(job.times, profile=question.profile))
-        text = planner(job, question.vector, question.quick, **known)
-        if job.integrity.every == "gaps":
-            plan = Plan.from_text(text, f"plan for {question.vector}")
-            text = replace(plan, schedule=with_room(plan.schedule, job)).text()
-        return text, ""
+            asked = job.with_sections(times=msgspec.structs.replace(job.times, profile=question.profile))
+        text = planner(asked, question.vector, question.quick, **known)
     except Exception as failure:
-        return "", f"{type(failure).__name__}: {failure}"
+        return PlannerAnswer(question, error=f"{type(failure).__name__}: {failure}")
+    try:
+        plan = Plan.from_text(text, f"plan for {question.vector}")
+        schedule = plan.schedule if question.failed is None else in_process_names(plan)
+        schedule, facts = check_for_run(schedule, job, asked.prices)
+    except RecycleError as refusal:
+        layout = "no plan for the layout at hand: " if question.within else ""
+        return PlannerAnswer(question, error=f"{layout}{refusal}")
+    except Exception as failure:  # a plug-in's
+        return PlannerAnswer(question, error=f"{type(failure).__name__}: {failure}")
+    text = replace(plan, schedule=schedule).text()
+    return PlannerAnswer(question, text, facts, seconds=time.monotonic() - began)
 
 
 class PlannerProcess:
@@ -90,7 +118,7 @@ class PlannerProcess:
         job: what to plan for; `[membership]` says how long a quick answer may take, `[planner] seconds` how long
             another. Where the job limits steps instead of seconds, only a quick answer can be overdue.
         planner: see `Planner`.
-        answered: called, in a thread, with a question and its answer, as of `answer`.
+        answered: called, in a thread, with every answer.
         warn: called, in a thread, with what goes wrong.
         like: the schedule whose placement plans keep.
         questions: to work through whenever nothing else was asked.
@@ -100,7 +128,7 @@ class PlannerProcess:
         self,
         job: PricedJob,
         planner: Planner,
-        answered: Callable[[Question, str, str], object],
+        answered: Callable[[PlannerAnswer], object],
         warn: Callable[[str], object],
         like: Schedule | None = None,
         questions: Iterable[Question] = (),
@@ -149,24 +177,24 @@ class PlannerProcess:
                 answered = self._answered(question)
                 self._draw()
             self._asked.task_done()
-            if question is not None and answered is not None:
-                self._give(question, *answered)
+            if answered is not None:
+                self._give(answered)
 
-    def _answered(self, question: Question) -> tuple[str, str] | None:
+    def _answered(self, question: Question) -> PlannerAnswer | None:
         """The answer; None where this ends before it is there."""
         while self._failures < MOST_FAILURES and not self._is_closed:
             line = self._exchange(question)
             if line.endswith(b"\n"):
-                text, error, seconds = msgspec.json.decode(line, type=tuple[str, str, float])
-                self._longest = max(self._longest, seconds if question.quick else 0.0)
+                answered = msgspec.json.decode(line, type=PlannerAnswer)
+                self._longest = max(self._longest, answered.seconds if question.quick else 0.0)
                 self._is_fresh, self._failures = False, 0
-                return text, error
+                return answered
             self._replace()
         if self._is_closed:
             return None
         self._later = iter(())
         if not question.quick:
-            return "", "no planner process answers"
+            return PlannerAnswer(question, error="no planner process answers")
         self._warn("no planner process answers; a plan that is needed now is made by the coordinator")
         return answer(self._planner, self._job, self._like, question)
 
@@ -220,9 +248,8 @@ def _serve(parent: str, name: str) -> None:
     job = price(Job.from_toml(text))
     like = None if placement is None else Schedule.loads(placement)
     for line in requests:
-        question, began = msgspec.json.decode(line, type=Question), time.monotonic()
-        text, error = answer(planner, job, like, question)
-        answers.write(msgspec.json.encode((text, error, time.monotonic() - began)) + b"\n")
+        answered = answer(planner, job, like, msgspec.json.decode(line, type=Question))
+        answers.write(msgspec.json.encode(answered) + b"\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 `exec` does not know how to plan. It is given a planner, a function importable by name, and calls it in child processes,
 so that the leader never waits for a solver: one child works through the likely failure vectors, another answers urgent
-questions. Only what no child answers is planned in a thread of this process. A second thread prepares every plan before
-the leader gets it: it checks the schedule, simulates it and writes its file.
+questions. The children check and simulate what they have planned, so that nothing of that is left to do when a worker
+has died: a thread of this process writes the plan in the names of the live processes. Only what no child answers is
+planned in this process.
 
 Plans are kept by failure vector and used in the names of the live processes, so that every survivor keeps its position
 and only the dead worker's micro-batches are re-routed. Where peers are not alike a vector does not say enough, and
@@ -23,24 +24,18 @@ from typing import TypeVar
 
 import msgspec
 
-from recycle.errors import RecycleError, ScheduleError
+from recycle.errors import RecycleError
 from recycle.exec.leader.actions import Planned, PreparedPlan
 from recycle.exec.leader.actions import Question as LeaderQuestion
 from recycle.exec.leader.worth import common_mode
-from recycle.exec.planning.planner_process import Planner, PlannerProcess, Question
+from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
+from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of
 from recycle.exec.processes.waker import Waker
-from recycle.exec.protocol import StepMode
 from recycle.files import write_whole
-from recycle.ir.check import check, require_no_errors
-from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
-from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.plans import Plan, failure_vector, likely_vectors, schedule_hash, with_updates_of
-from recycle.plans.hosting import Hosts, layers_of, stages_by_rank
-from recycle.plans.plan import in_process_names
-from recycle.plans.replaying import rotation_of, with_room
-from recycle.pricing import byte_limit, profile_of_layout
+from recycle.plans import Plan, failure_vector, likely_vectors, schedule_hash
+from recycle.plans.hosting import Hosts, stages_by_rank
 from recycle.profile import Profile
 from recycle.runs import plan_file
 from recycle.shape import Worker
@@ -76,7 +71,7 @@ class PlanService:
         self._like = None if usual else schedule
         self._planner = planner
         self._by_vector = job.prices.are_peers_alike
-        self._ahead: dict[Question, Plan] = {}
+        self._ahead: dict[Question, tuple[Plan, ScheduleFacts]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._waiting: dict[Question, list[tuple[LeaderQuestion, Profile | None]]] = {}
         self._lock = threading.Lock()
@@ -112,7 +107,8 @@ class PlanService:
         """The user's own schedule, prepared, and the workers that it leaves out. Raises ScheduleError."""
         if self._schedule is None:
             return None
-        return self._schedule.failed, self._prepare(self._schedule, None, self._job.prices)
+        schedule, facts = check_for_run(self._schedule, self._job, self._job.prices)
+        return schedule.failed, self._prepared_plan(schedule, facts)
 
     def ask(self, question: LeaderQuestion, profile: Profile | None = None) -> None:
         """Answer a question; `answers` gives the answer once it is there."""
@@ -165,68 +161,58 @@ class PlanService:
             warn(message)
         return list(_drained(self._prepared))
 
-    def _take(self, asked: Question, text: str, error: str) -> None:
+    def _take(self, answered: PlannerAnswer) -> None:
         """In the thread of a child: a planner has answered."""
-        self._thread.submit(self._learn, asked, text, error)
+        self._thread.submit(self._learn, answered)
 
-    def _learn(self, asked: Question, text: str, error: str) -> None:
+    def _learn(self, answered: PlannerAnswer) -> None:
         """In the thread: keep what a planner has answered, and answer those that have asked for it."""
-        plan, urgent = None, msgspec.structs.replace(asked, quick=True)
+        asked, error = answered.question, answered.error
+        urgent = msgspec.structs.replace(asked, quick=True)
         if not error:
             try:
-                plan = Plan.from_text(text, f"plan for {asked.vector}")
+                known = Plan.from_text(answered.text, f"plan for {asked.vector}"), answered.facts
             except RecycleError as refusal:
                 error = str(refusal)
         with self._lock:
             waiting = self._waiting.pop(asked, [])
-            if plan is not None and not asked.profile:  # a plan made ahead answers the same urgent question
+            if not (error or asked.profile):  # a plan made ahead answers the same urgent question
                 waiting += self._waiting.pop(urgent, [])
-            if plan is not None and all(question.is_urgent for question, _ in waiting):  # a search is answered once
-                self._ahead.setdefault(urgent, plan)
+            if not error and all(question.is_urgent for question, _ in waiting):  # a search is answered once
+                self._ahead.setdefault(urgent, known)
         for question, profile in waiting:
-            if plan is None:
+            if error:
                 self._give(question, error=error)
             else:
-                self._answer(asked, question, profile, plan)
+                self._answer(asked, question, profile, known)
 
-    def _answer(self, asked: Question, question: LeaderQuestion, profile: Profile | None, plan: Plan) -> None:
+    def _answer(
+        self,
+        asked: Question,
+        question: LeaderQuestion,
+        profile: Profile | None,
+        known: tuple[Plan, ScheduleFacts],
+    ) -> None:
         """In the thread: prepare a plan for the leader."""
-        try:
-            if asked.failed is None:
-                plan = plan.for_processes(question.failed)
-            elif not question.is_urgent:
-                plan = replace(plan, schedule=in_process_names(plan), moves=())
-            self._give(question, self._prepared_for(question, profile or self._job.prices, plan))
-        except RecycleError as refusal:
-            self._give(
-                question, error=f"no plan for the layout at hand: {refusal}" if question.within else str(refusal)
-            )
-        except Exception as failure:  # a planner's or a plug-in's
-            self._give(question, error=f"{type(failure).__name__}: {failure}")
+        plan, facts = known
+        if asked.failed is None:
+            plan = plan.for_processes(question.failed)
+        if question.is_urgent:
+            self._give(question, self._prepared_plan(plan.schedule, facts, plan))
+            return
+        prepared = self._prepared_plan(plan.schedule, facts, replace(plan, moves=()))
+        compared = None
+        if (running := self._schedules.get(question.compared)) is not None:
+            periods = periods_of(running, self._job, profile or self._job.prices)
+            compared = periods[common_mode(facts.periods, periods)]
+        self._give(question, replace(prepared, layout_limit=plan.layout_limit, compared_period=compared))
 
     def _give(self, question: LeaderQuestion, plan: PreparedPlan | None = None, error: str = "") -> None:
         self._prepared.put(Planned(question, plan, error))
         self._waker.wake()
 
-    def _prepared_for(self, question: LeaderQuestion, times: Profile, plan: Plan) -> PreparedPlan:
-        prepared = self._prepare(plan.schedule, plan, times)
-        if question.is_urgent:
-            return prepared
-        compared = None
-        if (running := self._schedules.get(question.compared)) is not None:
-            periods = self._periods(running, times)
-            compared = periods[common_mode(prepared.periods, periods)]
-        return replace(prepared, layout_limit=plan.layout_limit, compared_period=compared)
-
-    def _prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> PreparedPlan:
-        """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
-        schedule = with_updates_of(schedule, self._job)
-        require_valid(schedule, self._job)
-        schedule = with_room(schedule, self._job)
-        rotation = rotation_of(schedule, self._job)
-        if rotation is not None:
-            require_valid(rotation.whole, self._job)  # what runs in an iteration is this without some replays
-        periods = self._periods(schedule, profile)
+    def _prepared_plan(self, schedule: Schedule, facts: ScheduleFacts, plan: Plan | None = None) -> PreparedPlan:
+        """The plan for the leader, once its file is written."""
         text = schedule.dumps() if plan is None else replace(plan, schedule=schedule).text()
         digest, kept = schedule_hash(schedule), ""
         try:
@@ -234,8 +220,7 @@ class PlanService:
         except RecycleError as error:
             kept = text
             self._warnings.put(f"a plan in use is not kept, and workers get it in a message: {error}")
-        rounds = 0 if rotation is None else rotation.rounds
-        if self._job.integrity.every and not rounds:
+        if self._job.integrity.every and not facts.rounds:
             self._warnings.put(
                 f'[integrity] every = "gaps": plan {digest} has no gap that holds a replay: nothing is replayed while'
                 f" it runs, and states are compared every {self._job.compared_every(0)} iterations; write every = N to"
@@ -243,15 +228,7 @@ class PlanService:
             )
         self._schedules[digest] = schedule
         hosts, roles = Hosts.of_schedule(self._job, schedule), {worker: worker for worker in schedule.live}
-        return PreparedPlan(digest, roles, periods, kept, hosts, rounds)
-
-    def _periods(self, schedule: Schedule, profile: Profile) -> dict[StepMode, float]:
-        """The period in each mode that a schedule may run in."""
-        profile = profile_of_layout(self._job, profile, schedule.shape)
-        periods: dict[StepMode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
-        if schedule.optimizer == "staggered":
-            periods["staggered"] = simulate(schedule, profile).period
-        return periods
+        return PreparedPlan(digest, roles, facts.periods, kept, hosts, facts.rounds)
 
     def _kept(self, digest: str) -> Schedule | None:
         """The schedule with this hash, if the directory holds it."""
@@ -272,7 +249,7 @@ class PlanService:
         if schedule is None or schedule.failed != failed:
             return None
         with contextlib.suppress(RecycleError):
-            return self._prepare(schedule, None, self._job.prices)
+            return self._prepared_plan(*check_for_run(schedule, self._job, self._job.prices))
         return None
 
     def close(self) -> None:
@@ -287,24 +264,3 @@ def _drained(items: queue.SimpleQueue[_Item]) -> Iterator[_Item]:
     with contextlib.suppress(queue.Empty):
         while True:
             yield items.get_nowait()
-
-
-def require_valid(schedule: Schedule, job: PricedJob) -> None:
-    """Raise ScheduleError with the first error that `check` finds."""
-    shape = schedule.shape
-    if replace(shape, cut=()) != job.shape:
-        raise ScheduleError(f"the schedule is for {shape}, the job for {job.shape}")
-    layers = layers_of(job)
-    if shape.cut and sum(shape.cut) != sum(layers):
-        raise ScheduleError(
-            f"the schedule cuts a model of {sum(shape.cut)} layers, the job's has {sum(layers)}; plan it for this job"
-        )
-    if schedule.forward_only:
-        raise ScheduleError(
-            "the schedule is forward-only and trains nothing; [eval] makes such ones of that of training"
-        )
-    profile, limits, room = profile_of_layout(job, job.prices, shape), job.limits, None
-    if shape.cut and (room := byte_limit(job, job.prices)) is not None:
-        limits = None  # what a worker may hold in activations follows from the stages that it hosts
-    require_no_errors(check(schedule, profile=profile, limits=limits, byte_limit=room))
-    require_no_errors(check(with_barrier(schedule), profile=profile, limits=limits, byte_limit=room, about_to_run=True))

@@ -199,7 +199,7 @@ def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes
     started.clear()
     run = launch(JOB, 5, "kill:0.0@3", "kill:1.1@3", "kill:2.0@3", observer=_Strike(started, 1))
     assert run.losses == reference.losses
-    assert len(started) >= 4
+    assert len(started) >= 3  # the one that is asked has been replaced
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] != []
     assert run.metrics[-1]["live_workers"] == 3
     assert "warning" not in kinds(run)

@@ -19,10 +19,10 @@ def test_who_makes_a_plan_notes_which_stages_have_room_for_replays_and_nobody_ti
 ) -> None:
     """Also for another dead worker of the same stage; what replays then is what working it out anew would give."""
     of = job(3, 4, 6, planner={"steps": 20}, train={"checkpoint_every": 0}, integrity={"every": "gaps"})
-    text, error = answer(plan_for_training, of, None, Question((0, 1, 0, 0)))
-    assert error == ""
+    answered = answer(plan_for_training, of, None, Question((0, 1, 0, 0)))
+    assert answered.error == ""
     for pipeline in (0, 2):
-        schedule = Plan.from_text(text, "plan").for_processes([Worker(pipeline, 1)]).schedule
+        schedule = Plan.from_text(answered.text, "plan").for_processes([Worker(pipeline, 1)]).schedule
         anew = with_replays(schedule, "gaps", of.prices)
         assert anew.turns
         with monkeypatch.context() as patched:
@@ -33,7 +33,7 @@ def test_who_makes_a_plan_notes_which_stages_have_room_for_replays_and_nobody_ti
         assert (rotation.turns, rotation.whole) == (anew.turns, anew.whole)
         assert disputed is not None
         assert len(disputed.turns) > len(anew.turns)
-    none, _ = answer(plan_for_training, of, None, Question((2, 2, 2, 2)))
-    alone = rotation_of(Plan.from_text(none, "plan").schedule, of)
+    none = answer(plan_for_training, of, None, Question((2, 2, 2, 2)))
+    alone = rotation_of(Plan.from_text(none.text, "plan").schedule, of)
     assert alone is not None
     assert (alone.rounds, alone.turns) == (0, ())

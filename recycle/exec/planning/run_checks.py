@@ -1,0 +1,81 @@
+"""What a schedule must pass before a worker runs it, and what that gives: its periods and the rounds of its replays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import Struct
+
+from recycle.errors import ScheduleError
+from recycle.exec.protocol import StepMode
+from recycle.ir.check import check, require_no_errors
+from recycle.ir.lower import with_barrier
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.job import PricedJob
+from recycle.plans import with_updates_of
+from recycle.plans.hosting import layers_of
+from recycle.plans.replaying import rotation_of, with_room
+from recycle.pricing import byte_limit, profile_of_layout
+from recycle.profile import Profile
+
+
+class ScheduleFacts(Struct, frozen=True):
+    """What checking a schedule gives. It holds with the workers of a stage renamed, where peers are alike.
+
+    Attributes:
+        periods: between two iterations in each mode that it may run in, in the profile's unit of time.
+        rounds: iterations in which everything is replayed once; 0 where nothing is replayed.
+    """
+
+    periods: dict[StepMode, float]
+    rounds: int
+
+
+def check_for_run(schedule: Schedule, job: PricedJob, profile: Profile) -> tuple[Schedule, ScheduleFacts]:
+    """The schedule as workers run it: with the job's ties, buckets, gathers and room for replays.
+
+    Args:
+        profile: times for the periods; whether the schedule is valid is judged by the job's own.
+
+    Raises:
+        ScheduleError: the schedule is not valid for this job.
+    """
+    schedule = with_updates_of(schedule, job)
+    require_valid(schedule, job)
+    schedule = with_room(schedule, job)
+    rotation = rotation_of(schedule, job)
+    if rotation is not None:
+        require_valid(rotation.whole, job)  # what runs in an iteration is this without some replays
+    rounds = 0 if rotation is None else rotation.rounds
+    return schedule, ScheduleFacts(periods_of(schedule, job, profile), rounds)
+
+
+def periods_of(schedule: Schedule, job: PricedJob, profile: Profile) -> dict[StepMode, float]:
+    """The period in each mode that a schedule may run in."""
+    profile = profile_of_layout(job, profile, schedule.shape)
+    periods: dict[StepMode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
+    if schedule.optimizer == "staggered":
+        periods["staggered"] = simulate(schedule, profile).period
+    return periods
+
+
+def require_valid(schedule: Schedule, job: PricedJob) -> None:
+    """Raise ScheduleError with the first error that `check` finds."""
+    shape = schedule.shape
+    if replace(shape, cut=()) != job.shape:
+        raise ScheduleError(f"the schedule is for {shape}, the job for {job.shape}")
+    layers = layers_of(job)
+    if shape.cut and sum(shape.cut) != sum(layers):
+        raise ScheduleError(
+            f"the schedule cuts a model of {sum(shape.cut)} layers, the job's has {sum(layers)}; plan it for this job"
+        )
+    if schedule.forward_only:
+        raise ScheduleError(
+            "the schedule is forward-only and trains nothing; [eval] makes such ones of that of training"
+        )
+    profile, limits, room = profile_of_layout(job, job.prices, shape), job.limits, None
+    if shape.cut and (room := byte_limit(job, job.prices)) is not None:
+        limits = None  # what a worker may hold in activations follows from the stages that it hosts
+    require_no_errors(check(schedule, profile=profile, limits=limits, byte_limit=room))
+    require_no_errors(check(with_barrier(schedule), profile=profile, limits=limits, byte_limit=room, about_to_run=True))
