@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,8 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
     for worker, ranks in workers.items():
         if what := _unlike_ranks(ranks, named):
             found.differences.append(f"tensor ranks of worker {worker} hold different {what}")
-            found.held[worker] = _text(ranks, named)
+            losses = [f"loss {report.loss!r}" for report in ranks if report.loss is not None]
+            found.held[worker] = "; ".join([_text(ranks, ranks[0].norms, named), *losses])
             unlike[worker] = f"its tensor ranks hold different {what}"
         for number in ranks[0].norms:
             hosts_of[number].append(worker)
@@ -129,7 +130,8 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
             votes = Counter(said.values())
             if len(votes) <= 1:
                 continue
-            found.held |= {worker: _text(workers[worker], named) for worker in said if worker not in found.held}
+            for worker in said:
+                found.held.setdefault(worker, _text(workers[worker], [number], named))
             value, count = votes.most_common(1)[0]
             most = [worker for worker in said if said[worker] == value]
             if 2 * count > len(said):
@@ -184,13 +186,13 @@ def _parts(parts: Sequence[float]) -> tuple[float, ...]:
     return tuple(parts) if all(map(math.isfinite, parts)) else _NOT_FINITE
 
 
-def _text(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
-    """All that the processes of a worker have reported."""
+def _text(ranks: Sequence[Report], stages: Iterable[int], named: Callable[[int], str]) -> str:
+    """What the processes of a worker have reported of these stages."""
     texts = []
     for report in ranks:
-        for stage, norm in report.norms.items():
-            squared = math.fsum([*norm, *report.replicated.get(stage, [])])
+        for stage in stages:
+            squared = math.fsum([*report.norms[stage], *report.replicated.get(stage, [])])
             state = "".join(f"{part:016x}" for part in report.states.get(stage, ()))
             checksum = f"{report.checksums.get(stage, 0):016x}" + (f", state {state}" if state else "")
             texts.append(f"{named(stage)}: norm {math.sqrt(squared)!r}, checksum {checksum}")
-    return "; ".join([*texts, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])
+    return "; ".join(texts)
