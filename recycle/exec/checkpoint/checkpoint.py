@@ -29,15 +29,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import torch
 from msgspec import Struct
 
 from recycle.errors import RunError, first_line
 from recycle.exec.members import member_name
-from recycle.exec.model.stage import Stage
 from recycle.exec.model.stored_tensors import cut_into, part_name, piece_of, pieces_of, shape_told, with_part
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import create_beside, sync
@@ -45,6 +43,11 @@ from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
 from recycle.plans.hosting import layers_of
 from recycle.sections import ModelSection
+
+if TYPE_CHECKING:  # the agent finds and completes checkpoints, and has no torch
+    import torch
+
+    from recycle.exec.model.stage import Stage
 
 PART_BYTES = 1 << 27
 """Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
@@ -319,6 +322,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
     Raises:
         RunError: it does not hold that state.
     """
+    import torch
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -383,6 +387,8 @@ class _Whole(NamedTuple):
 
     def joined(self) -> torch.Tensor:
         """It in its shape; flat where nothing says that."""
+        import torch
+
         if len(self.pieces) == 1 and self.shape is None:
             return self.pieces[0]
         flat = torch.cat([piece.reshape(-1) for piece in self.pieces])

@@ -91,21 +91,24 @@ def serve(
     if has_ended(directory, job, request.steps):
         return Served.ENDED_BEFORE
     tensor_parallel = job.grid.tensor_parallel
-    require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
+    processes_here = len(nodes[node]) * tensor_parallel
+    require_open_files(processes_here, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
+        server = request.fork_server()
+        closing.callback(server.close)
+        request = request.checked_by(server, processes_here)
         election = Election.connect(run, job.membership)
         waker = Waker()
         closing.callback(waker.close)
         shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
         closing.callback(shared.close)
+        server.log_to(shared.logs / f"forkserver.{node}.log")
         leave_contact(shared.path, job.membership.store, run)
         hub = Hub()
         closing.callback(hub.close)
         agent = _Agent(request, node, run, address, election, shared, hub, waker, stop or threading.Event())
         specification = request.specification(shared, agent=agent.node_agent.address, address=address)
-        server = request.fork_server(shared.logs / f"forkserver.{node}.log")
-        closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, tensor_parallel)
         processes.watch(hub.fileno())
         closing.callback(agent.close)

@@ -7,6 +7,7 @@ left out from there on: training goes on.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,26 +53,45 @@ class Dial(Observer):
 
 
 class TensorBoard(Dial):
-    """Writes `tensorboard/` in the run directory, by torch's SummaryWriter."""
+    """Writes event files to `tensorboard/` in the run directory."""
 
     def __init__(self, _: Job, directory: Path) -> None:
         self._folder = str(directory / "tensorboard")
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
-        from torch.utils import tensorboard
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.close()
-        writer: Any = tensorboard.SummaryWriter
-        self._writer = writer(self._folder, purge_step=step)
+        self._writer = EventFileWriter(self._folder)
+        self._write(step, file_version="brain.Event:2")
+        self._write(step, session_log=SessionLog(status=SessionLog.START))  # later steps of other files do not count
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step, summary=Summary(value=points))
         self._writer.flush()
 
     def note(self, step: int, text: str) -> None:
-        self._writer.add_text("events", text, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape)
+        metadata = create_summary_metadata(None, None)
+        self._write(
+            step, summary=Summary(value=[Summary.Value(tag="events/text_summary", tensor=tensor, metadata=metadata)])
+        )
 
     def close(self) -> None:
         if self._writer is not None:
@@ -117,13 +137,14 @@ class Dials(Observer):
         directory: of the run.
         first: the step that the run begins with.
         warn: takes what went wrong; called by whoever calls this.
+        gpu: name of what the model computes on.
     """
 
-    def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None], gpu: str = "") -> None:
         self._job, self._warn, self._last = job, warn, first - 1
         self._dials: list[Dial] = []
         self._failures: deque[str] = deque()
-        self._peak = peak_flops(job)
+        self._peak = peak_flops(job, gpu)
         kinds = [TensorBoard] * job.dials.tensorboard + [WeightsAndBiases] * (job.dials.wandb is not None)
         self._thread = ThreadPoolExecutor(1) if kinds else None
         for kind in kinds:
@@ -200,11 +221,17 @@ def require_packages(job: Job) -> None:
             raise JobError(f"[dials] {name}: needs a package; install it with: pip install 'recycle-pipeline[dials]'")
 
 
-def peak_flops(job: Job) -> float | None:
-    """Operations per second of a process's device at most; None where nobody knows."""
+def asks_for_gpu(job: Job) -> bool:
+    """Whether dials need to know which GPU computes."""
+    return (job.dials.tensorboard or job.dials.wandb is not None) and job.dials.peak_flops is None
+
+
+def peak_flops(job: Job, gpu: str) -> float | None:
+    """Operations per second of a process's device at most; None where nobody knows.
+
+    Args:
+        gpu: its name.
+    """
     if job.dials.peak_flops is not None:
         return job.dials.peak_flops
-    import torch
-
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in name), None)
+    return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in gpu), None)

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recycle.exec.agent.node_agent import NodeAgent
 from recycle.exec.checkpoint.resume import find_earlier
-from recycle.exec.data.provided import DataProvider
 from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.contact import LOCAL, leave_contact, remove_contact, require_unused
 from recycle.exec.launch.observer import Observer
@@ -29,16 +28,18 @@ from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Hub
-from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Waker
-from recycle.exec.transport.transports import transport_of
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+
+if TYPE_CHECKING:  # both have torch, which this process lacks
+    from recycle.exec.data.provided import DataProvider
+    from recycle.exec.model.loss import LossFunction
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,26 @@ def train(
     if schedule is None and planner is None:
         planner = _usual_planner()
     directory = directory or tempfile.mkdtemp(prefix="recycle-")
-    trained = job.without_weights() if resume else job
-    request = request_run(trained, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
-    transport = transport_of(job)
+    request = request_run(
+        job.without_weights() if resume else job,
+        steps=steps,
+        schedule=schedule,
+        planner=planner,
+        faults=faults,
+        observer=observer,
+    )
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
-    transport.require_machine(processes_here)
-    require_open_files(processes_here, processes_here)
-    earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
     with contextlib.ExitStack() as closing:
+        forks = server or request.fork_server()
+        if server is None:
+            closing.callback(forks.close)
+        request = request.checked_by(forks, processes_here)
+        require_open_files(processes_here, processes_here)
+        earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
         run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:
-            server = request.fork_server(run_directory.logs / "forkserver.log")
-            closing.callback(server.close)
+            forks.log_to(run_directory.logs / "forkserver.log")
         waker = Waker()
         closing.callback(waker.close)
         hub = Hub()
@@ -163,7 +171,7 @@ def train(
         leave_contact(run_directory.path, f"{LOCAL}://{agent.address}", "")
         closing.callback(remove_contact, run_directory.path)
         specification = request.specification(run_directory, agent=agent.address, address="127.0.0.1")
-        processes = LocalProcesses(server, specification, workers, waker, job.grid.tensor_parallel)
+        processes = LocalProcesses(forks, specification, workers, waker, job.grid.tensor_parallel)
         processes.watch(hub.fileno())
         closing.callback(processes.end, patience=0.0)
         agent.serve(processes)

@@ -199,7 +199,7 @@ class LeaderRuntime:
 
     def _show_dials(self) -> None:
         step = self.leader.generations.next_step
-        self._observers.append(Dials(self._job, self._directory.path, step, self._warn))
+        self._observers.append(Dials(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
 
     # Agents.
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from recycle.errors import JobError
 from recycle.exec.data.provided import DataProvider
+from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
 from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
@@ -77,7 +78,8 @@ def run(
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
     providers = Providers(model, data, loss, evaluation).over(job)
-    request = request_run(job, steps=steps, schedule=schedule, providers=providers)
+    request = request_run(job, steps=steps, schedule=schedule)
+    check_request(request.job, request.steps, (), request.absent, providers)
     assert request.schedule is not None
     return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
 

@@ -32,7 +32,7 @@ from recycle.child import Child
 from recycle.errors import JobError, RunError
 from recycle.exec.agent.keys import KeyServer
 from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
-from recycle.exec.launch.request import check_request
+from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
@@ -219,7 +219,7 @@ class _Measuring(Child):
     """A process of `recycle.exec.profile.measure` with its request."""
 
     def __init__(self, kind: str, job: Job, request: object) -> None:
-        environment = worker_environment(job.train.threads, transport_of(job).environment)
+        environment = {**transport_of(job).environment, **worker_environment(job.train.threads)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         super().__init__("recycle.exec.profile.measure", kind, environment=environment, errors=self._errors)
         self.send(request)

@@ -77,7 +77,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
                     planner=None,
                     faults=[],
                     observer=Observer(),
-                    text_digest=None,
                 ),
                 register=register,
                 homes={Worker(0, 0): 0, Worker(1, 0): 1},
