@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -80,15 +80,8 @@ ALIVE_PER_LEASE = 6
 """How often per lease the leader tells agents that its process runs."""
 
 
-class Peer(Protocol):
-    """A connected agent, as the leader sends to it."""
-
-    def send(self, order: Order, body: bytes | None = None) -> None:
-        """Send an order, as soon as the connection takes it.
-
-        Args:
-            body: the order encoded, where it goes to many agents.
-        """
+Peer = Callable[[Order, bytes | None], None]
+"""(order, the order encoded where it goes to many agents): sends it to an agent, as soon as its connection takes it."""
 
 
 class LeaderRuntime:
@@ -207,13 +200,13 @@ class LeaderRuntime:
         """An agent has connected; whether it may stay."""
         node = hello.node
         if node in self.agents:
-            peer.send(Rejected())
+            peer(Rejected(), None)
             return False
         self.agents[node] = peer
         for order in self._standing.messages():
-            peer.send(order)
+            peer(order, None)
         if self._keys:
-            peer.send(Keys(self._keys))
+            peer(Keys(self._keys), None)
         self._take(hello)
         return True
 
@@ -237,7 +230,7 @@ class LeaderRuntime:
             body = msgspec.msgpack.encode(keys)
             for other, peer in self.agents.items():
                 if other != node:
-                    peer.send(keys, body)
+                    peer(keys, body)
 
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
         """Tell workers to leave."""
@@ -271,7 +264,7 @@ class LeaderRuntime:
     def tell_outcome(self, outcome: str) -> None:
         """Tell all agents that the run has ended."""
         for peer in self.agents.values():
-            peer.send(Over(outcome))
+            peer(Over(outcome), None)
 
     # Ticks.
 
@@ -289,7 +282,7 @@ class LeaderRuntime:
         if now - self._told_alive >= self._job.membership.lease / ALIVE_PER_LEASE:
             self._told_alive = now
             for peer in self.agents.values():
-                peer.send(Alive())
+                peer(Alive(), None)
         if now - self._judged >= self._job.membership.heartbeat / 2:
             self._judged, beats = now, self._beats.rows()
         self._take(Tick(beats))
@@ -347,7 +340,7 @@ class LeaderRuntime:
 
     def _send(self, node: int, order: Order) -> None:
         if (peer := self.agents.get(node)) is not None:
-            peer.send(order)
+            peer(order, None)
 
     def _tell(self, message: LeaderMessage) -> None:
         """Send a message to all processes; each agent knows for which of its own it is."""
@@ -356,7 +349,7 @@ class LeaderRuntime:
             self._keys = without_earlier(self._keys, message.generation)
         body = msgspec.msgpack.encode(message)
         for peer in self.agents.values():
-            peer.send(message, body)
+            peer(message, body)
 
     def _merge_traces(self) -> None:
         """Write `trace.json`; a run that has ended well does not fail for it, whatever happens."""

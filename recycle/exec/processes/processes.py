@@ -19,6 +19,7 @@ from recycle.errors import RunError
 from recycle.exec.members import member_name
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit, last_lines
 from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.shape import Worker
 
@@ -56,55 +57,37 @@ class LocalProcesses:
         self._ending: list[tuple[Worker, WorkerProcess]] = []
         self._next_look = 0.0
         self._incarnations: dict[Worker, int] = {}
-        self._ended: dict[Worker, str] = {}
         self._failed: dict[Worker, int] = {}
         self._poll = select.poll()
         self._waker = waker
         self._poll.register(server.answers, select.POLLIN)
         self._poll.register(waker.descriptor, select.POLLIN)
 
-    def start(
-        self,
-        worker: Worker,
-        generation: int,
-        restored: int | None = None,
-        *,
-        incarnation: int | None = None,
-        place: Worker | None = None,
-    ) -> None:
-        """Start the processes of a worker, whose last ones have ended.
-
-        Args:
-            generation: the last one before the processes.
-            restored: step of the checkpoint to start from; None for the initial state.
-            incarnation: their number; the next one when left out.
-            place: position of this machine whose GPUs they use; the worker's own when left out.
-        """
-        number = self.incarnation(worker) + 1 if incarnation is None else incarnation
-        self._incarnations[worker] = number
+    def start(self, order: Start) -> None:
+        """Start the processes of a worker, whose last ones have ended."""
+        worker = Worker.parse(order.worker)
+        self._incarnations[worker] = order.incarnation
         self._failed.pop(worker, None)
-        self._ended.pop(worker, None)
         before = [process for ending, process in self._ending if ending == worker]
-        first = self._places.index(worker if place is None else place) * len(self._tensor_ranks)
+        first = self._places.index(Worker.parse(order.place)) * len(self._tensor_ranks)
         for rank in self._tensor_ranks:
             specification = WorkerSpecification(
                 run=self._run,
-                worker=str(worker),
-                incarnation=number,
-                generation=generation,
-                restored=restored,
+                worker=order.worker,
+                incarnation=order.incarnation,
+                generation=order.generation,
+                restored=order.restored,
                 tensor_rank=rank,
                 local_index=first + rank,
             )
             text = msgspec.json.encode(specification).decode()
-            self._processes[worker, rank] = self._server.fork(text, self.log(worker, rank), before)
+            self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before)
 
     def watch(self, descriptor: int) -> None:
         """Have `wait` return when a descriptor is readable."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
-        """The log file of a worker's process."""
+    def _log(self, worker: Worker, tensor_rank: int) -> Path:
         return self._logs / f"{member_name(worker, tensor_rank)}.log"
 
     def wait(self, seconds: float) -> None:
@@ -151,13 +134,9 @@ class LocalProcesses:
             self._ending.remove(ending)
             self._poll.unregister(ending[1].descriptor)
             self._server.reap(ending[1])
-        self._ended |= reported
         for worker in self._failed:
             self.kill(worker)
         return reported
-
-    def ended(self, worker: Worker) -> str | None:
-        return self._ended.get(worker)
 
     def _processes_of(self, worker: Worker) -> list[WorkerProcess]:
         members = ((worker, rank) for rank in self._tensor_ranks)
@@ -177,7 +156,7 @@ class LocalProcesses:
 
     def tail(self, worker: Worker) -> str:
         """The last lines of the worker's log: of the process that failed first, if one did."""
-        return last_lines(self.log(worker, self._failed.get(worker, 0)))
+        return last_lines(self._log(worker, self._failed.get(worker, 0)))
 
     def end(self, patience: float) -> None:
         """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.

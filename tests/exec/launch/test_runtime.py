@@ -54,7 +54,7 @@ class Peer:
     def __init__(self) -> None:
         self.orders: list[Order] = []
 
-    def send(self, order: Order, body: bytes | None = None) -> None:
+    def __call__(self, order: Order, body: bytes | None) -> None:
         if not isinstance(order, Alive):
             self.orders.append(order)
 
