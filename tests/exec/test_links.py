@@ -20,9 +20,9 @@ import pytest
 
 from recycle import RunError
 from recycle.exec import links
-from recycle.exec.agent.keys import KeyServer
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, connect_to, listen_locally
 from recycle.exec.protocol import GetKeys, Leave, SetKey, Stop, Values
+from tests.exec.keys import KeyServer
 
 KEY, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 SOON = 10.0

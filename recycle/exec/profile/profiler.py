@@ -30,7 +30,6 @@ import torch
 
 from recycle.child import Child
 from recycle.errors import JobError, RunError
-from recycle.exec.agent.keys import KeyServer
 from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
@@ -193,13 +192,12 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
     is_sharded = job.train.sharded_optimizer and bool(sums)
     copies = job.train.optimizer_copies if is_sharded else 0
     weights = sorted({found.weights for found in figures}) if is_sharded else []
-    keys = KeyServer()
     with ExitStack() as stack:
-        stack.callback(keys.close)
+        store = str(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recycle-"))) / "store")
         children = []
         for rank in range(peers):
             timeout = job.membership.transport_timeout
-            request = PeerRequest(rank, peers, keys.address, sizes, sums, repeats, timeout, copies, weights)
+            request = PeerRequest(rank, peers, store, sizes, sums, repeats, timeout, copies, weights)
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     if not sums:
