@@ -124,12 +124,16 @@ class NodeAgent:
 
     def _join(self, link: Link, message: Join) -> None:
         worker = Worker.parse(split_member(message.member)[0])
-        if self._processes.incarnation(worker) != message.incarnation:
+        if self._incarnation(worker) != message.incarnation:
             return  # one that was killed and has not noticed
         link.name = message.member
         self._links[message.member] = link
         for order in self._standing.messages():
             self._hub.send(link, order)
+
+    def _incarnation(self, worker: Worker) -> int:
+        started = self._started.get(worker)
+        return -1 if started is None else started.incarnation
 
     def _hear(self, member: str, said: Said) -> None:
         heard = FromWorker(member, said.message, said.generation)
@@ -141,7 +145,7 @@ class NodeAgent:
         """Tell the leader that all processes of the node leave; whether there are none."""
         running = [worker for worker in self._started if self._processes.running(worker)]
         for worker in running:
-            number = self._processes.incarnation(worker)
+            number = self._incarnation(worker)
             if self._told_to_leave.get(worker) != number:
                 self._told_to_leave[worker] = number
                 self._hear(str(worker), Said(Leaving(number)))
@@ -184,7 +188,7 @@ class NodeAgent:
 
     def _kill_asked(self) -> None:
         for worker, number in list(self._to_kill.items()):
-            if self._processes.running(worker) and self._processes.incarnation(worker) <= number:
+            if self._processes.running(worker) and self._incarnation(worker) <= number:
                 self._processes.kill(worker)
             else:
                 del self._to_kill[worker]
@@ -194,9 +198,8 @@ class NodeAgent:
         gone = self._processes.gone()
         while gone and self._hub.dispatch():
             pass  # what they have said counts, and stands before their end
-        for worker, how in gone.items():
-            lines = self._processes.tail(worker)
-            number = self._processes.incarnation(worker)
+        for worker, (how, lines) in gone.items():
+            number = self._incarnation(worker)
             self._started[worker] = msgspec.structs.replace(self._started[worker], how=how, lines=lines)
             members = members_of([worker], self._tensor_parallel)
             self._last_words.ended(members)
@@ -215,7 +218,7 @@ class NodeAgent:
         match order:
             case Start(worker=name):
                 worker = Worker.parse(name)
-                if order.incarnation <= self._processes.incarnation(worker):
+                if order.incarnation <= self._incarnation(worker):
                     return
                 if self._processes.running(worker):
                     self._to_kill[worker] = order.incarnation - 1

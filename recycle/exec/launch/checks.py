@@ -5,6 +5,7 @@ A launcher and an agent, which have no torch, let their fork server call `main` 
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,10 @@ from recycle.exec.checkpoint.checkpoint import verify_files
 from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import asks_for_gpu
-from recycle.exec.launch.request import Findings, Refusal, RequestToCheck, refuse_at_once
+from recycle.exec.launch.request import FAILED, Findings, refuse_at_once
 from recycle.exec.model.providers import Providers
 from recycle.exec.transport.transports import transport_named, transport_of
+from recycle.exec.worker.specification import REFUSED
 from recycle.job import Job
 from recycle.shape import Worker
 
@@ -82,12 +84,12 @@ def check_libraries(job: Job) -> None:
 
 
 def main(text: str) -> None:
-    """Check a `RequestToCheck`, and print `Findings` or a `Refusal` as the last line."""
-    asked = msgspec.json.decode(text, type=RequestToCheck)
-    faults, absent = map(parse_fault, asked.faults), frozenset(map(Worker.parse, asked.absent))
-    answer: Findings | Refusal
+    """Check what `RunRequest.checked_by` asks; the last line that is printed are the findings or the refusal."""
+    job, steps, faults, absent, processes = msgspec.json.decode(text, type=tuple[str, int, list[str], list[str], int])
+    workers = frozenset(map(Worker.parse, absent))
     try:
-        answer = check_request(Job.from_toml(asked.job), asked.steps, list(faults), absent, processes=asked.processes)
+        found = check_request(Job.from_toml(job), steps, list(map(parse_fault, faults)), workers, processes=processes)
     except RecycleError as error:
-        answer = Refusal(str(error), isinstance(error, RunError))
-    print(f"\n{msgspec.json.encode(answer).decode()}")
+        print(f"\n{error}")
+        sys.exit(FAILED if isinstance(error, RunError) else REFUSED)
+    print(f"\n{msgspec.json.encode(found).decode()}")

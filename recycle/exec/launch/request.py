@@ -19,7 +19,7 @@ from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.processes.forkserver import ForkServer, describe_exit
-from recycle.exec.worker.specification import RunSpecification
+from recycle.exec.worker.specification import REFUSED, RunSpecification
 from recycle.initial_weights import require_model_of_weights
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -27,31 +27,11 @@ from recycle.plans import with_updates_of
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
 
-
-class RequestToCheck(msgspec.Struct, frozen=True):
-    """What `recycle.exec.launch.checks` checks in a process that has torch.
-
-    Attributes:
-        job: as TOML text.
-        faults, absent: texts of the faults, and of the workers that the run starts without.
-        processes: that this machine is to run.
-    """
-
-    job: str
-    steps: int
-    faults: list[str]
-    absent: list[str]
-    processes: int
+FAILED = 3
+"""Exit code of a check that found what is an error of the run, and not of the job; see also `REFUSED`."""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """Why the request cannot be carried out; with RunError rather than JobError."""
-
-    why: str
-    is_run_error: bool
-
-
-class Findings(msgspec.Struct, frozen=True, tag=True):
+class Findings(msgspec.Struct, frozen=True):
     """What was found on this machine while a request was checked.
 
     Attributes:
@@ -123,18 +103,15 @@ class RunRequest:
             JobError: the request is impossible here.
             RunError: it cannot be checked.
         """
-        faults, absent = list(map(str, self.faults)), list(map(str, self.absent))
-        asked = RequestToCheck(self.job.to_toml(), self.steps, faults, absent, processes)
+        asked = self.job.to_toml(), self.steps, list(map(str, self.faults)), list(map(str, self.absent)), processes
         code, output = server.call("recycle.exec.launch.checks:main", msgspec.json.encode(asked).decode())
-        lines = output.splitlines()
-        try:
-            answer: Findings | Refusal = msgspec.json.decode(lines[-1], type=Findings | Refusal)
-        except (IndexError, msgspec.MsgspecError):
-            how = with_last_lines(describe_exit(code), LINE_SEPARATOR.join(lines[-8:]))
-            raise RunError(f"the process that checks the job {how}") from None
-        if isinstance(answer, Refusal):
-            raise (RunError if answer.is_run_error else JobError)(answer.why)
-        return replace(self, findings=answer)
+        *before, last = output.splitlines() or [""]
+        if code in (REFUSED, FAILED):
+            raise (JobError if code == REFUSED else RunError)(last)
+        if code:
+            how = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
+            raise RunError(f"the process that checks the job {how}")
+        return replace(self, findings=msgspec.json.decode(last, type=Findings))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
         """What the worker processes of one machine are started with.

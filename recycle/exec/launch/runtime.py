@@ -69,7 +69,6 @@ from recycle.exec.protocol import (
     Refused,
     Rejected,
     Start,
-    Verified,
 )
 from recycle.nodes import node_of
 from recycle.plans.shard_holders import plan_of
@@ -183,7 +182,8 @@ class LeaderRuntime:
             self.begin(find_earlier_part(*asked) if self._directory.resumes else None)
             return
         failed = frozenset(self._job.shape.workers()) - {Worker.parse(worker) for worker in record.live}
-        names = [record.plan, record.held, record.holds, *(kept.holds for kept in _kept_states(record, cursor))]
+        kept = [state for of in (record, cursor) if of is not None for state in (of.verified, of.candidate)]
+        names = [record.plan, record.held, record.holds, *(state.holds for state in kept if state is not None)]
         digests = {plan_of(name) if " " in name else name for name in names}
         hosts = {digest: hosts for digest in digests if digest and (hosts := self._plans.hosts(digest)) is not None}
         plan = self._plans.adopted(failed, record.plan) if record.plan else None
@@ -378,10 +378,3 @@ class LeaderRuntime:
             dials.close()
         self._plans.close()
         self._checkpoints.close()
-
-
-def _kept_states(record: GenerationRecord, cursor: Cursor | None) -> list[Verified]:
-    """The states that the register names."""
-    holders: list[GenerationRecord | Cursor] = [record] if cursor is None else [record, cursor]
-    states = (state for holder in holders for state in (holder.verified, holder.candidate))
-    return [state for state in states if state is not None]

@@ -188,7 +188,7 @@ class LocalRun:
                 program=self.evaluated_by.program(worker),
                 role=str(worker),
                 generation=1,
-                results=_LocalResults(str(worker), reports),
+                results=_LocalCommits(self.job, str(worker), reports),
                 model_stages=self.schedule.shape.stages,
                 stages=stages,
                 transport=LocalTransport(worker, self.exchange),
@@ -237,35 +237,23 @@ def _global_order(schedule: Schedule) -> list[tuple[Worker, int]]:
 
 
 class _LocalCommits:
-    """Commits from the reports of all workers of this process: the barrier has put every step behind every reduce.
+    """Commits and results of evaluations from the reports of all workers of this process, which the barrier put first.
 
     Args:
         worker: whose reports it takes.
-        reports: of the iteration, shared by all workers.
+        reports: of the iteration or the evaluation, shared by all workers.
     """
 
-    def __init__(self, job: Job, worker: str, reports: dict[str, Report]) -> None:
+    def __init__(self, job: Job, worker: str, reports: dict[str, Any]) -> None:
         self._job, self._worker, self._reports = job, worker, reports
 
-    def report(self, step: int, report: Report) -> None:
+    def report(self, step: int, report: Report | EvaluationReport) -> None:
         self._reports[self._worker] = report
+
+    report_evaluation = report
 
     def decision(self, step: int) -> Commit:
         return commit_of(self._job, step, step + 1, self._reports)
-
-
-class _LocalResults:
-    """Results of evaluations from the reports of all workers of this process.
-
-    Args:
-        worker, reports: as of `_LocalCommits`.
-    """
-
-    def __init__(self, worker: str, reports: dict[str, EvaluationReport]) -> None:
-        self._worker, self._reports = worker, reports
-
-    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        self._reports[self._worker] = report
 
     def evaluated(self, step: int) -> Evaluated:
         return evaluate(step, self._reports)

@@ -56,8 +56,7 @@ class LocalProcesses:
         self._processes: dict[tuple[Worker, int], WorkerProcess] = {}  # by worker and tensor rank
         self._ending: list[tuple[Worker, WorkerProcess]] = []
         self._next_look = 0.0
-        self._incarnations: dict[Worker, int] = {}
-        self._failed: dict[Worker, int] = {}
+        self._failed: set[Worker] = set()
         self._poll = select.poll()
         self._waker = waker
         self._poll.register(server.answers, select.POLLIN)
@@ -66,8 +65,7 @@ class LocalProcesses:
     def start(self, order: Start) -> None:
         """Start the processes of a worker, whose last ones have ended."""
         worker = Worker.parse(order.worker)
-        self._incarnations[worker] = order.incarnation
-        self._failed.pop(worker, None)
+        self._failed.discard(worker)
         before = [process for ending, process in self._ending if ending == worker]
         first = self._places.index(Worker.parse(order.place)) * len(self._tensor_ranks)
         for rank in self._tensor_ranks:
@@ -107,8 +105,11 @@ class LocalProcesses:
             process.look()
         return any(process.code is not None for process in self._processes.values())
 
-    def gone(self) -> dict[Worker, str]:
-        """Workers of which a process ended since the last call, with how; one that ends well does so with its last.
+    def gone(self) -> dict[Worker, tuple[str, str]]:
+        """Workers of which a process ended since the last call; one that ends well does so with its last.
+
+        Returns:
+            How it ended, and the last lines of its log.
 
         Raises RunError when the fork server itself ended.
         """
@@ -117,7 +118,7 @@ class LocalProcesses:
             if process.pid:
                 self._poll.register(process.descriptor, select.POLLIN)
         over = {descriptor for descriptor, _ in self._poll.poll(0)}
-        reported: dict[Worker, str] = {}
+        reported: dict[Worker, tuple[str, str]] = {}
         for (worker, rank), process in list(self._processes.items()):
             if process.descriptor in over:
                 process.look()
@@ -128,8 +129,9 @@ class LocalProcesses:
             process.kill()
             if worker not in self._failed and (process.code or not self._processes_of(worker)):
                 how = describe_exit(process.code)
-                self._failed[worker] = rank
-                reported[worker] = how if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {how}"
+                how = how if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {how}"
+                self._failed.add(worker)
+                reported[worker] = how, last_lines(self._log(worker, rank))
         for ending in [ending for ending in self._ending if ending[1].descriptor in over]:
             self._ending.remove(ending)
             self._poll.unregister(ending[1].descriptor)
@@ -146,17 +148,10 @@ class LocalProcesses:
         """Whether the worker has a process that has not ended, as far as `gone` has seen."""
         return bool(self._processes_of(worker))
 
-    def incarnation(self, worker: Worker) -> int:
-        return self._incarnations.get(worker, -1)
-
     def kill(self, worker: Worker) -> None:
         """SIGKILL the worker's processes that are still there."""
         for process in self._processes_of(worker):
             process.kill()
-
-    def tail(self, worker: Worker) -> str:
-        """The last lines of the worker's log: of the process that failed first, if one did."""
-        return last_lines(self._log(worker, self._failed.get(worker, 0)))
 
     def end(self, patience: float) -> None:
         """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.

@@ -54,24 +54,22 @@ class Processes:
     """Stands for the processes of a node; a test says which of them end."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Worker, int] = {}
         self.alive: set[Worker] = set()
         self.killed: list[Worker] = []
         self.started: list[Start] = []
-        self._gone: dict[Worker, str] = {}
+        self._gone: dict[Worker, tuple[str, str]] = {}
 
     def start(self, order: Start) -> None:
         worker = Worker.parse(order.worker)
         assert worker not in self.alive
-        self.numbers[worker] = order.incarnation
         self.alive.add(worker)
         self.started.append(order)
 
     def ends(self, worker: Worker, how: str) -> None:
         self.alive.discard(worker)
-        self._gone[worker] = how
+        self._gone[worker] = how, f"log of {worker}"
 
-    def gone(self) -> dict[Worker, str]:
+    def gone(self) -> dict[Worker, tuple[str, str]]:
         gone, self._gone = self._gone, {}
         return gone
 
@@ -80,12 +78,6 @@ class Processes:
 
     def running(self, worker: Worker) -> bool:
         return worker in self.alive
-
-    def incarnation(self, worker: Worker) -> int:
-        return self.numbers.get(worker, -1)
-
-    def tail(self, worker: Worker) -> str:
-        return f"log of {worker}"
 
 
 class Node:

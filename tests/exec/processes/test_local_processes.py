@@ -84,7 +84,7 @@ class _Machine:
         while not (gone := self.processes.gone()):
             assert time.monotonic() < deadline
             self.processes.wait(1.0)
-        return gone[WORKER]
+        return gone[WORKER][0]
 
     def end(self) -> None:
         """Wait until no process is left."""
