@@ -40,6 +40,8 @@ from recycle.errors import RunError
 from recycle.exec.exit_description import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.worker.specification import REFUSED
 
+SEND_SECONDS = 0.1
+"""Between two attempts to send what the server's pipe did not take."""
 WORKER = "recycle.exec.worker.worker:run_worker"
 PRELOADED = {
     **dict.fromkeys(
@@ -163,7 +165,7 @@ class ForkServer:
             if len(self._imports) > 1:
                 self._send(self._imports.popleft())
             while process.code is None:
-                wait([process.descriptor if process.pid else self.answers.fileno()])
+                wait([process.descriptor if process.pid else self.answers.fileno()], SEND_SECONDS)
                 self.read_answers()
                 process.look()
             self.reap(process)
