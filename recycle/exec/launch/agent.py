@@ -104,7 +104,7 @@ def serve(
         here = Node(request, shared, server, nodes[node], address=address, node=node, session=uuid.uuid4().hex)
         closing.callback(here.close)
         agent = _Agent(request, run, address, election, shared, here, stop or threading.Event())
-        closing.callback(agent.close)
+        closing.callback(agent.give_up_role)
         closing.callback(here.processes.end, patience=0.0)
         rarely_collect_garbage()
         return agent.serve()
@@ -163,17 +163,20 @@ class _Agent:
         self._here, self._hub, self._agent, self._stop = here, here.hub, here.agent, stop
         self._node, self._session = here.agent.node, here.agent.session
         self._key = run_key(directory.path)
-        self._runtime: LeaderRuntime | None = None
         self._server: AgentServer | None = None
         self._link: Link | None = None
         self._led_by, self._heard = "", 0.0
         self._orders: deque[Order] = deque()
-        self._role = contextlib.ExitStack()  # what ends with the leader's role
         self._next_look = 0.0
         self._rejected_since = 0.0
         self._outcome: str | None = None
         self._leaves_since: float | None = None
         self._absent_since: float | None = None
+
+    @property
+    def _runtime(self) -> LeaderRuntime | None:
+        """Of the leader, as long as this agent has the role."""
+        return None if self._server is None else self._server.runtime
 
     def serve(self) -> Served:
         """Serve until the run has ended, or the node has left it."""
@@ -253,7 +256,6 @@ class _Agent:
         if not self._election.campaign(LeaderAddress(self._node, self._session, host, port)):
             listener.close()
             return
-        self._role.callback(self._election.resign)
         runtime = LeaderRuntime(
             request=self._request,
             register=self._election.persist,
@@ -262,27 +264,26 @@ class _Agent:
             waker=self._here.waker,
             restarts=self._job.cluster.restarts,
         )
-        self._role.callback(runtime.close)
-        self._runtime = runtime
         self._server = AgentServer(runtime, self._hub, listener, self._key)
-        self._role.callback(self._server.close)
         try:
             runtime.take_over(self._node, *self._election.register())
             runtime.greet(self._obey, self._agent.hello())
         except RoleLost:
-            self._give_up_role()
+            self.give_up_role()
 
-    def _give_up_role(self) -> None:
-        self._runtime = self._server = None
-        self._role.close()
-        self._role = contextlib.ExitStack()
+    def give_up_role(self) -> None:
+        """Give the role back, if this agent has it."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        self._election.resign()
 
     def _lead_and_follow(self) -> None:
         """Pass on what has happened, let the leader decide if it is here, and carry out its orders."""
         try:
             self._exchange()
         except RoleLost:
-            self._give_up_role()
+            self.give_up_role()
         except RunError as error:
             if self._runtime is not None:
                 self._end_run(str(error))
@@ -359,16 +360,17 @@ class _Agent:
     def _hand_over(self) -> None:
         """Let another agent's leader go on from here."""
         if self._runtime is not None and not self._runtime.over:
-            self._give_up_role()
+            self.give_up_role()
 
     def _forget_run(self) -> None:
         """As leader: once the other agents have left, or after a while, leave nothing of the run in etcd.
 
         Of a run that was ended early all stays that agents go on from, once a step is committed.
         """
-        runtime, server = self._runtime, self._server
-        if runtime is None or server is None:
+        server = self._server
+        if server is None:
             return
+        runtime = server.runtime
         deadline = time.monotonic() + LEAVE_SECONDS
         with contextlib.suppress(RunError):
             while not server.is_empty and time.monotonic() < deadline:
@@ -376,7 +378,3 @@ class _Agent:
             keeps = self._outcome == ENDED_EARLY and runtime.record.commit is not None
             self._election.erase(runtime.leader.generations.resumable_cursor() if keeps else None)
         remove_contact(self._directory.path)
-
-    def close(self) -> None:
-        """Give the role back."""
-        self._give_up_role()

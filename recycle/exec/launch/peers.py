@@ -26,7 +26,7 @@ class AgentServer:
     """
 
     def __init__(self, runtime: LeaderRuntime, hub: Hub, listener: socket.socket, key: bytes) -> None:
-        self._runtime, self._hub, self._key = runtime, hub, key
+        self.runtime, self._hub, self._key = runtime, hub, key
         self._peers: dict[Link, tuple[int, Peer]] = {}
         self._sessions: dict[str, Link] = {}
         self._links: set[Link] = set()
@@ -60,22 +60,22 @@ class AgentServer:
                 case Hello():
                     self._part(self._sessions.get(message.session))  # it noticed first that this connection broke
                     peer = partial(self._send, link)
-                    if self._runtime.greet(peer, message):
+                    if self.runtime.greet(peer, message):
                         self._peers[link] = message.node, peer
                         self._sessions[message.session] = link
                 case Batch() if link in self._peers:
-                    self._runtime.take(self._peers[link][0], message)
+                    self.runtime.take(self._peers[link][0], message)
                 case Goodbye():
                     self._part(link)
                 case Drain():
-                    self._runtime.drain(message, partial(self._hub.send, link))
+                    self.runtime.drain(message, partial(self._hub.send, link))
 
     def _send(self, link: Link, order: Order, body: bytes | None = None) -> None:
         self._hub.send(link, body or order)
 
     def _part(self, link: Link | None) -> None:
         if link in self._peers:
-            self._runtime.part(*self._peers.pop(link))
+            self.runtime.part(*self._peers.pop(link))
 
     @property
     def is_empty(self) -> bool:
@@ -83,7 +83,8 @@ class AgentServer:
         return not self._peers
 
     def close(self) -> None:
-        """Close all connections."""
+        """End the leader's runtime, and close all connections."""
         self._hub.remove(self._listener)
         for link in self._links:
             self._hub.remove(link)
+        self.runtime.close()

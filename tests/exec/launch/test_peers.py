@@ -56,6 +56,9 @@ class Runtime:
     def take(self, node: int, batch: Batch) -> None:
         self.log.append(("take", node, batch))
 
+    def close(self) -> None:
+        self.log.append(("close",))
+
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
         answer(Drained([request.target]))
 
