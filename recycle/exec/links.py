@@ -210,14 +210,13 @@ class Link:
             (length,) = _LENGTH.unpack_from(received, start)
             if length > MOST_BYTES:
                 raise LinkClosed
-            start += _LENGTH.size
-            if start + length > len(received):
-                start -= _LENGTH.size
+            end = start + _LENGTH.size + length
+            if end > len(received):
                 break
             with memoryview(received) as view:
-                frame = bytes(view[start : start + length])
+                frame = bytes(view[start + _LENGTH.size : end])
             messages.append(self._message(frame))
-            start += length
+            start = end
         del received[:start]
         return messages
 
@@ -258,18 +257,15 @@ class Hub:
         link.socket.setblocking(False)
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
-    def send(self, link: Link, message: Any) -> None:
-        """Send a message as soon as the connection takes it. `dispatch` notices a link that is closed."""
-        self._send(link, lambda: link.send(message))
+    def send(self, link: Link, message: Any = None) -> None:
+        """Send a message, or what could not be sent before, as soon as the connection takes it.
 
-    def _send(self, link: Link, send: Callable[[], None]) -> None:
+        `dispatch` notices a link that is closed.
+        """
         try:
-            send()
+            link.flush() if message is None else link.send(message)
         except OSError:
             link.abandon()
-        self._watch(link)
-
-    def _watch(self, link: Link) -> None:
         if link.has_unsent == link.is_watched:
             return
         link.is_watched = link.has_unsent
@@ -287,7 +283,7 @@ class Hub:
                 continue
             try:
                 if events & selectors.EVENT_WRITE:
-                    self._send(link, link.flush)
+                    self.send(link)
                 if events & selectors.EVENT_READ and (messages := link.read()):
                     has_arrived = True
                     link.owner(link, messages)
