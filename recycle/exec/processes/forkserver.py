@@ -27,7 +27,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -137,8 +136,8 @@ class ForkServer:
         self._unanswered: deque[WorkerProcess] = deque()
         preloaded = (*PRELOADED[kind], *(PRELOADED["checkpoints"] if checkpoints else ()))
         self._imports = deque[object]([{"folders": [], "modules": preloaded}, {"folders": folders, "modules": modules}])
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server may print)
-        self._logs = [Path(f"/proc/self/fd/{self._output.fileno()}")]
+        self._output = os.fdopen(os.memfd_create("forkserver"), "wb")  # until `log_to`
+        self._logs = [_path_of(self._output.fileno())]
         variables = {**(environment or {}), **worker_environment(threads)}
         self._child = Child("recycle.exec.processes.forkserver", environment=variables, errors=self._output)
         self.answers = self._child.answers
@@ -160,8 +159,9 @@ class ForkServer:
 
         The server imports what workers need meanwhile, but not yet the user's modules.
         """
-        with tempfile.NamedTemporaryFile("r", errors="replace") as output:
-            process = self._fork(function, argument, Path(output.name))
+        output = os.memfd_create("output")
+        try:
+            process = self._fork(function, argument, _path_of(output))
             if len(self._imports) > 1:
                 self._send(self._imports.popleft())
             while process.code is None:
@@ -169,7 +169,9 @@ class ForkServer:
                 self.read_answers()
                 process.look()
             self.reap(process)
-            return process.code, output.read()
+            return process.code, _path_of(output).read_text(errors="replace")
+        finally:
+            os.close(output)
 
     def fork(self, specification: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
         """Ask for a worker's process.
@@ -216,6 +218,11 @@ class ForkServer:
         """End the server; its workers die with it."""
         self._child.close()
         self._output.close()
+
+
+def _path_of(descriptor: int) -> Path:
+    """By which any process of this user opens a file of this process."""
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def describe_exit(code: int) -> str:
