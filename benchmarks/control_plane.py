@@ -349,9 +349,7 @@ class LeadingAgent:
             assert election.campaign(LeaderAddress(0, "session", "127.0.0.1", self.port))
             register = election.persist
         info = RunInfo(identity="identity", job="job", steps=10**6, faults=[], started=time.time())
-        request = RunRequest(
-            job=job, steps=10**6, schedule=None, planner=None, faults=(), observer=Observer(), text_digest=None
-        )
+        request = RunRequest(job=job, steps=10**6, schedule=None, planner=None, faults=(), observer=Observer())
         with patch("recycle.exec.launch.runtime.PlanService", FixedPlans):
             self.runtime = LeaderRuntime(
                 request=request,

@@ -12,7 +12,7 @@ from recycle import Job, JobError
 from recycle.exec import run
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.launch.request import check_request
+from recycle.exec.launch.checks import check_request
 from recycle.exec.protocol import Commit
 from recycle.initial_weights import require_model_of_weights
 from recycle.ir.families import one_f_one_b

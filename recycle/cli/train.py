@@ -142,7 +142,10 @@ def train(
     if own is None:
         require_plannable(described)
     if explain:
+        from recycle.exec.launch.checks import check_libraries
+
         check_settings(described, count)
+        check_libraries(described)
         if own is not None:
             schedule_for(own, price(described))
         print(explain_job(described))

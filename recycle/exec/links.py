@@ -20,7 +20,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from multiprocessing.connection import wait
+from typing import Any, cast
 
 import msgspec
 
@@ -41,6 +42,7 @@ HANDSHAKE_SECONDS = 5.0
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _CODE_BYTES, _NONCE_BYTES, _PROOF_BYTES = 16, 32, 32
+_HANDSHAKE_BYTES = _NONCE_BYTES + _PROOF_BYTES
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
@@ -74,13 +76,13 @@ class _Codes:
 
 
 class Link:
-    """One end of a connection.
+    """One end of a connection. Between nodes it has no messages before the handshake is done.
 
     Args:
         connection: the socket.
         decode: type of the messages that arrive.
-        key: of the connection; None between processes of a node, and before the handshake.
-        is_server: whether this end has accepted the connection.
+        run_key: of the run; None between processes of a node.
+        is_server: whether this end has accepted the connection; it proves nothing before the other end has.
 
     Attributes:
         owner: called with the link and the messages that have arrived; with None once it is closed.
@@ -89,7 +91,7 @@ class Link:
     """
 
     def __init__(
-        self, connection: socket.socket, decode: Any, key: bytes | None = None, is_server: bool = False
+        self, connection: socket.socket, decode: Any, run_key: bytes | None = None, is_server: bool = False
     ) -> None:
         self.socket, self.name, self.is_watched = connection, "", False
         self.owner: Callable[[Link, list[Any] | None], None] = lambda link, messages: None
@@ -100,12 +102,41 @@ class Link:
         self._lock = threading.Lock()
         self._sent_codes: _Codes | None = None
         self._received_codes: _Codes | None = None
-        if key is not None:
-            self._authenticate(key, is_server)
+        self._run_key, self._is_server, self._has_proved = run_key, is_server, False
+        if run_key is not None:
+            for option in _KEEPALIVE:
+                connection.setsockopt(*option)
+            self._nonce = secrets.token_bytes(_NONCE_BYTES)
+            self._put(self._nonce)
+            self._flush()
 
-    def _authenticate(self, key: bytes, is_server: bool) -> None:
-        directions = (b"<", b">") if is_server else (b">", b"<")
-        self._sent_codes, self._received_codes = (_Codes(key, direction) for direction in directions)
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the other end has proved that it knows the run's key, where there is one."""
+        return self._run_key is None or self._sent_codes is not None
+
+    def _shake_hands(self, run_key: bytes) -> None:
+        """Go on with the handshake. Raises LinkClosed where the other end does not know the run's key."""
+        theirs, proof = bytes(self._received[:_NONCE_BYTES]), bytes(self._received[_NONCE_BYTES:_HANDSHAKE_BYTES])
+        if len(theirs) < _NONCE_BYTES:
+            return
+        nonces = self._nonce + theirs if self._is_server else theirs + self._nonce
+        names = (b"leader", b"agent") if self._is_server else (b"agent", b"leader")
+        ours, expected, key = (_proof(run_key, what, nonces) for what in (*names, b"frames"))
+        is_proved = len(proof) == _PROOF_BYTES
+        if is_proved and not hmac.compare_digest(proof, expected):
+            raise LinkClosed
+        if not self._has_proved and (is_proved or not self._is_server):
+            self._has_proved = True
+            self._put(ours)
+            try:
+                self._flush()
+            except OSError as error:
+                raise LinkClosed from error
+        if is_proved:
+            del self._received[:_HANDSHAKE_BYTES]
+            sent, received = (b"<", b">") if self._is_server else (b">", b"<")
+            self._sent_codes, self._received_codes = _Codes(key, sent), _Codes(key, received)
 
     def send(self, message: Any) -> None:
         """Send a message, or bytes that are one; blocks where the socket does.
@@ -169,7 +200,9 @@ class Link:
         if not part:
             raise LinkClosed
         self._received += part
-        return self._messages()
+        if self._run_key is not None and self._sent_codes is None:
+            self._shake_hands(self._run_key)
+        return self._messages() if self.is_trusted else []
 
     def _messages(self) -> list[Any]:
         messages, received, start = [], self._received, 0
@@ -177,14 +210,13 @@ class Link:
             (length,) = _LENGTH.unpack_from(received, start)
             if length > MOST_BYTES:
                 raise LinkClosed
-            start += _LENGTH.size
-            if start + length > len(received):
-                start -= _LENGTH.size
+            end = start + _LENGTH.size + length
+            if end > len(received):
                 break
             with memoryview(received) as view:
-                frame = bytes(view[start : start + length])
+                frame = bytes(view[start + _LENGTH.size : end])
             messages.append(self._message(frame))
-            start += length
+            start = end
         del received[:start]
         return messages
 
@@ -205,48 +237,11 @@ class Link:
         self.socket.close()
 
 
-class AcceptedLink(Link):
-    """The leader's end of a connection between nodes, which has no messages before the handshake is done.
-
-    `read` raises LinkClosed where the other end does not know the run's key.
-    """
-
-    def __init__(self, connection: socket.socket, decode: Any, run_key: bytes) -> None:
-        super().__init__(_prepared(connection), decode)
-        self._run_key, self._nonce = run_key, secrets.token_bytes(_NONCE_BYTES)
-        connection.setblocking(False)
-        self._put(self._nonce)
-        self._flush()
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether the other end has proved that it knows the run's key."""
-        return self._sent_codes is not None
-
-    def _messages(self) -> list[Any]:
-        if not self.is_trusted:
-            if len(self._received) < _NONCE_BYTES + _PROOF_BYTES:
-                return []
-            nonces = self._nonce, bytes(self._received[:_NONCE_BYTES])
-            proof = bytes(self._received[_NONCE_BYTES : _NONCE_BYTES + _PROOF_BYTES])
-            if not hmac.compare_digest(proof, _proof(self._run_key, b"agent", *nonces)):
-                raise LinkClosed
-            del self._received[: _NONCE_BYTES + _PROOF_BYTES]
-            self._put(_proof(self._run_key, b"leader", *nonces))
-            try:
-                self._flush()
-            except OSError as error:
-                raise LinkClosed from error
-            self._authenticate(_proof(self._run_key, b"frames", *nonces), is_server=True)
-        return super()._messages()
-
-
 class Hub:
     """All connections of a process: reads what has arrived, sends what could not be sent before."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._accept: dict[Any, Callable[[socket.socket], None]] = {}
 
     def fileno(self) -> int:
         """A descriptor that is readable when `dispatch` has something to do."""
@@ -255,26 +250,22 @@ class Hub:
     def listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
         """Call `accept` with each connection that is made to a listening socket."""
         listener.setblocking(False)
-        self._accept[listener] = accept
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def add(self, link: Link) -> None:
         """Serve a link."""
         link.socket.setblocking(False)
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
-    def send(self, link: Link, message: Any) -> None:
-        """Send a message as soon as the connection takes it. `dispatch` notices a link that is closed."""
-        self._send(link, lambda: link.send(message))
+    def send(self, link: Link, message: Any = None) -> None:
+        """Send a message, or what could not be sent before, as soon as the connection takes it.
 
-    def _send(self, link: Link, send: Callable[[], None]) -> None:
+        `dispatch` notices a link that is closed.
+        """
         try:
-            send()
+            link.flush() if message is None else link.send(message)
         except OSError:
             link.abandon()
-        self._watch(link)
-
-    def _watch(self, link: Link) -> None:
         if link.has_unsent == link.is_watched:
             return
         link.is_watched = link.has_unsent
@@ -286,14 +277,13 @@ class Hub:
         """Give what has arrived to the owners of the links, a read of each; whether anything had."""
         has_arrived = False
         for key, events in self._selector.select(seconds):
-            if (accept := self._accept.get(key.fileobj)) is not None:
-                self._accept_all(key.fileobj, accept)
+            if not isinstance(link := key.data, Link):
+                self._accept_all(key.fileobj, key.data)
                 has_arrived = True
                 continue
-            link: Link = key.data
             try:
                 if events & selectors.EVENT_WRITE:
-                    self._send(link, link.flush)
+                    self.send(link)
                 if events & selectors.EVENT_READ and (messages := link.read()):
                     has_arrived = True
                     link.owner(link, messages)
@@ -309,26 +299,16 @@ class Hub:
             for _ in range(ACCEPTS):
                 accept(listener.accept()[0])
 
-    def forget(self, listener: socket.socket) -> None:
-        """Close a listening socket."""
-        self._accept.pop(listener, None)
+    def remove(self, end: Link | socket.socket) -> None:
+        """Close a link or a listener."""
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(listener)
-        listener.close()
-
-    def remove(self, link: Link) -> None:
-        """Close a link."""
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(link.socket)
-        link.close()
+            self._selector.unregister(end.socket if isinstance(end, Link) else end)
+        end.close()
 
     def close(self) -> None:
         """Close all links and listeners."""
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, Link):
-                key.data.close()
-            else:
-                key.fileobj.close()  # type: ignore[union-attr]
+            self.remove(key.data if isinstance(key.data, Link) else cast(socket.socket, key.fileobj))
         self._selector.close()
 
 
@@ -384,35 +364,22 @@ def connect_to(host: str, port: int, run_key: bytes, decode: Any) -> Link:
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     connection = socket.create_connection((host, port), HANDSHAKE_SECONDS)
     try:
-        theirs, ours = _exactly(connection, _NONCE_BYTES, deadline), secrets.token_bytes(_NONCE_BYTES)
-        connection.sendall(ours + _proof(run_key, b"agent", theirs, ours))
-        if not hmac.compare_digest(
-            _exactly(connection, _PROOF_BYTES, deadline), _proof(run_key, b"leader", theirs, ours)
-        ):
-            raise LinkClosed
+        link = Link(connection, decode, run_key)
+        while not link.is_trusted:
+            if not wait([connection], max(deadline - time.monotonic(), 0.0)):
+                raise TimeoutError("timed out")
+            link.read()
     except BaseException:
         connection.close()
         raise
-    return Link(_prepared(connection), decode, _proof(run_key, b"frames", theirs, ours))
-
-
-def _proof(run_key: bytes, what: bytes, of_server: bytes, of_client: bytes) -> bytes:
-    return hmac.digest(run_key, what + b"\0" + of_server + of_client, hashlib.sha256)
-
-
-def _prepared(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
-    for option in _KEEPALIVE:
-        connection.setsockopt(*option)
-    return connection
+    return link
 
 
-def _exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
-    received = b""
-    while len(received) < length:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        part = connection.recv(length - len(received))
-        if not part:
-            raise LinkClosed
-        received += part
-    return received
+def _proof(run_key: bytes, what: bytes, nonces: bytes) -> bytes:
+    """What tells that this end has the key.
+
+    Args:
+        nonces: of the server and the client.
+    """
+    return hmac.digest(run_key, what + b"\0" + nonces, hashlib.sha256)

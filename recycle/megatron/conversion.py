@@ -173,7 +173,7 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         raise JobError(f"{inside}: its name does not say how many iterations were done; name it iter_0000012")
     model = job.without_weights().model
     part = _unsplit(model)
-    from recycle.exec.data import load_batches
+    from recycle.exec.data.loading import load_batches
     from recycle.exec.model.stored_weights import named_weights
     from recycle.exec.model.weights import global_names
 

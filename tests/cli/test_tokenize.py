@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recycle import Job
-from recycle.exec.data import load_batches
 from recycle.exec.data.indexed import IndexedRows
+from recycle.exec.data.loading import load_batches
 from tests.cli.command import Command
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 

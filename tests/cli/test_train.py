@@ -252,6 +252,7 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
     assert command("train", tmp_path / "again.toml", "--explain").out.split() == printed.replace("6   ", "6").split()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("lines", "key"),
     [
@@ -283,6 +284,7 @@ def test_explain_refuses_the_schedule_that_training_refuses(command: Command, jo
     assert trained.err == explained.err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from recycle.exec.launch.launcher import RunResult
@@ -72,3 +73,9 @@ def processes_writing_below(path: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def heavy_libraries(pid: int) -> set[str]:
+    """Which of the libraries that agent and leader do without a process has loaded."""
+    loaded = Path(f"/proc/{pid}/maps").read_text()
+    return {name for name in ("torch", "llvmlite", "mip", "highs", "pandas") if f"/site-packages/{name}" in loaded}

@@ -15,7 +15,7 @@ import pytest
 from recycle.exec import links
 from recycle.exec.launch import peers
 from recycle.exec.launch.peers import AgentServer
-from recycle.exec.links import AcceptedLink, Hub, Link, LinkClosed, connect_to
+from recycle.exec.links import Hub, Link, LinkClosed, connect_to
 
 KEY = b"k" * 32
 
@@ -25,13 +25,13 @@ class Server:
 
     def __init__(self) -> None:
         self.hub, self.received = Hub(), list[Any]()
-        self.accepted: list[AcceptedLink] = []
+        self.accepted: list[Link] = []
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.hub.listen(listener, self._accept)
 
     def _accept(self, connection: socket.socket) -> None:
-        link = AcceptedLink(connection, int, KEY)
+        link = Link(connection, int, KEY, is_server=True)
         link.owner = lambda _, messages: self.received.extend([None] if messages is None else messages)
         self.accepted.append(link)
         self.hub.add(link)

@@ -20,9 +20,9 @@ import pytest
 
 from recycle import RunError
 from recycle.exec import links
-from recycle.exec.agent.keys import KeyServer
-from recycle.exec.links import AcceptedLink, Hub, Link, LinkClosed, connect_locally, connect_to, listen_locally
+from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, connect_to, listen_locally
 from recycle.exec.protocol import GetKeys, Leave, SetKey, Stop, Values
+from tests.exec.keys import KeyServer
 
 KEY, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 SOON = 10.0
@@ -46,11 +46,11 @@ def arrived(link: Link) -> list[Any]:
     return link.read()
 
 
-def accepted_stranger() -> tuple[socket.socket, AcceptedLink]:
+def accepted_stranger() -> tuple[socket.socket, Link]:
     """A connection to the leader, and the leader's end of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stranger = socket.create_connection(listener.getsockname())
-        link = AcceptedLink(listener.accept()[0], Message, KEY)
+        link = Link(listener.accept()[0], Message, KEY, is_server=True)
     stranger.settimeout(SOON)
     return stranger, link
 
@@ -64,7 +64,7 @@ class Middle:
             self.client: Future[Link] = THREADS.submit(connect_to, "127.0.0.1", port, client_key, Message)
             self.to_client = at_client.accept()[0]
             self.to_server = socket.create_connection(at_server.getsockname())
-            self.server = AcceptedLink(at_server.accept()[0], Message, server_key)
+            self.server = Link(at_server.accept()[0], Message, server_key, is_server=True)
         for connection in (self.to_client, self.to_server):
             connection.settimeout(SOON)
         self.challenge = exactly(self.to_server, 32)

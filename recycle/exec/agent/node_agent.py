@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from recycle.exec.agent.standing import LastWords, StandingOrders
-from recycle.exec.links import Hub, Link, is_own_user, listen_locally
+from recycle.exec.links import Hub, Link, is_own_user
 from recycle.exec.members import members_of, split_member
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
@@ -53,10 +53,11 @@ class NodeAgent:
         hub: of this process; serves the processes' connections.
         heartbeat: seconds between two beats of a process.
         tensor_parallel: processes of each worker.
+        listener: where processes connect to.
+        processes: of the node.
         drain: called with the connection and the message of a client that asks for workers to leave.
 
     Attributes:
-        address: name of the socket that processes connect to.
         is_holding: the last `batch` has held reports, for at most `HOLD_SECONDS`.
     """
 
@@ -67,11 +68,13 @@ class NodeAgent:
         hub: Hub,
         heartbeat: float,
         tensor_parallel: int,
+        listener: socket.socket,
+        processes: LocalProcesses,
         drain: Callable[[Link, Drain], None] = lambda link, message: None,
     ) -> None:
-        self._node, self._session, self._hub = node, session, hub
+        self.node, self.session, self._hub = node, session, hub
         self._pause, self._tensor_parallel, self._drain = heartbeat, tensor_parallel, drain
-        self._processes: LocalProcesses | None = None
+        self._processes = processes
         self._links: dict[str, Link] = {}
         self._standing, self._last_words = StandingOrders(), LastWords()
         self._keys: dict[str, bytes] = {}
@@ -82,18 +85,7 @@ class NodeAgent:
         self._beats_due = 0.0
         self.is_holding = False
         self._forget_batch()
-        listener, self.address = listen_locally()
         hub.listen(listener, self._accept)
-
-    def serve(self, processes: LocalProcesses) -> None:
-        """Serve these processes from now on."""
-        self._processes = processes
-
-    @property
-    def processes(self) -> LocalProcesses:
-        """The processes of the node."""
-        assert self._processes is not None
-        return self._processes
 
     def _forget_batch(self) -> None:
         self._said: list[FromWorker] = []
@@ -132,12 +124,16 @@ class NodeAgent:
 
     def _join(self, link: Link, message: Join) -> None:
         worker = Worker.parse(split_member(message.member)[0])
-        if self.processes.incarnation(worker) != message.incarnation:
+        if self._incarnation(worker) != message.incarnation:
             return  # one that was killed and has not noticed
         link.name = message.member
         self._links[message.member] = link
         for order in self._standing.messages():
             self._hub.send(link, order)
+
+    def _incarnation(self, worker: Worker) -> int:
+        started = self._started.get(worker)
+        return -1 if started is None else started.incarnation
 
     def _hear(self, member: str, said: Said) -> None:
         heard = FromWorker(member, said.message, said.generation)
@@ -147,9 +143,9 @@ class NodeAgent:
 
     def leave(self) -> bool:
         """Tell the leader that all processes of the node leave; whether there are none."""
-        running = [worker for worker in self._started if self.processes.running(worker)]
+        running = [worker for worker in self._started if self._processes.running(worker)]
         for worker in running:
-            number = self.processes.incarnation(worker)
+            number = self._incarnation(worker)
             if self._told_to_leave.get(worker) != number:
                 self._told_to_leave[worker] = number
                 self._hear(str(worker), Said(Leaving(number)))
@@ -161,7 +157,7 @@ class NodeAgent:
         """What a new leader needs to know."""
         self._forget_batch()
         self._fresh_keys = dict(self._keys)
-        return Hello(self._node, self._session, list(self._started.values()), self._last_words.all())
+        return Hello(self.node, self.session, list(self._started.values()), self._last_words.all())
 
     def batch(self, hold: bool = False) -> Batch | None:
         """What has happened since the last call; None if nothing has.
@@ -192,19 +188,18 @@ class NodeAgent:
 
     def _kill_asked(self) -> None:
         for worker, number in list(self._to_kill.items()):
-            if self.processes.running(worker) and self.processes.incarnation(worker) <= number:
-                self.processes.kill(worker)
+            if self._processes.running(worker) and self._incarnation(worker) <= number:
+                self._processes.kill(worker)
             else:
                 del self._to_kill[worker]
 
     def _see_who_ended(self) -> None:
         self._kill_asked()
-        gone = self.processes.gone()
+        gone = self._processes.gone()
         while gone and self._hub.dispatch():
             pass  # what they have said counts, and stands before their end
-        for worker, how in gone.items():
-            lines = self.processes.tail(worker)
-            number = self.processes.incarnation(worker)
+        for worker, (how, lines) in gone.items():
+            number = self._incarnation(worker)
             self._started[worker] = msgspec.structs.replace(self._started[worker], how=how, lines=lines)
             members = members_of([worker], self._tensor_parallel)
             self._last_words.ended(members)
@@ -214,18 +209,18 @@ class NodeAgent:
                     link.name = ""  # another process of the worker has ended, and this one is being killed
             self._ended.append(Ended(str(worker), number, how, lines))
         for worker, start in list(self._to_start.items()):
-            if not self.processes.running(worker):
+            if not self._processes.running(worker):
                 del self._to_start[worker]
                 self._start(start)
 
-    def obey(self, order: Order) -> None:
-        """Carry out an order of the leader, or pass it on to the processes."""
+    def obey(self, order: Order, body: bytes | None = None) -> None:
+        """Carry out an order of the leader, or pass it on to the processes; `body` is the order encoded."""
         match order:
             case Start(worker=name):
                 worker = Worker.parse(name)
-                if order.incarnation <= self.processes.incarnation(worker):
+                if order.incarnation <= self._incarnation(worker):
                     return
-                if self.processes.running(worker):
+                if self._processes.running(worker):
                     self._to_kill[worker] = order.incarnation - 1
                     self._to_start[worker] = order
                 else:
@@ -236,20 +231,13 @@ class NodeAgent:
             case Keys(keys=keys):
                 self._keys.update(keys)
             case _:
-                self._pass_on(order)
+                self._pass_on(order, body)
 
     def _start(self, order: Start) -> None:
-        worker = Worker.parse(order.worker)
-        self._started[worker] = AgentProcess(order.worker, order.incarnation, order.generation)
-        self.processes.start(
-            worker,
-            order.generation,
-            order.restored,
-            incarnation=order.incarnation,
-            place=Worker.parse(order.place),
-        )
+        self._started[Worker.parse(order.worker)] = AgentProcess(order.worker, order.incarnation, order.generation)
+        self._processes.start(order)
 
-    def _pass_on(self, message: Any) -> None:
+    def _pass_on(self, message: Any, body: bytes | None) -> None:
         """Send a message of the leader to the processes that it is for."""
         if not isinstance(message, LeaderMessage):
             return
@@ -257,7 +245,7 @@ class NodeAgent:
         self._last_words.told(message)
         if isinstance(message, Permit) and message.what == "run":
             self._keys = without_earlier(self._keys, message.generation)
-        body = msgspec.msgpack.encode(message)
+        body = body or msgspec.msgpack.encode(message)
         only = message.worker if isinstance(message, Leave | PeerEnds) else None
         for member, link in self._links.items():
             if only is None or split_member(member)[0] == only:

@@ -29,15 +29,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 from msgspec import Struct
 
 from recycle.errors import RunError, first_line
 from recycle.exec.members import member_name
-from recycle.exec.model.stage import Stage
 from recycle.exec.model.stored_tensors import StoredTensors, piece_of, shape_told, with_part
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import create_beside, sync
@@ -45,6 +43,11 @@ from recycle.job import Job
 from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
 from recycle.plans.hosting import layers_of
 from recycle.sections import ModelSection
+
+if TYPE_CHECKING:  # the agent finds and completes checkpoints, and has no torch
+    import torch
+
+    from recycle.exec.model.stage import Stage
 
 PART_BYTES = 1 << 27
 """Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
@@ -312,6 +315,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
     Raises:
         RunError: it does not hold that state.
     """
+
     try:
         stored = StoredTensors(sorted(folder.glob(f"*{SUFFIX}")), RunError)
         for stage in stages:

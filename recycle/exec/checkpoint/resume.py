@@ -21,7 +21,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Checkpoint
-from recycle.exec.data.gpt_dataset import samples_of
+from recycle.exec.data.samples import samples_of
 from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job

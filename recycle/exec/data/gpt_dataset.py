@@ -32,6 +32,7 @@ import torch
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.indexed import open_indexed, require_tokens
+from recycle.exec.data.samples import samples_of, samples_per_iteration
 from recycle.job import Job
 
 TRAIN, VALIDATION = 0, 1
@@ -150,26 +151,6 @@ class GptDatasetBatches(Batches):
 
     def _names(self) -> str:
         return ", ".join(self._prefixes)
-
-
-def samples_per_iteration(job: Job) -> int:
-    """Samples of D*m micro-batches."""
-    return job.shape.global_micro_batches * job.data.micro_batch_size
-
-
-def samples_of(job: Job, iterations: int | None = None) -> int:
-    """The number of samples that the order follows from: `[data] samples`, or those of all iterations."""
-    return job.data.samples or (iterations or job.train.steps) * samples_per_iteration(job)
-
-
-def require_samples(job: Job, steps: int) -> None:
-    """Raise JobError when so many steps need more samples than the order is made of."""
-    needed = steps * samples_per_iteration(job)
-    if job.data.kind == "gpt-dataset" and needed > samples_of(job):
-        raise JobError(
-            f"[data] samples: {steps} steps need {needed} samples, and the order is made of {samples_of(job)}; state as"
-            " many as all steps need, from the start of a run on"
-        )
 
 
 def _cache_directory(job: Job) -> Path:

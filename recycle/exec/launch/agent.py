@@ -22,18 +22,16 @@ from typing import Any
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
 from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.launch.agreement import open_agreed_directory
 from recycle.exec.launch.contact import leave_contact, remove_contact, run_key
-from recycle.exec.launch.peers import AgentServer, OwnPeer
+from recycle.exec.launch.node import Node
+from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
-from recycle.exec.links import Hub, Link, LinkClosed, connect_to
+from recycle.exec.links import Link, LinkClosed, connect_to
 from recycle.exec.processes.open_files import require_open_files
-from recycle.exec.processes.processes import LocalProcesses
-from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import ENDED_EARLY, Alive, Goodbye, Order, Over, Rejected
 from recycle.nodes import node_of, place_workers
 
@@ -91,26 +89,23 @@ def serve(
     if has_ended(directory, job, request.steps):
         return Served.ENDED_BEFORE
     tensor_parallel = job.grid.tensor_parallel
-    require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
+    processes_here = len(nodes[node]) * tensor_parallel
+    require_open_files(processes_here, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
+        server = request.fork_server()
+        closing.callback(server.close)
+        request = request.checked_by(server, processes_here)
         election = Election.connect(run, job.membership)
-        waker = Waker()
-        closing.callback(waker.close)
         shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
         closing.callback(shared.close)
+        server.log_to(shared.logs / f"forkserver.{node}.log")
         leave_contact(shared.path, job.membership.store, run)
-        hub = Hub()
-        closing.callback(hub.close)
-        agent = _Agent(request, node, run, address, election, shared, hub, waker, stop or threading.Event())
-        specification = request.specification(shared, agent=agent.node_agent.address, address=address)
-        server = request.fork_server(shared.logs / f"forkserver.{node}.log")
-        closing.callback(server.close)
-        processes = LocalProcesses(server, specification, nodes[node], waker, tensor_parallel)
-        processes.watch(hub.fileno())
-        closing.callback(agent.close)
-        closing.callback(processes.end, patience=0.0)
-        agent.node_agent.serve(processes)
+        here = Node(request, shared, server, nodes[node], address=address, node=node, session=uuid.uuid4().hex)
+        closing.callback(here.close)
+        agent = _Agent(request, run, address, election, shared, here, stop or threading.Event())
+        closing.callback(agent.give_up_role)
+        closing.callback(here.processes.end, patience=0.0)
         rarely_collect_garbage()
         return agent.serve()
 
@@ -146,39 +141,32 @@ class _Agent:
 
     Args:
         request: what is trained.
-        node, run, address: of this agent.
+        run, address: name of the run, and of this agent's machine.
         election: the leader's role.
         directory: the run directory.
-        hub: of this process.
-        waker: is woken for whatever happens in a thread.
+        here: the processes of this node.
         stop: is set when the node is to leave.
     """
 
     def __init__(
         self,
         request: RunRequest,
-        node: int,
         run: str,
         address: str,
         election: Election,
         directory: RunDirectory,
-        hub: Hub,
-        waker: Waker,
+        here: Node,
         stop: threading.Event,
     ) -> None:
-        self._request, self._job, self._node, self._run = request, request.job, node, run
+        self._request, self._job, self._run = request, request.job, run
         self._address, self._election, self._directory = address, election, directory
-        self._hub, self._waker, self._stop = hub, waker, stop
+        self._here, self._hub, self._agent, self._stop = here, here.hub, here.agent, stop
+        self._node, self._session = here.agent.node, here.agent.session
         self._key = run_key(directory.path)
-        self._session = uuid.uuid4().hex
-        limits = self._job.membership
-        self.node_agent = NodeAgent(node, self._session, hub, limits.heartbeat, self._job.grid.tensor_parallel)
-        self._runtime: LeaderRuntime | None = None
         self._server: AgentServer | None = None
         self._link: Link | None = None
         self._led_by, self._heard = "", 0.0
         self._orders: deque[Order] = deque()
-        self._role = contextlib.ExitStack()  # what ends with the leader's role
         self._next_look = 0.0
         self._rejected_since = 0.0
         self._outcome: str | None = None
@@ -186,8 +174,9 @@ class _Agent:
         self._absent_since: float | None = None
 
     @property
-    def _processes(self) -> LocalProcesses:
-        return self.node_agent.processes
+    def _runtime(self) -> LeaderRuntime | None:
+        """Of the leader, as long as this agent has the role."""
+        return None if self._server is None else self._server.runtime
 
     def serve(self) -> Served:
         """Serve until the run has ended, or the node has left it."""
@@ -198,11 +187,10 @@ class _Agent:
                 self._say_goodbye()
                 return Served.LEFT
             if self._outcome is None:
-                holding = self.node_agent.is_holding
-                self._processes.wait(HOLD_SECONDS if holding else self._job.membership.heartbeat / 2)
+                self._here.wait()
         if self._outcome not in ("", ENDED_EARLY):
             raise RunError(self._outcome)
-        self._processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
+        self._here.processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
         self._say_goodbye()
         self._forget_run()
         return Served.STOPPED if self._outcome == ENDED_EARLY else Served.DONE
@@ -235,7 +223,7 @@ class _Agent:
         link.owner = self._hear_leader
         self._link, self._led_by, self._heard = link, leader.session, now
         self._hub.add(link)
-        self._hub.send(link, self.node_agent.hello())
+        self._hub.send(link, self._agent.hello())
 
     def _hear_leader(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:
@@ -268,36 +256,34 @@ class _Agent:
         if not self._election.campaign(LeaderAddress(self._node, self._session, host, port)):
             listener.close()
             return
-        self._role.callback(self._election.resign)
         runtime = LeaderRuntime(
             request=self._request,
             register=self._election.persist,
             homes=node_of(self._job.shape, self._job.cluster.workers_per_node),
             directory=self._directory,
-            waker=self._waker,
+            waker=self._here.waker,
             restarts=self._job.cluster.restarts,
         )
-        self._role.callback(runtime.close)
-        self._runtime = runtime
         self._server = AgentServer(runtime, self._hub, listener, self._key)
-        self._role.callback(self._server.close)
         try:
             runtime.take_over(self._node, *self._election.register())
-            runtime.greet(OwnPeer(self._obey), self.node_agent.hello())
+            runtime.greet(self._obey, self._agent.hello())
         except RoleLost:
-            self._give_up_role()
+            self.give_up_role()
 
-    def _give_up_role(self) -> None:
-        self._runtime = self._server = None
-        self._role.close()
-        self._role = contextlib.ExitStack()
+    def give_up_role(self) -> None:
+        """Give the role back, if this agent has it."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        self._election.resign()
 
     def _lead_and_follow(self) -> None:
         """Pass on what has happened, let the leader decide if it is here, and carry out its orders."""
         try:
             self._exchange()
         except RoleLost:
-            self._give_up_role()
+            self.give_up_role()
         except RunError as error:
             if self._runtime is not None:
                 self._end_run(str(error))
@@ -311,7 +297,7 @@ class _Agent:
             self._server.look()
         self._hub.dispatch()
         runtime = self._runtime
-        batch = self.node_agent.batch(hold=runtime is None)
+        batch = self._agent.batch(hold=runtime is None)
         if runtime is not None:
             if batch is not None:
                 runtime.take(self._node, batch)
@@ -324,7 +310,7 @@ class _Agent:
         while self._orders:
             self._obey(self._orders.popleft())
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Order, body: bytes | None = None) -> None:
         match order:
             case Over(outcome=outcome):
                 self._outcome = outcome
@@ -337,7 +323,7 @@ class _Agent:
                 pass
             case _:
                 self._rejected_since = 0.0
-                self.node_agent.obey(order)
+                self._agent.obey(order, body)
 
     # The end.
 
@@ -365,7 +351,7 @@ class _Agent:
         if self._leaves_since is None:
             self._leaves_since = time.monotonic()
             self._hand_over()
-        is_empty = self.node_agent.leave()
+        is_empty = self._agent.leave()
         if not is_empty or (self._runtime is not None and self._runtime.ends_early):
             return False  # an agent that ends the run for all goes when that is done, and not before
         self._hand_over()  # nobody else took it at first
@@ -374,16 +360,17 @@ class _Agent:
     def _hand_over(self) -> None:
         """Let another agent's leader go on from here."""
         if self._runtime is not None and not self._runtime.over:
-            self._give_up_role()
+            self.give_up_role()
 
     def _forget_run(self) -> None:
         """As leader: once the other agents have left, or after a while, leave nothing of the run in etcd.
 
         Of a run that was ended early all stays that agents go on from, once a step is committed.
         """
-        runtime, server = self._runtime, self._server
-        if runtime is None or server is None:
+        server = self._server
+        if server is None:
             return
+        runtime = server.runtime
         deadline = time.monotonic() + LEAVE_SECONDS
         with contextlib.suppress(RunError):
             while not server.is_empty and time.monotonic() < deadline:
@@ -391,7 +378,3 @@ class _Agent:
             keeps = self._outcome == ENDED_EARLY and runtime.record.commit is not None
             self._election.erase(runtime.leader.generations.resumable_cursor() if keeps else None)
         remove_contact(self._directory.path)
-
-    def close(self) -> None:
-        """Give the role back."""
-        self._give_up_role()

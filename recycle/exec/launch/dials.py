@@ -7,10 +7,10 @@ left out from there on: training goes on.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -33,67 +33,69 @@ PEAK_FLOPS = {
 """Dense operations per second by what a GPU's name holds and by precision, of the vendor's data sheets (SXM)."""
 
 
-class Dial(Observer):
-    """One display. Subclasses say how a step and a note get there."""
-
-    def begin(self, step: int) -> None:
-        """Steps from this one on follow; what was shown of them before no longer counts."""
-
-    def step(self, step: int, values: dict[str, float]) -> None:
-        """A step was committed."""
-        raise NotImplementedError
-
-    def note(self, step: int, text: str) -> None:
-        """Something happened after this step."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """The run is over."""
-
-
-class TensorBoard(Dial):
-    """Writes `tensorboard/` in the run directory, by torch's SummaryWriter."""
+class TensorBoard:
+    """Writes event files to `tensorboard/` in the run directory."""
 
     def __init__(self, _: Job, directory: Path) -> None:
         self._folder = str(directory / "tensorboard")
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
-        from torch.utils import tensorboard
+        """Steps from this one on follow; what was shown of them before no longer counts."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.close()
-        writer: Any = tensorboard.SummaryWriter
-        self._writer = writer(self._folder, purge_step=step)
+        self._writer = EventFileWriter(self._folder)
+        self._write(step, file_version="brain.Event:2")
+        self._write(step, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        """A step was committed."""
+        self._write(step, summary={"value": [{"tag": name, "simple_value": value} for name, value in values.items()]})
         self._writer.flush()
 
     def note(self, step: int, text: str) -> None:
-        self._writer.add_text("events", text, step)
+        """Something happened after this step."""
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        tensor = {"dtype": "DT_STRING", "string_val": [text.encode()], "tensor_shape": {"dim": [{"size": 1}]}}
+        metadata = create_summary_metadata(None, None)
+        self._write(step, summary={"value": [{"tag": "events/text_summary", "tensor": tensor, "metadata": metadata}]})
 
     def close(self) -> None:
+        """The run is over."""
         if self._writer is not None:
             self._writer.close()
 
 
-class WeightsAndBiases(Dial):
-    """Logs to a project of Weights & Biases; notes are the rows of a table."""
+class WeightsAndBiases:
+    """Logs to a project of Weights & Biases; notes are the rows of a table. Methods as of `TensorBoard`."""
 
     def __init__(self, job: Job, directory: Path) -> None:
+        self._job, self._directory = job, directory
+        self._notes: list[tuple[int, str]] = []
+        self._run: Any = None
+
+    def begin(self, step: int) -> None:
         import wandb
 
+        if self._run is not None:
+            return
         self._table: Any = wandb.Table
-        self._notes: list[tuple[int, str]] = []
         self._run = wandb.init(
-            project=job.dials.wandb,
-            name=directory.name,
-            id=directory.name,
+            project=self._job.dials.wandb,
+            name=self._directory.name,
+            id=self._directory.name,
             resume="allow",
-            dir=str(directory),
-            mode=job.dials.wandb_mode,
-            config={"job": job.to_toml()},
+            dir=str(self._directory),
+            mode=self._job.dials.wandb_mode,
+            config={"job": self._job.to_toml()},
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("*", step_metric="step")
@@ -109,6 +111,9 @@ class WeightsAndBiases(Dial):
         self._run.finish()
 
 
+Dial = TensorBoard | WeightsAndBiases
+
+
 class Dials(Observer):
     """All dials of a run, in a thread of their own, so that nobody waits for a network or a disk.
 
@@ -117,27 +122,27 @@ class Dials(Observer):
         directory: of the run.
         first: the step that the run begins with.
         warn: takes what went wrong; called by whoever calls this.
+        gpu: name of what the model computes on.
     """
 
-    def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None], gpu: str = "") -> None:
         self._job, self._warn, self._last = job, warn, first - 1
-        self._dials: list[Dial] = []
         self._failures: deque[str] = deque()
-        self._peak = peak_flops(job)
+        self._peak = peak_flops(job, gpu)
         kinds = [TensorBoard] * job.dials.tensorboard + [WeightsAndBiases] * (job.dials.wandb is not None)
-        self._thread = ThreadPoolExecutor(1) if kinds else None
-        for kind in kinds:
-            self._submit(kind.__name__, self._open, kind, directory)
+        self._dials: list[Dial] = [kind(job, directory) for kind in kinds]
+        self._thread = ThreadPoolExecutor(1)  # starts with the first dial
         self._each(lambda dial: dial.begin(first))
 
     def committed(self, line: dict[str, Any]) -> None:
-        step = line["step"]
+        job, step = self._job, line["step"]
+        tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
         values = {name: float(line[name]) for name in CURVES if line.get(name) is not None}
-        values["seconds"] = self._tokens / line["tokens_per_second"]
-        values["learning_rate"] = learning_rate(self._job.train, step)
-        if self._peak is not None and self._job.model.provider is None:  # nobody knows what a user's model computes
-            processes = line["live_workers"] * self._job.grid.tensor_parallel
-            values["mfu"] = model_flops(self._job) / values["seconds"] / (processes * self._peak)
+        values["seconds"] = tokens / line["tokens_per_second"]
+        values["learning_rate"] = learning_rate(job.train, step)
+        if self._peak is not None and job.model.provider is None:  # nobody knows what a user's model computes
+            processes = line["live_workers"] * job.grid.tensor_parallel
+            values["mfu"] = model_flops(job) / values["seconds"] / (processes * self._peak)
         if step <= self._last:  # training went back to a checkpoint
             self._each(lambda dial: dial.begin(step))
         self._last = step
@@ -152,43 +157,23 @@ class Dials(Observer):
 
     def close(self) -> None:
         """The run is over; what is still to be shown has `CLOSING_SECONDS`."""
-        if self._thread is None:
-            return
-        self._each(lambda dial: dial.close())
-        done = self._thread.submit(lambda: None)
-        with suppress(TimeoutError):
-            done.result(CLOSING_SECONDS)
+        if self._dials:
+            self._each(lambda dial: dial.close())
+            wait([self._thread.submit(lambda: None)], CLOSING_SECONDS)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def _tokens(self) -> int:
-        job = self._job
-        return job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
-
-    def _open(self, kind: type[TensorBoard | WeightsAndBiases], directory: Path) -> None:
-        self._dials.append(kind(self._job, directory))
-
     def _each(self, act: Callable[[Dial], None]) -> None:
-        if self._thread is not None:
+        if self._dials:
             self._thread.submit(self._act, act)
 
     def _act(self, act: Callable[[Dial], None]) -> None:
         for dial in list(self._dials):
-            if not self._try(type(dial).__name__, act, dial):
+            try:
+                act(dial)
+            except Exception as error:  # whatever a library of others ends with
+                name = type(dial).__name__
+                self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {first_line(error)}")
                 self._dials.remove(dial)
-
-    def _submit(self, name: str, act: Callable[..., None], *arguments: Any) -> None:
-        if self._thread is not None:
-            self._thread.submit(self._try, name, act, *arguments)
-
-    def _try(self, name: str, act: Callable[..., None], *arguments: Any) -> bool:
-        """Whether it went well."""
-        try:
-            act(*arguments)
-        except Exception as error:  # whatever a library of others ends with
-            self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {first_line(error)}")
-            return False
-        return True
 
 
 def require_packages(job: Job) -> None:
@@ -200,11 +185,17 @@ def require_packages(job: Job) -> None:
             raise JobError(f"[dials] {name}: needs a package; install it with: pip install 'recycle-pipeline[dials]'")
 
 
-def peak_flops(job: Job) -> float | None:
-    """Operations per second of a process's device at most; None where nobody knows."""
+def asks_for_gpu(job: Job) -> bool:
+    """Whether dials need to know which GPU computes."""
+    return (job.dials.tensorboard or job.dials.wandb is not None) and job.dials.peak_flops is None
+
+
+def peak_flops(job: Job, gpu: str) -> float | None:
+    """Operations per second of a process's device at most; None where nobody knows.
+
+    Args:
+        gpu: its name.
+    """
     if job.dials.peak_flops is not None:
         return job.dials.peak_flops
-    import torch
-
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in name), None)
+    return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in gpu), None)

@@ -16,29 +16,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recycle.exec.agent.node_agent import NodeAgent
 from recycle.exec.checkpoint.resume import find_earlier
-from recycle.exec.data.provided import DataProvider
 from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.contact import LOCAL, leave_contact, remove_contact, require_unused
+from recycle.exec.launch.node import Node
 from recycle.exec.launch.observer import Observer
-from recycle.exec.launch.peers import OwnPeer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
-from recycle.exec.links import Hub
-from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.open_files import require_open_files
-from recycle.exec.processes.processes import LocalProcesses
-from recycle.exec.processes.waker import Waker
-from recycle.exec.transport.transports import transport_of
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+
+if TYPE_CHECKING:  # both have torch, which this process lacks
+    from recycle.exec.data.provided import DataProvider
+    from recycle.exec.model.loss import LossFunction
 
 
 @dataclass(frozen=True)
@@ -134,58 +131,57 @@ def train(
     if schedule is None and planner is None:
         planner = _usual_planner()
     directory = directory or tempfile.mkdtemp(prefix="recycle-")
-    trained = job.without_weights() if resume else job
-    request = request_run(trained, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
-    transport = transport_of(job)
+    request = request_run(
+        job.without_weights() if resume else job,
+        steps=steps,
+        schedule=schedule,
+        planner=planner,
+        faults=faults,
+        observer=observer,
+    )
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
-    transport.require_machine(processes_here)
-    require_open_files(processes_here, processes_here)
-    earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
     with contextlib.ExitStack() as closing:
+        forks = server or request.fork_server()
+        if server is None:
+            closing.callback(forks.close)
+        request = request.checked_by(forks, processes_here)
+        require_open_files(processes_here, processes_here)
+        earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
         run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:
-            server = request.fork_server(run_directory.logs / "forkserver.log")
-            closing.callback(server.close)
-        waker = Waker()
-        closing.callback(waker.close)
-        hub = Hub()
-        closing.callback(hub.close)
+            forks.log_to(run_directory.logs / "forkserver.log")
         workers = sorted(job.shape.workers())
-        agent = NodeAgent(
-            0,
-            "",
-            hub,
-            job.membership.heartbeat,
-            job.grid.tensor_parallel,
-            lambda link, request: runtime.drain(request, partial(hub.send, link)),
+        node = Node(
+            request,
+            run_directory,
+            forks,
+            workers,
+            address="127.0.0.1",
+            drain=lambda link, message: runtime.drain(message, partial(node.hub.send, link)),
         )
-        leave_contact(run_directory.path, f"{LOCAL}://{agent.address}", "")
+        closing.callback(node.close)
+        leave_contact(run_directory.path, f"{LOCAL}://{node.socket}", "")
         closing.callback(remove_contact, run_directory.path)
-        specification = request.specification(run_directory, agent=agent.address, address="127.0.0.1")
-        processes = LocalProcesses(server, specification, workers, waker, job.grid.tensor_parallel)
-        processes.watch(hub.fileno())
-        closing.callback(processes.end, patience=0.0)
-        agent.serve(processes)
         runtime = LeaderRuntime(
             request=request,
             register=lambda action: None,  # the leader and the register end with this process
             homes=dict.fromkeys(workers, 0),
             directory=run_directory,
-            waker=waker,
+            waker=node.waker,
         )
         closing.callback(runtime.close)
         runtime.begin(earlier)
-        runtime.greet(OwnPeer(agent.obey), agent.hello())
+        runtime.greet(node.agent.obey, node.agent.hello())
         while not runtime.over:
             if stop is not None and stop.is_set() and not runtime.ends_early:
                 runtime.end_early()
-            hub.dispatch()
-            if (batch := agent.batch()) is not None:
+            node.hub.dispatch()
+            if (batch := node.agent.batch()) is not None:
                 runtime.take(0, batch)
             runtime.tick()
-            processes.wait(job.membership.heartbeat / 2)
-        processes.end(patience=job.membership.dead_after)
+            node.wait()
+        node.processes.end(patience=job.membership.dead_after)
         metrics = run_directory.metrics
     digests = {worker: dict(of_stages) for worker, of_stages in runtime.digests.items()}
     return RunResult(metrics, run_directory.events, digests, run_directory.path, runtime.ends_early)

@@ -1,45 +1,18 @@
-"""Agents as the leader reaches them: in its own process, or over a connection."""
+"""The agents of other nodes, as the leader reaches them."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from recycle.exec.launch.runtime import LeaderRuntime
-from recycle.exec.links import HANDSHAKE_SECONDS, AcceptedLink, Hub, Link
+from recycle.exec.launch.runtime import LeaderRuntime, Peer
+from recycle.exec.links import HANDSHAKE_SECONDS, Hub, Link
 from recycle.exec.protocol import Batch, Drain, Goodbye, Hello, Order
 
 FromAgent = Hello | Batch | Goodbye | Drain
 """What arrives on a connection that was made to the leader."""
-
-
-class OwnPeer:
-    """The agent of the leader's own process.
-
-    Args:
-        obey: carries out an order of the leader.
-    """
-
-    def __init__(self, obey: Callable[[Order], None]) -> None:
-        self._obey = obey
-
-    def send(self, order: Order, body: bytes | None = None) -> None:
-        """Have an order carried out."""
-        self._obey(order)
-
-
-class LinkedPeer:
-    """An agent on another node."""
-
-    def __init__(self, hub: Hub, link: Link) -> None:
-        self._hub, self._link = hub, link
-
-    def send(self, order: Order, body: bytes | None = None) -> None:
-        """Send an order."""
-        self._hub.send(self._link, body or order)
 
 
 class AgentServer:
@@ -53,16 +26,16 @@ class AgentServer:
     """
 
     def __init__(self, runtime: LeaderRuntime, hub: Hub, listener: socket.socket, key: bytes) -> None:
-        self._runtime, self._hub, self._key = runtime, hub, key
-        self._peers: dict[Link, tuple[int, LinkedPeer]] = {}
+        self.runtime, self._hub, self._key = runtime, hub, key
+        self._peers: dict[Link, tuple[int, Peer]] = {}
         self._sessions: dict[str, Link] = {}
         self._links: set[Link] = set()
-        self._strangers: dict[AcceptedLink, float] = {}
+        self._strangers: dict[Link, float] = {}
         self._listener = listener
         hub.listen(listener, self._accept)
 
     def _accept(self, connection: socket.socket) -> None:
-        link = AcceptedLink(connection, FromAgent, self._key)
+        link = Link(connection, FromAgent, self._key, is_server=True)
         link.owner = self._take
         self._links.add(link)
         self._strangers[link] = time.monotonic() + HANDSHAKE_SECONDS
@@ -86,20 +59,23 @@ class AgentServer:
             match message:
                 case Hello():
                     self._part(self._sessions.get(message.session))  # it noticed first that this connection broke
-                    peer = LinkedPeer(self._hub, link)
-                    if self._runtime.greet(peer, message):
+                    peer = partial(self._send, link)
+                    if self.runtime.greet(peer, message):
                         self._peers[link] = message.node, peer
                         self._sessions[message.session] = link
                 case Batch() if link in self._peers:
-                    self._runtime.take(self._peers[link][0], message)
+                    self.runtime.take(self._peers[link][0], message)
                 case Goodbye():
                     self._part(link)
                 case Drain():
-                    self._runtime.drain(message, partial(self._hub.send, link))
+                    self.runtime.drain(message, partial(self._hub.send, link))
+
+    def _send(self, link: Link, order: Order, body: bytes | None = None) -> None:
+        self._hub.send(link, body or order)
 
     def _part(self, link: Link | None) -> None:
         if link in self._peers:
-            self._runtime.part(*self._peers.pop(link))
+            self.runtime.part(*self._peers.pop(link))
 
     @property
     def is_empty(self) -> bool:
@@ -107,7 +83,8 @@ class AgentServer:
         return not self._peers
 
     def close(self) -> None:
-        """Close all connections."""
-        self._hub.forget(self._listener)
+        """End the leader's runtime, and close all connections."""
+        self._hub.remove(self._listener)
         for link in self._links:
             self._hub.remove(link)
+        self.runtime.close()

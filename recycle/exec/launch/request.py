@@ -1,34 +1,48 @@
-"""What is to be trained: checked as a whole before any process starts."""
+"""What is to be trained: checked as a whole before any worker starts."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from recycle.architecture import Architecture
-from recycle.errors import JobError
-from recycle.exec.checkpoint.checkpoint import verify_files
+from recycle.errors import JobError, RunError
+from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.faults.faults import Fault, check_faults_of_job
-from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.detector import profiled_seconds
-from recycle.exec.model.providers import Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.run_checks import require_valid
-from recycle.exec.processes.forkserver import ForkServer
-from recycle.exec.transport.transports import transport_named, transport_of
-from recycle.exec.worker.specification import RunSpecification
+from recycle.exec.processes.forkserver import ForkServer, describe_exit
+from recycle.exec.worker.specification import REFUSED, RunSpecification
 from recycle.initial_weights import require_model_of_weights
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import with_updates_of
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
+
+FAILED = 3
+"""Exit code of a check that found what is an error of the run, and not of the job; see also `REFUSED`."""
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What was found on this machine while a request was checked.
+
+    Attributes:
+        text_digest: sha256 of the text to train on; None where there is none.
+        environment: variables that workers need for their transport.
+        gpu: name of the first GPU, where the job asks for the model's share of its peak.
+    """
+
+    text_digest: str | None = None
+    environment: Mapping[str, str] = {}
+    gpu: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +52,7 @@ class RunRequest:
     Attributes:
         job: what to train, with the times that plans are made for.
         steps, schedule, planner, faults, observer: as for `launcher.train`.
-        text_digest: sha256 of the text to train on; None where there is none.
+        findings: of this machine.
     """
 
     job: PricedJob
@@ -47,7 +61,12 @@ class RunRequest:
     planner: Planner | None
     faults: Sequence[Fault]
     observer: Observer
-    text_digest: str | None
+    findings: Findings = Findings()  # noqa: RUF009  (immutable)
+
+    @property
+    def text_digest(self) -> str | None:
+        """sha256 of the text to train on; None where there is none."""
+        return self.findings.text_digest
 
     @property
     def absent(self) -> frozenset[Worker]:
@@ -59,28 +78,40 @@ class RunRequest:
         """What the workers host when they start."""
         return Hosts.at_start(self.job, self.schedule)
 
-    def fork_server(self, log: Path) -> ForkServer:
-        """A server that forks this run's workers, and imports what checkpoints need if the run is long enough for one.
-
-        Args:
-            log: file for what the server itself prints.
-        """
-        keeps_checkpoints = 0 < self.job.train.checkpoint_every <= self.steps
-        environment = transport_of(self.job).environment
-        others = self.job.evaluation.data
+    def fork_server(self) -> ForkServer:
+        """A server that forks this run's workers, and imports what checkpoints need if the run has any."""
+        job, others = self.job, self.job.evaluation.data
         named = (
-            *(self.job.model.provider, self.job.data.provider, self.job.train.loss),
+            *(job.model.provider, job.data.provider, job.train.loss),
             None if others is None else others.provider,
         )
         return ForkServer(
-            self.job.model.kind,
-            self.job.train.threads,
-            log,
-            keeps_checkpoints,
-            environment,
-            list(dict.fromkeys(name.partition(":")[0] for name in named if name is not None)),
-            self.job.model.import_from or (),
+            job.model.kind,
+            job.train.threads,
+            checkpoints=0 < job.train.checkpoint_every <= self.steps,
+            modules=list(dict.fromkeys(name.partition(":")[0] for name in named if name is not None)),
+            folders=job.model.import_from or (),
         )
+
+    def checked_by(self, server: ForkServer, processes: int) -> RunRequest:
+        """The request with what a process that has torch finds, forked by `server`.
+
+        Args:
+            processes: that this machine is to run.
+
+        Raises:
+            JobError: the request is impossible here.
+            RunError: it cannot be checked.
+        """
+        asked = self.job.to_toml(), self.steps, list(map(str, self.faults)), list(map(str, self.absent)), processes
+        code, output = server.call("recycle.exec.launch.checks:main", msgspec.json.encode(asked).decode())
+        *before, last = output.splitlines() or [""]
+        if code in (REFUSED, FAILED):
+            raise (JobError if code == REFUSED else RunError)(last)
+        if code:
+            how = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
+            raise RunError(f"the process that checks the job {how}")
+        return replace(self, findings=msgspec.json.decode(last, type=Findings))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
         """What the worker processes of one machine are started with.
@@ -99,6 +130,7 @@ class RunRequest:
             address=address,
             started=directory.started,
             directory=str(directory.path),
+            environment=dict(self.findings.environment),
         )
 
 
@@ -110,19 +142,15 @@ def request_run(
     planner: Planner | None = None,
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
-    providers: Providers | None = None,
 ) -> RunRequest:
-    """The request for a run, checked; its steps are the job's own when left out.
-
-    Args:
-        providers: functions for the model, the data and the loss; those that the job names when left out.
+    """The request for a run, checked as far as that needs no torch; its steps are the job's own when left out.
 
     Raises:
         JobError, ScheduleError: the request is impossible.
     """
     steps = job.train.steps if steps is None else steps
     job = price(job)
-    text_digest = check_request(job, steps, faults, schedule.failed if schedule is not None else frozenset(), providers)
+    refuse_at_once(job, steps, faults, schedule.failed if schedule is not None else frozenset())
     if schedule is not None:
         schedule = schedule_for(schedule, job)
     elif planner is None:
@@ -134,52 +162,20 @@ def request_run(
         planner=planner,
         faults=tuple(faults),
         observer=observer or Observer(),
-        text_digest=text_digest,
     )
-
-
-def schedule_for(schedule: Schedule, job: PricedJob) -> Schedule:
-    """The schedule with the updates that the job asks for. Raises ScheduleError where it cannot be trained with."""
-    schedule = with_updates_of(schedule, job)
-    require_valid(schedule, job)
-    return schedule
 
 
 LONGEST_SECONDS = 1e6
 """That an operation may take."""
 
 
-def check_request(
-    job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker], providers: Providers | None = None
-) -> str | None:
-    """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
-    text_digest = None
+def refuse_at_once(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
+    """Refuse what cannot work, as far as that needs no torch. Raises JobError."""
     check_settings(job, steps)
-    if job.model.kind != "emulated":
-        from recycle.exec.data import load_batches, load_evaluation
-        from recycle.exec.data.gpt_dataset import require_samples
-
-        if job.model.provider is None:
-            _require_memory(job)
-        if job.model.weights is not None:
-            verify_files(Path(job.model.weights))
-        providers = providers or Providers.of(job)
-        if providers.data is None:
-            require_samples(job, steps)
-        batches = load_batches(job, providers.data)
-        batches.require_vocabulary()
-        if job.evaluation.every:
-            load_evaluation(job, providers.of_evaluation(job)).require_vocabulary()
-        text_digest = batches.digest
-    paces_links = transport_of(job).paces_links
-    for fault in faults:
-        if KINDS[fault.kind].of_link and not paces_links:
-            raise JobError(
-                f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
-            )
+    if job.model.kind != "emulated" and job.model.provider is None:
+        _require_memory(job)
     require_packages(job)
     check_faults_of_job(faults, job, steps, absent)
-    return text_digest
 
 
 def check_settings(job: Job, steps: int) -> None:
@@ -194,18 +190,9 @@ def check_settings(job: Job, steps: int) -> None:
     if longest > LONGEST_SECONDS:
         key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
         raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
-    transport = job.membership.transport
-    if transport != "auto" and ":" not in transport:
-        transport_named(transport)
-    if job.model.kind == "emulated":
-        return
-    job.layers_per_stage()
-    require_model_of_weights(job.model)
-    if job.model.config:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, tells of missing packages
-            from recycle.exec.model.config import transformer_config
-        transformer_config(job)
+    if job.model.kind != "emulated":
+        job.layers_per_stage()
+        require_model_of_weights(job.model)
 
 
 def _require_memory(job: Job) -> None:
@@ -219,3 +206,10 @@ def _require_memory(job: Job) -> None:
                 f"[model] {key}: {rows} rows of hidden = {model.hidden} weigh {weight:,} bytes, and this machine has"
                 f" {machine:,}; make it smaller"
             )
+
+
+def schedule_for(schedule: Schedule, job: PricedJob) -> Schedule:
+    """The schedule with the updates that the job asks for. Raises ScheduleError where it cannot be trained with."""
+    schedule = with_updates_of(schedule, job)
+    require_valid(schedule, job)
+    return schedule

@@ -51,6 +51,7 @@ class RunDirectory:
         JobError: the directory holds another run already, is in use, or cannot be written.
 
     Attributes:
+        plans, profiles, logs, checkpoints: folders in it.
         started: monotonic seconds from which all times of the run count.
         warn: is called once, with what cannot be written while the run goes on.
         events: all lines so far, those that wait for room on the disk included; not kept by agents.
@@ -66,6 +67,8 @@ class RunDirectory:
         lock: int | None = None,
     ) -> None:
         self.path = Path(path)
+        names = "plans", "profiles", "logs", "checkpoints"
+        self.plans, self.profiles, self.logs, self.checkpoints = (self.path / name for name in names)
         self.warn: Callable[[str], None] = lambda message: None
         self._warned, self._is_shared = False, shared is not None
         self.resumes = shared is not None and shared.resume
@@ -150,22 +153,6 @@ class RunDirectory:
         for name in ("logs", "job.toml", TRACE):
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(aside / name)
-
-    @property
-    def plans(self) -> Path:
-        return self.path / "plans"
-
-    @property
-    def profiles(self) -> Path:
-        return self.path / "profiles"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     def now(self) -> float:
         """Seconds since the run started; of a resumed one, those of its earlier parts included."""

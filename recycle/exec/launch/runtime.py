@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -69,7 +69,6 @@ from recycle.exec.protocol import (
     Refused,
     Rejected,
     Start,
-    Verified,
 )
 from recycle.nodes import node_of
 from recycle.plans.shard_holders import plan_of
@@ -80,15 +79,8 @@ ALIVE_PER_LEASE = 6
 """How often per lease the leader tells agents that its process runs."""
 
 
-class Peer(Protocol):
-    """A connected agent, as the leader sends to it."""
-
-    def send(self, order: Order, body: bytes | None = None) -> None:
-        """Send an order, as soon as the connection takes it.
-
-        Args:
-            body: the order encoded, where it goes to many agents.
-        """
+Peer = Callable[[Order, bytes | None], None]
+"""(order, the order encoded where it goes to many agents): sends it to an agent, as soon as its connection takes it."""
 
 
 class LeaderRuntime:
@@ -190,7 +182,8 @@ class LeaderRuntime:
             self.begin(find_earlier_part(*asked) if self._directory.resumes else None)
             return
         failed = frozenset(self._job.shape.workers()) - {Worker.parse(worker) for worker in record.live}
-        names = [record.plan, record.held, record.holds, *(kept.holds for kept in _kept_states(record, cursor))]
+        kept = [state for of in (record, cursor) if of is not None for state in (of.verified, of.candidate)]
+        names = [record.plan, record.held, record.holds, *(state.holds for state in kept if state is not None)]
         digests = {plan_of(name) if " " in name else name for name in names}
         hosts = {digest: hosts for digest in digests if digest and (hosts := self._plans.hosts(digest)) is not None}
         plan = self._plans.adopted(failed, record.plan) if record.plan else None
@@ -199,7 +192,7 @@ class LeaderRuntime:
 
     def _show_dials(self) -> None:
         step = self.leader.generations.next_step
-        self._observers.append(Dials(self._job, self._directory.path, step, self._warn))
+        self._observers.append(Dials(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
 
     # Agents.
 
@@ -207,13 +200,13 @@ class LeaderRuntime:
         """An agent has connected; whether it may stay."""
         node = hello.node
         if node in self.agents:
-            peer.send(Rejected())
+            peer(Rejected(), None)
             return False
         self.agents[node] = peer
         for order in self._standing.messages():
-            peer.send(order)
+            peer(order, None)
         if self._keys:
-            peer.send(Keys(self._keys))
+            peer(Keys(self._keys), None)
         self._take(hello)
         return True
 
@@ -237,7 +230,7 @@ class LeaderRuntime:
             body = msgspec.msgpack.encode(keys)
             for other, peer in self.agents.items():
                 if other != node:
-                    peer.send(keys, body)
+                    peer(keys, body)
 
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
         """Tell workers to leave."""
@@ -271,7 +264,7 @@ class LeaderRuntime:
     def tell_outcome(self, outcome: str) -> None:
         """Tell all agents that the run has ended."""
         for peer in self.agents.values():
-            peer.send(Over(outcome))
+            peer(Over(outcome), None)
 
     # Ticks.
 
@@ -289,7 +282,7 @@ class LeaderRuntime:
         if now - self._told_alive >= self._job.membership.lease / ALIVE_PER_LEASE:
             self._told_alive = now
             for peer in self.agents.values():
-                peer.send(Alive())
+                peer(Alive(), None)
         if now - self._judged >= self._job.membership.heartbeat / 2:
             self._judged, beats = now, self._beats.rows()
         self._take(Tick(beats))
@@ -347,7 +340,7 @@ class LeaderRuntime:
 
     def _send(self, node: int, order: Order) -> None:
         if (peer := self.agents.get(node)) is not None:
-            peer.send(order)
+            peer(order, None)
 
     def _tell(self, message: LeaderMessage) -> None:
         """Send a message to all processes; each agent knows for which of its own it is."""
@@ -356,7 +349,7 @@ class LeaderRuntime:
             self._keys = without_earlier(self._keys, message.generation)
         body = msgspec.msgpack.encode(message)
         for peer in self.agents.values():
-            peer.send(message, body)
+            peer(message, body)
 
     def _merge_traces(self) -> None:
         """Write `trace.json`; a run that has ended well does not fail for it, whatever happens."""
@@ -385,10 +378,3 @@ class LeaderRuntime:
             dials.close()
         self._plans.close()
         self._checkpoints.close()
-
-
-def _kept_states(record: GenerationRecord, cursor: Cursor | None) -> list[Verified]:
-    """The states that the register names."""
-    holders: list[GenerationRecord | Cursor] = [record] if cursor is None else [record, cursor]
-    states = (state for holder in holders for state in (holder.verified, holder.candidate))
-    return [state for state in states if state is not None]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from recycle.errors import JobError
 from recycle.exec.data.provided import DataProvider
+from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
 from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
@@ -77,7 +78,8 @@ def run(
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
     providers = Providers(model, data, loss, evaluation).over(job)
-    request = request_run(job, steps=steps, schedule=schedule, providers=providers)
+    request = request_run(job, steps=steps, schedule=schedule)
+    check_request(request.job, request.steps, (), request.absent, providers)
     assert request.schedule is not None
     return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
 
@@ -186,7 +188,7 @@ class LocalRun:
                 program=self.evaluated_by.program(worker),
                 role=str(worker),
                 generation=1,
-                results=_LocalResults(str(worker), reports),
+                results=_LocalCommits(self.job, str(worker), reports),
                 model_stages=self.schedule.shape.stages,
                 stages=stages,
                 transport=LocalTransport(worker, self.exchange),
@@ -235,35 +237,23 @@ def _global_order(schedule: Schedule) -> list[tuple[Worker, int]]:
 
 
 class _LocalCommits:
-    """Commits from the reports of all workers of this process: the barrier has put every step behind every reduce.
+    """Commits and results of evaluations from the reports of all workers of this process, which the barrier put first.
 
     Args:
         worker: whose reports it takes.
-        reports: of the iteration, shared by all workers.
+        reports: of the iteration or the evaluation, shared by all workers.
     """
 
-    def __init__(self, job: Job, worker: str, reports: dict[str, Report]) -> None:
+    def __init__(self, job: Job, worker: str, reports: dict[str, Any]) -> None:
         self._job, self._worker, self._reports = job, worker, reports
 
-    def report(self, step: int, report: Report) -> None:
+    def report(self, step: int, report: Report | EvaluationReport) -> None:
         self._reports[self._worker] = report
+
+    report_evaluation = report
 
     def decision(self, step: int) -> Commit:
         return commit_of(self._job, step, step + 1, self._reports)
-
-
-class _LocalResults:
-    """Results of evaluations from the reports of all workers of this process.
-
-    Args:
-        worker, reports: as of `_LocalCommits`.
-    """
-
-    def __init__(self, worker: str, reports: dict[str, EvaluationReport]) -> None:
-        self._worker, self._reports = worker, reports
-
-    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        self._reports[self._worker] = report
 
     def evaluated(self, step: int) -> Evaluated:
         return evaluate(step, self._reports)

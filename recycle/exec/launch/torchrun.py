@@ -22,6 +22,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.request import request_run
 from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
 from recycle.exec.model.build import build_stages
@@ -78,6 +79,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     described = Job.load(given.job)
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)
+    check_request(request.job, request.steps, (), request.absent)
     assert request.schedule is not None
     job, steps, schedule = request.job, request.steps, with_barrier(request.schedule)
     if job.grid.tensor_parallel != 1:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from recycle.errors import JobError, RunError, first_line
-from recycle.exec.data import load_batches, load_evaluation
+from recycle.exec.data.loading import load_batches, load_evaluation
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
 from recycle.exec.model.providers import Providers

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from recycle.errors import JobError, first_line
-from recycle.exec.data.provided import DataProvider
-from recycle.exec.model.loss import LossFunction
 from recycle.job import Job
 from recycle.named import function_named, name_of
 from recycle.sections import DataSection
+
+if TYPE_CHECKING:  # both have torch, which the process that names the functions for others lacks
+    from recycle.exec.data.provided import DataProvider
+    from recycle.exec.model.loss import LossFunction
 
 ModelProvider = Callable[..., Any]
 """(job, first_layer, last_layer, pre_process=, post_process=) -> the torch module of a stage, on the CPU, with layers

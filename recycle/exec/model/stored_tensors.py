@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from recycle.errors import RecycleError, first_line
 from recycle.files import require_content
+
+if TYPE_CHECKING:  # whoever only asks for names has no torch
+    import torch
 
 _PIECE = re.compile(r"(.*)\.elements-(\d+)-(\d+)(?:-of-(\d+(?:x\d+)*))?")
 _FIRST_PART = re.compile(r"(.*)\.tensor-0-of-(\d+)")
@@ -145,6 +147,8 @@ class StoredTensors:
         Raises:
             `refusal`: there is no such tensor, or it has another shape.
         """
+        import torch
+
         if name in self._pieces:
             return self._joined_pieces(name, tuple(shape)).narrow(dimension, start, stop - start)
         parts = self._parts(name)
@@ -207,6 +211,8 @@ class StoredTensors:
 
     def _joined_pieces(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor that the shards of a sharded optimizer have pieces of."""
+        import torch
+
         told = shape_told(self._pieces[name][0])
         if told not in (None, shape):
             raise self._refusal(f"{self._where()}: {name} is {list(told)}, and the model's is {list(shape)}")

@@ -1,12 +1,17 @@
 """A process that imports the heavy packages once and forks the workers, and the launcher's handle on it.
 
 Importing megatron-core costs seconds of CPU per process; forked, a worker is up in a fraction of one, at the start of
-a run and when it re-joins. Requests are JSON lines on standard input. `["LOG", "SPECIFICATION", [5]]` forks a worker,
-which waits until process 5 has ended; the answer is its process id, a line on standard output. `7` reaps process 7,
-which has ended. Until then no other process gets its id, and /proc says how it ended even while the server is stopped.
+a run and when it re-joins. Requests are JSON lines on standard input:
+
+    ["FUNCTION", "ARGUMENT", "LOG", [5]]   fork a process that waits until process 5 has ended and calls the function;
+                                           the answer is its process id, a line on standard output
+    7                                      reap process 7, which has ended; until then no other process gets its id, and
+                                           /proc says how it ended even while the server is stopped
+    {"folders": [...], "modules": [...]}   import modules, found in these folders before Python's own path
+    "LOG"                                  print to this file from now on
 
 The server must have a single thread when it forks (torch starts its threads on first use, not on import); that is
-checked. It dies with the launcher, and each worker with it.
+checked. It dies with the launcher, and each process that it forks with it.
 
 The fork server of `multiprocessing` is not enough. There is one per process, with the variables and the modules of its
 first use. Each process that it forks runs the user's script again. It skips a module that cannot be imported. While it
@@ -32,9 +37,11 @@ from pathlib import Path
 from recycle.child import Child, die_with_parent, serve
 from recycle.errors import RunError
 from recycle.exec.exit_description import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
-from recycle.exec.transport.transports import known_environment
 from recycle.exec.worker.specification import REFUSED
 
+SEND_SECONDS = 0.1
+"""Between two attempts to send what the server's pipe did not take."""
+WORKER = "recycle.exec.worker.worker:run_worker"
 PRELOADED = {
     **dict.fromkeys(
         ("gpt", "llama", "qwen", "mixtral"),
@@ -56,15 +63,9 @@ PRELOADED = {
 """Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
 
 
-def worker_environment(threads: int, of_transport: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process that computes as a worker does.
-
-    Args:
-        threads: OMP threads.
-        of_transport: variables that the transport needs.
-    """
+def worker_environment(threads: int) -> dict[str, str]:
+    """The variables of a process that computes as a worker does, with so many OMP threads."""
     return {
-        **of_transport,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -113,11 +114,10 @@ class ForkServer:
     Args:
         kind: the job's kind of model, which says what the server imports.
         threads: OMP threads of every process that it forks.
-        log: file for what the server itself prints; None for nowhere.
         checkpoints: import what checkpoints need too, so that no worker has to when it writes its first.
-        environment: variables that the transport of its workers needs; those of all known ones when left out.
-        modules: to import as well: a user's own.
+        modules: to import before the first worker is forked: a user's own.
         folders: to find them in, before Python's own path.
+        environment: further variables of the server.
 
     Attributes:
         answers: readable when `read_answers` has something to read.
@@ -127,24 +127,19 @@ class ForkServer:
         self,
         kind: str,
         threads: int = 1,
-        log: Path | None = None,
         checkpoints: bool = False,
-        environment: Mapping[str, str] | None = None,
         modules: Sequence[str] = (),
         folders: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._log, self._pending, self._unsent = log, b"", b""
+        self._pending, self._unsent = b"", b""
         self._unanswered: deque[WorkerProcess] = deque()
-        variables = worker_environment(threads, known_environment() if environment is None else environment)
-        imported = [*PRELOADED[kind], *(PRELOADED["checkpoints"] if checkpoints else ()), *modules]
-        with (log or Path(os.devnull)).open("ab") as output:
-            self._child = Child(
-                "recycle.exec.processes.forkserver",
-                os.pathsep.join(folders),
-                *imported,
-                environment=variables,
-                errors=output,
-            )
+        preloaded = (*PRELOADED[kind], *(PRELOADED["checkpoints"] if checkpoints else ()))
+        self._imports = deque[object]([{"folders": [], "modules": preloaded}, {"folders": folders, "modules": modules}])
+        self._output = os.fdopen(os.memfd_create("forkserver"), "wb")  # until `log_to`
+        self._logs = [_path_of(self._output.fileno())]
+        variables = {**(environment or {}), **worker_environment(threads)}
+        self._child = Child("recycle.exec.processes.forkserver", environment=variables, errors=self._output)
         self.answers = self._child.answers
         for pipe in (self.answers, self._child.requests):
             os.set_blocking(pipe.fileno(), False)
@@ -154,6 +149,30 @@ class ForkServer:
         """Of the server's process."""
         return self._child.process.pid
 
+    def log_to(self, log: Path) -> None:
+        """Have the server print to this file."""
+        self._logs.insert(0, log)
+        self._send(str(log))
+
+    def call(self, function: str, argument: str) -> tuple[int, str]:
+        """The exit code and the output of a process that calls `package.module:function`, once it has ended.
+
+        The server imports what workers need meanwhile, but not yet the user's modules.
+        """
+        output = os.memfd_create("output")
+        try:
+            process = self._fork(function, argument, _path_of(output))
+            if len(self._imports) > 1:
+                self._send(self._imports.popleft())
+            while process.code is None:
+                wait([process.descriptor if process.pid else self.answers.fileno()], SEND_SECONDS)
+                self.read_answers()
+                process.look()
+            self.reap(process)
+            return process.code, _path_of(output).read_text(errors="replace")
+        finally:
+            os.close(output)
+
     def fork(self, specification: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
         """Ask for a worker's process.
 
@@ -161,7 +180,12 @@ class ForkServer:
             log: takes its output.
             after: processes that must end before it does anything, none of which is reaped.
         """
-        self._send([str(log), specification, [process.pid for process in after]])
+        while self._imports:
+            self._send(self._imports.popleft())
+        return self._fork(WORKER, specification, log, after)
+
+    def _fork(self, function: str, argument: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
+        self._send([function, argument, str(log), [process.pid for process in after]])
         self._unanswered.append(WorkerProcess())
         return self._unanswered[-1]
 
@@ -187,12 +211,18 @@ class ForkServer:
                 process.descriptor, process.pid = os.pidfd_open(int(line)), int(line)
         code = self._child.process.poll()
         if code is not None:
-            tail = last_lines(self._log) if self._log is not None else ""
+            tail = next(filter(None, map(last_lines, self._logs)), "")
             raise RunError(f"the fork server {with_last_lines(describe_exit(code), tail)}")
 
     def close(self) -> None:
         """End the server; its workers die with it."""
         self._child.close()
+        self._output.close()
+
+
+def _path_of(descriptor: int) -> Path:
+    """By which any process of this user opens a file of this process."""
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def describe_exit(code: int) -> str:
@@ -214,33 +244,37 @@ def last_lines(log: Path, count: int = 8) -> str:
     return ""
 
 
-def main(launcher: str, folders: str, *modules: str) -> None:
-    """The server's process, until standard input ends.
-
-    Args:
-        folders: to look for modules in before Python's own path, as PYTHONPATH has them.
-        modules: to import before forking, beside the worker's.
-    """
+def main(launcher: str) -> None:
+    """The server's process, until standard input ends."""
     requests, answers = serve(launcher)
-    sys.path[:0] = filter(None, folders.split(os.pathsep))
-    for module in ("recycle.exec.worker.worker", *modules):
-        importlib.import_module(module)
+    _import(["recycle.exec.worker.worker"])
     importlib.import_module("recycle.ir.plugins").load_plugins()
     importlib.import_module("recycle.exec.worker.warm_up").warm_up()
+    for request in map(json.loads, requests):
+        match request:
+            case int():
+                os.waitpid(request, 0)
+            case str():
+                _print_to(request)
+            case {"folders": folders, "modules": modules}:
+                sys.path[:0] = folders
+                _import(modules)
+            case _:
+                answers.write(b"%d\n" % _fork(*request))
+
+
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
+    """The id of the process that calls the function, and does not return from here."""
     gc.collect()
     gc.freeze()  # what is imported stays, so that no worker's collector looks at it, and so copies its pages
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")
-    for request in map(json.loads, requests):
-        if isinstance(request, int):
-            os.waitpid(request, 0)
-        else:
-            answers.write(b"%d\n" % _fork(*request))
-
-
-def _fork(log: str, specification: str, after: list[int]) -> int:
-    """The id of the process that becomes the worker, and does not return from here."""
     parent, awaited = os.getpid(), [os.pidfd_open(ending) for ending in after]
     pid = os.fork()
     if pid:
@@ -253,10 +287,9 @@ def _fork(log: str, specification: str, after: list[int]) -> int:
         os.setsid()
         while awaited:
             wait([awaited.pop()])
-        _redirect(Path(log))
-        from recycle.exec.worker.worker import run_worker
-
-        run_worker(specification)
+        _redirect(log)
+        module, _, name = function.partition(":")
+        getattr(importlib.import_module(module), name)(argument)
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1
@@ -268,14 +301,19 @@ def _fork(log: str, specification: str, after: list[int]) -> int:
         os._exit(code)
 
 
-def _redirect(log: Path) -> None:
+def _redirect(log: str) -> None:
     """Standard streams of the worker's own, and none of the server's descriptors."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for target, source in enumerate((null, output, output)):
-        os.dup2(source, target)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _print_to(log)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the server's holds requests that it has read ahead
+
+
+def _print_to(log: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for target in (1, 2):
+        os.dup2(output, target)
+    os.close(output)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from recycle.errors import RunError
 from recycle.exec.members import member_name
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit, last_lines
 from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.shape import Worker
 
@@ -55,56 +56,36 @@ class LocalProcesses:
         self._processes: dict[tuple[Worker, int], WorkerProcess] = {}  # by worker and tensor rank
         self._ending: list[tuple[Worker, WorkerProcess]] = []
         self._next_look = 0.0
-        self._incarnations: dict[Worker, int] = {}
-        self._ended: dict[Worker, str] = {}
-        self._failed: dict[Worker, int] = {}
+        self._failed: set[Worker] = set()
         self._poll = select.poll()
         self._waker = waker
         self._poll.register(server.answers, select.POLLIN)
         self._poll.register(waker.descriptor, select.POLLIN)
 
-    def start(
-        self,
-        worker: Worker,
-        generation: int,
-        restored: int | None = None,
-        *,
-        incarnation: int | None = None,
-        place: Worker | None = None,
-    ) -> None:
-        """Start the processes of a worker, whose last ones have ended.
-
-        Args:
-            generation: the last one before the processes.
-            restored: step of the checkpoint to start from; None for the initial state.
-            incarnation: their number; the next one when left out.
-            place: position of this machine whose GPUs they use; the worker's own when left out.
-        """
-        number = self.incarnation(worker) + 1 if incarnation is None else incarnation
-        self._incarnations[worker] = number
-        self._failed.pop(worker, None)
-        self._ended.pop(worker, None)
+    def start(self, order: Start) -> None:
+        """Start the processes of a worker, whose last ones have ended."""
+        worker = Worker.parse(order.worker)
+        self._failed.discard(worker)
         before = [process for ending, process in self._ending if ending == worker]
-        first = self._places.index(worker if place is None else place) * len(self._tensor_ranks)
+        first = self._places.index(Worker.parse(order.place)) * len(self._tensor_ranks)
         for rank in self._tensor_ranks:
             specification = WorkerSpecification(
                 run=self._run,
-                worker=str(worker),
-                incarnation=number,
-                generation=generation,
-                restored=restored,
+                worker=order.worker,
+                incarnation=order.incarnation,
+                generation=order.generation,
+                restored=order.restored,
                 tensor_rank=rank,
                 local_index=first + rank,
             )
             text = msgspec.json.encode(specification).decode()
-            self._processes[worker, rank] = self._server.fork(text, self.log(worker, rank), before)
+            self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before)
 
     def watch(self, descriptor: int) -> None:
         """Have `wait` return when a descriptor is readable."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
-        """The log file of a worker's process."""
+    def _log(self, worker: Worker, tensor_rank: int) -> Path:
         return self._logs / f"{member_name(worker, tensor_rank)}.log"
 
     def wait(self, seconds: float) -> None:
@@ -124,8 +105,11 @@ class LocalProcesses:
             process.look()
         return any(process.code is not None for process in self._processes.values())
 
-    def gone(self) -> dict[Worker, str]:
-        """Workers of which a process ended since the last call, with how; one that ends well does so with its last.
+    def gone(self) -> dict[Worker, tuple[str, str]]:
+        """Workers of which a process ended since the last call; one that ends well does so with its last.
+
+        Returns:
+            How it ended, and the last lines of its log.
 
         Raises RunError when the fork server itself ended.
         """
@@ -134,7 +118,7 @@ class LocalProcesses:
             if process.pid:
                 self._poll.register(process.descriptor, select.POLLIN)
         over = {descriptor for descriptor, _ in self._poll.poll(0)}
-        reported: dict[Worker, str] = {}
+        reported: dict[Worker, tuple[str, str]] = {}
         for (worker, rank), process in list(self._processes.items()):
             if process.descriptor in over:
                 process.look()
@@ -145,19 +129,16 @@ class LocalProcesses:
             process.kill()
             if worker not in self._failed and (process.code or not self._processes_of(worker)):
                 how = describe_exit(process.code)
-                self._failed[worker] = rank
-                reported[worker] = how if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {how}"
+                how = how if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {how}"
+                self._failed.add(worker)
+                reported[worker] = how, last_lines(self._log(worker, rank))
         for ending in [ending for ending in self._ending if ending[1].descriptor in over]:
             self._ending.remove(ending)
             self._poll.unregister(ending[1].descriptor)
             self._server.reap(ending[1])
-        self._ended |= reported
         for worker in self._failed:
             self.kill(worker)
         return reported
-
-    def ended(self, worker: Worker) -> str | None:
-        return self._ended.get(worker)
 
     def _processes_of(self, worker: Worker) -> list[WorkerProcess]:
         members = ((worker, rank) for rank in self._tensor_ranks)
@@ -167,17 +148,10 @@ class LocalProcesses:
         """Whether the worker has a process that has not ended, as far as `gone` has seen."""
         return bool(self._processes_of(worker))
 
-    def incarnation(self, worker: Worker) -> int:
-        return self._incarnations.get(worker, -1)
-
     def kill(self, worker: Worker) -> None:
         """SIGKILL the worker's processes that are still there."""
         for process in self._processes_of(worker):
             process.kill()
-
-    def tail(self, worker: Worker) -> str:
-        """The last lines of the worker's log: of the process that failed first, if one did."""
-        return last_lines(self.log(worker, self._failed.get(worker, 0)))
 
     def end(self, patience: float) -> None:
         """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.

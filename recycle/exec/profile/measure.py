@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from msgspec import Struct
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from recycle.child import serve
 from recycle.exec.model.build import build_stages
@@ -38,7 +39,6 @@ from recycle.exec.profile.capacity import capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu
 from recycle.exec.transport.transports import ANYWHERE, transport_named
-from recycle.exec.worker.member import FormingKeys
 from recycle.exec.worker.updates import Updates
 from recycle.footprint import MESSAGES_UNDER_WAY
 from recycle.ir.kinds import ValueKind
@@ -89,9 +89,10 @@ class Footprint(NamedTuple):
 
 
 class PeerRequest(Struct, frozen=True):
-    """Be one of `peers` processes that form groups on the same keys; the first two exchange messages, all sum buffers.
+    """Be one of `peers` processes that form groups; the first two exchange messages, all sum buffers.
 
     Attributes:
+        store: file that the groups form on.
         messages: bytes of the messages to exchange.
         sums: buffers to sum together, by bytes and bytes of an entry.
         copies: owners of each shard of a sharded optimizer, one shard per peer; 0 for none.
@@ -282,7 +283,7 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     """This process's part of the exchange; what process 0 finds is the result."""
     peers = [Worker(k, 0) for k in range(request.peers)]
     me = peers[request.rank]
-    keys = FormingKeys(request.store)
+    keys = FileStore(request.store, request.peers)
     seconds = request.timeout
     limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
     plugin = transport_named(ANYWHERE)(TransportSettings(keys, limits=limits))

@@ -30,9 +30,8 @@ import torch
 
 from recycle.child import Child
 from recycle.errors import JobError, RunError
-from recycle.exec.agent.keys import KeyServer
 from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
-from recycle.exec.launch.request import check_request
+from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
@@ -193,13 +192,12 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
     is_sharded = job.train.sharded_optimizer and bool(sums)
     copies = job.train.optimizer_copies if is_sharded else 0
     weights = sorted({found.weights for found in figures}) if is_sharded else []
-    keys = KeyServer()
     with ExitStack() as stack:
-        stack.callback(keys.close)
+        store = str(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recycle-"))) / "store")
         children = []
         for rank in range(peers):
             timeout = job.membership.transport_timeout
-            request = PeerRequest(rank, peers, keys.address, sizes, sums, repeats, timeout, copies, weights)
+            request = PeerRequest(rank, peers, store, sizes, sums, repeats, timeout, copies, weights)
             children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     if not sums:
@@ -219,7 +217,7 @@ class _Measuring(Child):
     """A process of `recycle.exec.profile.measure` with its request."""
 
     def __init__(self, kind: str, job: Job, request: object) -> None:
-        environment = worker_environment(job.train.threads, transport_of(job).environment)
+        environment = {**transport_of(job).environment, **worker_environment(job.train.threads)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         super().__init__("recycle.exec.profile.measure", kind, environment=environment, errors=self._errors)
         self.send(request)

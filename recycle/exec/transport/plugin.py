@@ -59,7 +59,7 @@ class TransportPlugin(ABC):
     has_shards: ClassVar[bool] = False
     paces_links: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
-    """Variables that worker processes are started with."""
+    """Variables that a worker process sets first of all; torch is imported by then."""
 
     def __init__(self, settings: TransportSettings) -> None:
         self.settings = settings

@@ -45,11 +45,6 @@ def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
     return isinstance(value, type) and issubclass(value, TransportPlugin)
 
 
-def known_environment() -> dict[str, str]:
-    """The variables that worker processes of any of the known transports are started with."""
-    return {name: value for known in TRANSPORTS for name, value in transport_named(known).environment.items()}
-
-
 def transport_of(job: Job) -> type[TransportPlugin]:
     """The transport that `[membership] transport` asks for on this machine.
 

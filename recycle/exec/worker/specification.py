@@ -20,6 +20,7 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
         address: of this machine, which the other workers connect to.
         started: when the run started, by this machine's monotonic clock.
         directory: the run directory.
+        environment: variables that the transport needs.
     """
 
     job: str
@@ -30,6 +31,7 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
     address: str
     started: float
     directory: str
+    environment: dict[str, str] = {}
 
 
 class WorkerSpecification(Struct, frozen=True, kw_only=True):

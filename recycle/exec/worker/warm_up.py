@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from recycle.exec.protocol import Commit, GenerationRecord, Report
-from recycle.exec.transport.transports import known_environment
+from recycle.exec.transport.transports import TRANSPORTS, transport_named
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower, with_barrier
@@ -22,7 +22,8 @@ _SMALLEST = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
 
 def warm_up() -> None:
     """Read a job and a plan, lower it, and make the decoders of messages; starts no thread."""
-    known_environment()
+    for transport in TRANSPORTS:
+        transport_named(transport)
     for message in (WorkerSpecification, GenerationRecord, Commit, Report):
         msgspec.json.Decoder(message)
     schedule = one_f_one_b(Job.from_toml(_SMALLEST).shape)

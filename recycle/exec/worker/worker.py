@@ -49,6 +49,7 @@ def run_worker(text: str) -> None:
         text: its specification.
     """
     specification = msgspec.json.decode(text, type=WorkerSpecification)
+    os.environ.update(specification.run.environment)  # before the first call of CUDA, which reads it
     termination = Termination()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from recycle.exec.agent.keys import KeyServer
 from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.worker.member import FormingKeys
 from tests.exec.accelerator.communicator import Communicator
@@ -19,6 +18,7 @@ from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
+from tests.exec.keys import KeyServer
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.process

@@ -10,8 +10,8 @@ import pytest
 
 from recycle.exec.agent import node_agent
 from recycle.exec.agent.node_agent import NodeAgent
-from recycle.exec.links import Hub, Link, connect_locally
-from recycle.exec.protocol import AgentMessage, Join, Ready, Report, Said, StepReport
+from recycle.exec.links import Hub, Link, connect_locally, listen_locally
+from recycle.exec.protocol import AgentMessage, Join, Ready, Report, Said, Start, StepReport
 
 REPORT = Said(StepReport(0, Report({0: [1.0]}, None)), 1)
 
@@ -21,12 +21,15 @@ class Node:
 
     def __init__(self) -> None:
         self.hub = Hub()
-        self.agent = NodeAgent(0, "session", self.hub, 0.25, 1)
-        self.agent.serve(Mock(gone=lambda: {}, incarnation=lambda worker: 0))
+        listener, self._address = listen_locally()
+        processes = Mock(gone=dict, running=lambda worker: False)
+        self.agent = NodeAgent(0, "session", self.hub, 0.25, 1, listener, processes)
+        for name in ("0.0", "0.1"):
+            self.agent.obey(Start(name, 0, name, 0))
         self.links = [self._join(name) for name in ("0.0", "0.1")]
 
     def _join(self, name: str) -> Link:
-        link = connect_locally(self.agent.address, AgentMessage, "the agent")
+        link = connect_locally(self._address, AgentMessage, "the agent")
         link.send(Join(name, 0))
         return link
 

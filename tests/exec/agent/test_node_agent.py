@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
-from recycle.exec.links import Hub, Link, LinkClosed, connect_locally
+from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_locally
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
     AgentMessage,
@@ -54,23 +54,22 @@ class Processes:
     """Stands for the processes of a node; a test says which of them end."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Worker, int] = {}
         self.alive: set[Worker] = set()
         self.killed: list[Worker] = []
-        self.started: list[tuple[Worker, int, int | None, int, Worker]] = []
-        self._gone: dict[Worker, str] = {}
+        self.started: list[Start] = []
+        self._gone: dict[Worker, tuple[str, str]] = {}
 
-    def start(self, worker: Worker, generation: int, restored: int | None, *, incarnation: int, place: Worker) -> None:
+    def start(self, order: Start) -> None:
+        worker = Worker.parse(order.worker)
         assert worker not in self.alive
-        self.numbers[worker] = incarnation
         self.alive.add(worker)
-        self.started.append((worker, generation, restored, incarnation, place))
+        self.started.append(order)
 
     def ends(self, worker: Worker, how: str) -> None:
         self.alive.discard(worker)
-        self._gone[worker] = how
+        self._gone[worker] = how, f"log of {worker}"
 
-    def gone(self) -> dict[Worker, str]:
+    def gone(self) -> dict[Worker, tuple[str, str]]:
         gone, self._gone = self._gone, {}
         return gone
 
@@ -80,20 +79,15 @@ class Processes:
     def running(self, worker: Worker) -> bool:
         return worker in self.alive
 
-    def incarnation(self, worker: Worker) -> int:
-        return self.numbers.get(worker, -1)
-
-    def tail(self, worker: Worker) -> str:
-        return f"log of {worker}"
-
 
 class Node:
     """An agent with the processes 0.0 and 0.1 of two workers, each in its first incarnation."""
 
     def __init__(self, tensor_parallel: int) -> None:
         self.hub, self.processes, self.drained = Hub(), Processes(), list[Drain]()
-        self.agent = NodeAgent(3, "session", self.hub, HEARTBEAT, tensor_parallel, self._drain)
-        self.agent.serve(cast(LocalProcesses, self.processes))
+        listener, self.address = listen_locally()
+        processes = cast(LocalProcesses, self.processes)
+        self.agent = NodeAgent(3, "session", self.hub, HEARTBEAT, tensor_parallel, listener, processes, self._drain)
         for worker in (A, B):
             self.agent.obey(Start(str(worker), 0, str(worker), 0))
 
@@ -101,7 +95,7 @@ class Node:
         self.drained.append(message)
 
     def connect(self) -> Link:
-        link = connect_locally(self.agent.address, AgentMessage, "the agent")
+        link = connect_locally(self.address, AgentMessage, "the agent")
         link.socket.settimeout(SOON)
         return link
 
@@ -286,7 +280,7 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
     assert len(node.processes.started) == 2
     node.processes.ends(A, "killed by SIGKILL")
     assert node.batch().ended == [Ended("0.0", 0, "killed by SIGKILL", "log of 0.0")]
-    assert node.processes.started[2:] == [(A, 4, 7, 1, B)]
+    assert node.processes.started[2:] == [Start(str(A), 1, str(B), 4, 7)]
     killed = len(node.processes.killed)
     for late in (order, Start("0.0", 0, "0.0", 0), Kill("0.0", 0)):
         node.agent.obey(late)
@@ -338,7 +332,7 @@ def test_another_user_of_the_machine_is_neither_heard_nor_answered(node: Node, r
     def is_answered() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SOON)
-            connection.connect(f"\0{node.agent.address}")
+            connection.connect(f"\0{node.address}")
             link = Link(connection, AgentMessage)
             try:
                 link.send(request_)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from recycle import Job, JobError
-from recycle.exec.data import load_batches, load_evaluation
 from recycle.exec.data.batches import Batches
-from recycle.exec.launch.request import check_request
+from recycle.exec.data.loading import load_batches, load_evaluation
+from recycle.exec.launch.checks import check_request
 from tests.exec.data.test_gpt_dataset import SEQUENCE, SIZE, D, M, toml
 from tests.exec.megatron_data import dealt_out, training_samples, written
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from recycle import Job, JobError, RunError
-from recycle.exec.data import load_batches
-from recycle.exec.data.gpt_dataset import GptDatasetBatches, require_samples
+from recycle.exec.data.gpt_dataset import GptDatasetBatches
+from recycle.exec.data.loading import load_batches
+from recycle.exec.data.samples import require_samples
 from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError

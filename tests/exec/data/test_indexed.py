@@ -18,7 +18,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from recycle import Job, JobError, RunError
 from recycle.exec import run
 from recycle.exec.data.indexed import IndexedRows, _permuted
-from recycle.exec.launch.request import check_request
+from recycle.exec.launch.checks import check_request
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.runs import job
 

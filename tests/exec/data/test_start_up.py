@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle import JobError
-from recycle.exec.data import load_batches
+from recycle.exec.data.loading import load_batches
 from recycle.exec.data.text import Text
 from recycle.exec.model.build import build_stages
 from tests.exec.drive import CPU, small_job

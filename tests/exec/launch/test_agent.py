@@ -27,7 +27,7 @@ from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
 from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.etcd_server import EtcdServer, keys
-from tests.exec.runs import Run, job, processes_writing_below
+from tests.exec.runs import Run, heavy_libraries, job, processes_writing_below
 from tests.warm import WarmCommand
 
 pytestmark = pytest.mark.process
@@ -398,6 +398,15 @@ def test_an_agent_that_is_started_again_after_the_run_has_ended_has_nothing_to_d
     assert "asked the store" in Command(capsys)(*options, "--steps", "6").err
     (tmp_path / "job.toml").write_text(job(3, 2, 3, **keys).to_toml())
     assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
+
+
+def test_agents_have_no_torch_the_one_that_leads_included(start: Start, tmp_path: Path) -> None:
+    cluster = start(small(), nodes=0)
+    for node in range(3):
+        cluster.start(node, as_user=True)
+    cluster.reach_step(2)
+    assert [heavy_libraries(agent.pid) for agent in cluster.agents.values()] == [set()] * 3
+    assert heavy_libraries(processes_writing_below(str(tmp_path / "run/logs/0.0.log"))[0]) == {"torch"}
 
 
 def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from recycle import Job, JobError
+from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.dials import Dials, TensorBoard, peak_flops
-from recycle.exec.launch.request import check_request
 from recycle.sections import DialsSection
 from tests.exec.runs import Run, job
 
@@ -85,8 +85,8 @@ def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) 
 
 
 def test_nobody_knows_the_peak_of_a_cpu() -> None:
-    assert peak_flops(job(1, 1, 1)) is None
-    assert peak_flops(job(1, 1, 1, dials={"peak_flops": 3e12})) == 3e12
+    assert peak_flops(job(1, 1, 1), "") is None
+    assert peak_flops(job(1, 1, 1, dials={"peak_flops": 3e12}), "") == 3e12
 
 
 def test_a_dial_that_fails_is_left_out_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
 from recycle.runs import read_lines, read_logs
 from tests.conftest import Servers
-from tests.exec.runs import Run, job, kinds, processes_writing_below
+from tests.exec.runs import Run, heavy_libraries, job, kinds, processes_writing_below
 
 pytestmark = pytest.mark.process
 
@@ -163,12 +163,46 @@ def test_a_run_ends_and_finds_deaths_at_once_though_its_fork_server_stands_still
     assert not processes_writing_below(str(tmp_path))
 
 
-def test_a_fork_server_that_stands_still_at_the_start_ends_the_run(server: ForkServer, tmp_path: Path) -> None:
+def test_a_fork_server_that_stands_still_at_the_start_ends_the_run(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is asked for more processes than its pipe holds requests."""
     of = job(6, 4, 2, membership={"warm_up": 1.0, "dead_after": 0.5})
-    os.kill(server.pid, signal.SIGSTOP)
+    call = server.call
+
+    def call_and_stop(*arguments: str) -> tuple[int, str]:
+        answer = call(*arguments)
+        os.kill(server.pid, signal.SIGSTOP)
+        return answer
+
+    monkeypatch.setattr(server, "call", call_and_stop)
     with pytest.raises(RunError, match=r"worker 0\.0 had no heartbeat for 1 s during start-up"):
         train(of, tmp_path, steps=2, planner=plan_for_training, server=server)
+
+
+def test_a_check_that_dies_ends_the_run_with_its_last_lines(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly.py").write_text("import os\nprint('reading the data', flush=True)\nos.kill(os.getpid(), 9)\n")
+    of = job(1, 2, 2, kind="gpt", data={"provider": "deadly:data"}, model={"import_from": [str(tmp_path)]})
+    with pytest.raises(RunError, match=r"the process that checks the job killed by SIGKILL; .*: reading the data"):
+        train(of, tmp_path / "run", steps=1, planner=plan_for_training, server=server)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_launcher_has_no_torch_and_its_workers_have(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(job(2, 2, 2, kind="gpt").to_toml())
+    command = [sys.executable, "-c", "from recycle.cli import main; main()", "train", "job.toml", "--run", "run"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    try:
+        next(line for line in launcher.stdout if line.startswith("step"))
+        assert heavy_libraries(launcher.pid) == set()
+        worker, *_ = processes_writing_below(str(tmp_path / "run/logs/0.0.log"))
+        assert heavy_libraries(worker) == {"torch"}
+    finally:
+        launcher.kill()
+        launcher.communicate()
 
 
 def _descendants(pid: int) -> set[int]:

@@ -43,7 +43,7 @@ class Runtime:
 
     def greet(self, peer: Peer, hello: Hello) -> bool:
         if hello.node in self.agents:
-            peer.send(Rejected())
+            peer(Rejected(), None)
             return False
         self.agents[hello.node] = peer
         self.log.append(("greet", hello.node, hello.session))
@@ -55,6 +55,9 @@ class Runtime:
 
     def take(self, node: int, batch: Batch) -> None:
         self.log.append(("take", node, batch))
+
+    def close(self) -> None:
+        self.log.append(("close",))
 
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
         answer(Drained([request.target]))
@@ -114,7 +117,7 @@ def test_agent_is_heard_after_its_hello_and_told_what_the_leader_orders(leader: 
     link = leader.agent(BATCH, Hello(1, "one"), BATCH)
     leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
     assert not leader.server.is_empty
-    leader.runtime.agents[1].send(Stop(4))
+    leader.runtime.agents[1](Stop(4), None)
     assert link.read() == [Stop(4)]
     link.send(Goodbye(1))
     leader.logs(("part", 1))
@@ -152,7 +155,7 @@ def test_agent_that_connects_again_takes_the_place_of_its_old_connection(leader:
     for _ in range(10):
         leader.hub.dispatch(0.01)
     assert leader.runtime.log == []
-    leader.runtime.agents[1].send(Stop(4))
+    leader.runtime.agents[1](Stop(4), None)
     assert new.read() == [Stop(4)]
 
 

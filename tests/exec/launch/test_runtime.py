@@ -54,7 +54,7 @@ class Peer:
     def __init__(self) -> None:
         self.orders: list[Order] = []
 
-    def send(self, order: Order, body: bytes | None = None) -> None:
+    def __call__(self, order: Order, body: bytes | None) -> None:
         if not isinstance(order, Alive):
             self.orders.append(order)
 
@@ -77,7 +77,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
                     planner=None,
                     faults=[],
                     observer=Observer(),
-                    text_digest=None,
                 ),
                 register=register,
                 homes={Worker(0, 0): 0, Worker(1, 0): 1},

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recycle import Job, MicroBatch, RunError
-from recycle.exec.data import load_evaluation
+from recycle.exec.data.loading import load_evaluation
 from recycle.exec.leader.commit import evaluate, evaluation_report
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.sections import EvalSection

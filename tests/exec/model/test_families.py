@@ -9,7 +9,7 @@ import torch
 
 from recycle import Job, JobError
 from recycle.exec import run
-from recycle.exec.data import load_batches
+from recycle.exec.data.loading import load_batches
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import (

@@ -12,7 +12,7 @@ from torch import nn
 
 from recycle import Job, JobError, RunError
 from recycle.exec import run
-from recycle.exec.launch.request import check_request
+from recycle.exec.launch.checks import check_request
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.gpt import build_part

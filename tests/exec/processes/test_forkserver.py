@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from recycle import RunError
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit
 
 pytestmark = pytest.mark.process
@@ -72,6 +73,15 @@ def test_a_worker_waits_until_other_processes_have_ended(server: ForkServer, tmp
     assert "DecodeError" in log.read_text()
     for other in others:
         other.wait()
+
+
+def test_a_call_gives_the_exit_code_and_the_output_of_a_process_of_its_own(server: ForkServer) -> None:
+    large = "x" * 200_000  # more than a pipe holds
+    assert server.call("builtins:print", large) == (0, large + "\n")
+    assert server.call("builtins:int", "no number")[0] == 1
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="the fork server killed by SIGKILL"):
+        server.call("builtins:print", "")
 
 
 def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from recycle.exec.processes import processes
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification
 
 pytestmark = pytest.mark.process
@@ -76,14 +77,14 @@ class _Machine:
         run = RunSpecification(job="", cut=[], stages={}, faults=[], agent="", address="", started=0.0, directory=".")
         server = cast(ForkServer, self.server)
         self.processes = LocalProcesses(server, run, [WORKER], self.waker, len(programs))
-        self.processes.start(WORKER, 0)
+        self.processes.start(Start(str(WORKER), 0, str(WORKER), 0))
 
     def wait_for_report(self) -> str:
         deadline = time.monotonic() + 30
         while not (gone := self.processes.gone()):
             assert time.monotonic() < deadline
             self.processes.wait(1.0)
-        return gone[WORKER]
+        return gone[WORKER][0]
 
     def end(self) -> None:
         """Wait until no process is left."""
@@ -115,8 +116,7 @@ def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
     assert machine.wait_for_report() == how
     assert not wait([machine.server.forked[0].descriptor], 0)
     assert not machine.processes.running(WORKER)
-    assert machine.processes.ended(WORKER) == how
-    machine.processes.start(WORKER, 1)
+    machine.processes.start(Start(str(WORKER), 1, str(WORKER), 1))
     assert machine.server.after == [[], machine.server.forked[:1]]
     assert machine.wait_for_report() == "ended with exit code 0"
     machine.end()

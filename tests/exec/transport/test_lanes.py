@@ -18,7 +18,6 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.agent.keys import KeyServer
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.formation import lanes_of
@@ -34,6 +33,7 @@ from recycle.shape import Shape, Worker
 from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport
+from tests.exec.keys import KeyServer
 
 MESSAGE = ((4,), torch.float32)
 SOON, LATE = 0.1, 20.0

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pytest
 
 from recycle import RunError
-from recycle.exec.agent.keys import KeyServer
 from recycle.exec.links import Link, LinkClosed, listen_locally
 from recycle.exec.protocol import (
     Acknowledged,
@@ -39,6 +38,7 @@ from recycle.exec.protocol import (
     Strike,
 )
 from recycle.exec.worker.member import FormingKeys, GenerationOver, Member, MemberState
+from tests.exec.keys import KeyServer
 
 SOON = 10.0
 COMMIT = Commit(3, 1.5, 0.25, 1.0)

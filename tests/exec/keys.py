@@ -1,4 +1,4 @@
-"""Serves the keys that process groups form on to processes which have no agent: those that measure a machine."""
+"""Serves the keys that process groups form on, to processes that have no agent."""
 
 from __future__ import annotations
 

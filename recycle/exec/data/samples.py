@@ -1,0 +1,26 @@
+"""How many samples the order of a GPTDataset is made of; without torch, which the process that resumes a run lacks."""
+
+from __future__ import annotations
+
+from recycle.errors import JobError
+from recycle.job import Job
+
+
+def samples_per_iteration(job: Job) -> int:
+    """Samples of D*m micro-batches."""
+    return job.shape.global_micro_batches * job.data.micro_batch_size
+
+
+def samples_of(job: Job, iterations: int | None = None) -> int:
+    """The number of samples that the order follows from: `[data] samples`, or those of all iterations."""
+    return job.data.samples or (iterations or job.train.steps) * samples_per_iteration(job)
+
+
+def require_samples(job: Job, steps: int) -> None:
+    """Raise JobError when so many steps need more samples than the order is made of."""
+    needed = steps * samples_per_iteration(job)
+    if job.data.kind == "gpt-dataset" and needed > samples_of(job):
+        raise JobError(
+            f"[data] samples: {steps} steps need {needed} samples, and the order is made of {samples_of(job)}; state as"
+            " many as all steps need, from the start of a run on"
+        )

@@ -1,0 +1,95 @@
+"""Refuses a run that cannot work, and finds out what this machine has for it. Imports torch.
+
+A launcher and an agent, which have no torch, let their fork server call `main` before it forks any worker.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.checkpoint.checkpoint import verify_files
+from recycle.exec.faults.faults import Fault, parse_fault
+from recycle.exec.faults.kinds import KINDS
+from recycle.exec.launch.dials import asks_for_gpu
+from recycle.exec.launch.request import FAILED, Findings, refuse_at_once
+from recycle.exec.model.providers import Providers
+from recycle.exec.transport.transports import transport_named, transport_of
+from recycle.exec.worker.specification import REFUSED
+from recycle.job import Job
+from recycle.shape import Worker
+
+
+def check_request(
+    job: Job,
+    steps: int,
+    faults: Sequence[Fault],
+    absent: frozenset[Worker],
+    providers: Providers | None = None,
+    processes: int = 0,
+) -> Findings:
+    """Refuse what cannot work before any worker starts.
+
+    Args:
+        providers: functions for the model, the data and the loss; those that the job names when left out.
+        processes: that this machine is to run.
+
+    Raises:
+        JobError: the request is impossible, here.
+    """
+    text_digest = None
+    refuse_at_once(job, steps, faults, absent)
+    check_libraries(job)
+    if job.model.kind != "emulated":
+        from recycle.exec.data.loading import load_batches, load_evaluation
+        from recycle.exec.data.samples import require_samples
+
+        if job.model.weights is not None:
+            verify_files(Path(job.model.weights))
+        providers = providers or Providers.of(job)
+        if providers.data is None:
+            require_samples(job, steps)
+        batches = load_batches(job, providers.data)
+        batches.require_vocabulary()
+        if job.evaluation.every:
+            load_evaluation(job, providers.of_evaluation(job)).require_vocabulary()
+        text_digest = batches.digest
+    transport = transport_of(job)
+    transport.require_machine(processes)
+    for fault in faults:
+        if KINDS[fault.kind].of_link and not transport.paces_links:
+            raise JobError(
+                f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
+            )
+    gpu = torch.cuda.get_device_name() if asks_for_gpu(job) and torch.cuda.is_available() else ""
+    return Findings(text_digest, transport.environment, gpu)
+
+
+def check_libraries(job: Job) -> None:
+    """Raise JobError for a setting that a transport or megatron-core does not know."""
+    transport = job.membership.transport
+    if transport != "auto" and ":" not in transport:
+        transport_named(transport)
+    if job.model.kind != "emulated" and job.model.config:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, tells of missing packages
+            from recycle.exec.model.config import transformer_config
+        transformer_config(job)
+
+
+def main(text: str) -> None:
+    """Check what `RunRequest.checked_by` asks; the last line that is printed are the findings or the refusal."""
+    job, steps, faults, absent, processes = msgspec.json.decode(text, type=tuple[str, int, list[str], list[str], int])
+    workers = frozenset(map(Worker.parse, absent))
+    try:
+        found = check_request(Job.from_toml(job), steps, list(map(parse_fault, faults)), workers, processes=processes)
+    except RecycleError as error:
+        print(f"\n{error}")
+        sys.exit(FAILED if isinstance(error, RunError) else REFUSED)
+    print(f"\n{msgspec.json.encode(found).decode()}")

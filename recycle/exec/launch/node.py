@@ -1,0 +1,64 @@
+"""The processes of one machine in a run, and what serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.links import Hub, Link, listen_locally
+from recycle.exec.processes.forkserver import ForkServer
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.exec.processes.waker import Waker
+from recycle.exec.protocol import Drain
+from recycle.shape import Worker
+
+
+class Node:
+    """A machine that is about to start its processes; close it, and all of them end.
+
+    Args:
+        server: forks the processes.
+        places: positions of this machine, in the order of its GPUs.
+        address: of this machine, for the workers of others.
+        node, session: number of the machine, and name of its agent.
+        drain: as of `NodeAgent`.
+
+    Attributes:
+        hub: all connections.
+        waker: ends a `wait` from other threads.
+        socket: name of the socket that processes connect to.
+    """
+
+    def __init__(
+        self,
+        request: RunRequest,
+        directory: RunDirectory,
+        server: ForkServer,
+        places: Sequence[Worker],
+        *,
+        address: str,
+        node: int = 0,
+        session: str = "",
+        drain: Callable[[Link, Drain], None] = lambda link, message: None,
+    ) -> None:
+        self._heartbeat, tensor_parallel = request.job.membership.heartbeat, request.job.grid.tensor_parallel
+        self.hub, self.waker = Hub(), Waker()
+        listener, self.socket = listen_locally()
+        specification = request.specification(directory, agent=self.socket, address=address)
+        self.processes = LocalProcesses(server, specification, places, self.waker, tensor_parallel)
+        self.processes.watch(self.hub.fileno())
+        self.agent = NodeAgent(
+            node, session, self.hub, self._heartbeat, tensor_parallel, listener, self.processes, drain
+        )
+
+    def wait(self) -> None:
+        """Wait until something happens, or it is time to judge heartbeats or to send what is held back."""
+        self.processes.wait(HOLD_SECONDS if self.agent.is_holding else self._heartbeat / 2)
+
+    def close(self) -> None:
+        """End all processes, and close all connections."""
+        self.processes.end(patience=0.0)
+        self.hub.close()
+        self.waker.close()
