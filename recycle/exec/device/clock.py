@@ -7,7 +7,7 @@ in the host's monotonic seconds, so that times of all processes of a machine com
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Mark(Protocol):
@@ -18,6 +18,14 @@ class Mark(Protocol):
 
     def seconds(self) -> float:
         """When the device came to it, in monotonic seconds. Only of a mark that was reached."""
+
+
+class ExecutedInstruction(NamedTuple):
+    """An instruction that ran: its text, and the marks at which its stage began and ended it."""
+
+    text: str
+    began: Mark
+    ended: Mark
 
 
 class Clock(Protocol):

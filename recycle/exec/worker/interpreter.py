@@ -10,17 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from recycle.exec.device.clock import HostClock, Mark
+from recycle.exec.device.clock import ExecutedInstruction, HostClock, Mark
 from recycle.exec.device.device_progress import DeviceProgress
+from recycle.exec.device.streams import Streams
 from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport
-from recycle.exec.worker.streams import Streams
 from recycle.ir.dependencies import tie_groups
 from recycle.ir.instruction import (
     CARRIERS,
@@ -36,14 +36,6 @@ from recycle.ir.instruction import (
 from recycle.ir.replays import Checked
 from recycle.ir.values import Value, inputs, needs, produced
 from recycle.shape import MicroBatch
-
-
-class ExecutedInstruction(NamedTuple):
-    """An instruction that ran: its text, and the marks at which its stage began and ended it."""
-
-    text: str
-    began: Mark
-    ended: Mark
 
 
 class Interpreter:
@@ -75,7 +67,7 @@ class Interpreter:
         model_stages: int,
         transport: Transport,
         step: Callable[[int], None],
-        computed: Callable[[float], None] = lambda _: None,
+        computed: Sequence[Callable[[float], object]] = (),
         ties: Sequence[Sequence[int]] = (),
         streams: Streams | None = None,
         device: DeviceProgress | None = None,
@@ -172,7 +164,8 @@ class Interpreter:
         with self._streams.on_other_stream(tensors) if beside and self._streams is not None else nullcontext():
             began, started = self._device.clock.mark(), time.monotonic()
             self._run(instruction, tensors)
-            self._computed(time.monotonic() - started)
+            for computed in self._computed:
+                computed(time.monotonic() - started)
             executed = self._note(instruction, began)
         self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
         if instruction.row.required:

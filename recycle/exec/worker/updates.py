@@ -69,15 +69,16 @@ class Updates:
         if decided is not None:
             threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
 
-    def begin(self, iteration: int, comparison: Comparison | None = None) -> None:
-        """`iteration` begins, and will end with a step; the steps of the one before are done.
-
-        Args:
-            comparison: of the state that it begins with; None where hosts do not compare that.
-        """
+    def begin(self, iteration: int) -> None:
+        """`iteration` begins, and will end with a step; the steps of the one before are done."""
         with self._lock:
-            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), comparison
+            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), None
             self._is_due = self._decided is not None
+
+    def compare_in_waits(self, comparison: Comparison) -> None:
+        """The state that the iteration begins with is to be compared as soon as it is committed."""
+        with self._lock:
+            self._comparison, self._is_due = comparison, self._decided is not None
 
     def waits(self, whether: bool) -> None:
         """The worker begins or ends a wait for others: time to copy the state that the next step may be undone to."""

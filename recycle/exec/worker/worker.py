@@ -22,6 +22,12 @@ import torch
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
+from recycle.exec.hooks.background_copies import BackgroundCopies
+from recycle.exec.hooks.evaluation import Evaluation
+from recycle.exec.hooks.hook import IterationHook
+from recycle.exec.hooks.integrity import StateComparison
+from recycle.exec.hooks.saver import Saver
+from recycle.exec.hooks.trace import TraceLog, trace_every
 from recycle.exec.members import member_name
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
@@ -31,12 +37,11 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
-from recycle.exec.worker.recovery import WorkerLoop
-from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
 from recycle.exec.worker.termination import Termination
-from recycle.exec.worker.trace_log import TraceLog, trace_every
+from recycle.exec.worker.updates import Updates
 from recycle.job import Job
 from recycle.runs import log_path
 from recycle.shape import Worker
@@ -110,38 +115,44 @@ def run_worker(text: str) -> None:
         shards = HeldShards(stages, is_first, read)
     elif read is not None:
         read(stages.values())
-    deadline = job.train.checkpoint_deadline
-    saver = Saver(checkpoints, name, stages, member.saved, tensor_parallel, deadline, member.progress.set_waiting)
-    injector = start_injector(
-        run.faults,
-        tensor_parallel,
-        member,
-        lambda: _spoil(stages),
-        hosted.flip,
-        links,
-    )
-    member.ready()
-    every, trace = trace_every(job.train.trace), None
-    if tensor_rank == 0 and every is not None:
-        trace = TraceLog(log_path(run.directory, worker), run.started, member.warn, every)
     at = -1 if specification.restored is None else specification.restored
+    updates = Updates(stages, at, member.decided, job.train.undo == "host", hosted, shards)
+    faults = start_injector(run.faults, tensor_parallel, member, lambda: _spoil(stages), hosted.flip, links)
+    hooks: list[IterationHook] = [faults] if run.faults else []
+    if shards is not None:
+        hooks.append(BackgroundCopies(member.worker, shards, member.has_copied, faults.reach, job.train.copy_bytes))
+    if job.integrity.compares_states:
+        hooks.append(StateComparison(job, stages, updates, member.describe_state))
+    deadline, waits = job.train.checkpoint_deadline, member.progress.set_waiting
+    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.saved, tensor_parallel, deadline, waits))
+    every = trace_every(job.train.trace)
+    if tensor_rank == 0 and every is not None:
+        hooks.append(TraceLog(log_path(run.directory, worker), run.started, member.warn, every))
+    if job.evaluation.every:
+        evaluation = Evaluation(
+            job=job,
+            results=member,
+            stages=stages,
+            hooks=list(hooks),
+            progress=member.progress,
+            device=transport.progress,
+        )
+        hooks.append(evaluation)
+    member.ready()
     try:
-        is_finished = WorkerLoop(
+        is_finished = MainLoop(
             job=job,
             member=member,
             hosted=hosted,
             shards=shards,
-            injector=injector,
-            trace=trace,
-            saver=saver,
+            updates=updates,
+            hooks=hooks,
             transport=transport,
             plans=Path(run.directory) / "plans",
-            at=at,
             tensor_group=tensor_group,
         ).run()
-        saver.close()
-        if trace is not None:
-            trace.close()
+        for hook in hooks:
+            hook.close()
         if not is_finished:
             return
         member.progress.begins("digest")

@@ -161,7 +161,8 @@ def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_s
     updates = Updates(dict(enumerate(stages)), decided=known.get)
     take(stages, updates, 0)
     expected = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
-    updates.begin(1, Comparison(0))
+    updates.begin(1)
+    updates.compare_in_waits(Comparison(0))
     updates.waits(True)
     assert not updates.kept_states.checksums
     known[0] = replace(commit(0), next_mode="barrier")
