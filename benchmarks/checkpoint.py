@@ -68,7 +68,7 @@ def compare(job: Job, rounds: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stages(job, [0], torch.device("cpu"))[0]
     saver = Saver(folder, "0.0", {0: stage}, lambda step: True, lambda step, stage, tensor_rank, saved: None)
-    generation = SimpleNamespace(record=RECORD, schedule=one_f_one_b(job.shape), holds=None)
+    generation = SimpleNamespace(record=RECORD, schedule=one_f_one_b(job.shape), shard_hosts=None)
     saver.begin_generation(cast(Generation, generation))
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]

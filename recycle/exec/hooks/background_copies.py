@@ -30,7 +30,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.protocol import Copied, Copy
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
-from recycle.exec.worker.held_shards import HeldShards
+from recycle.exec.worker.hosted_shards import HostedShards
 from recycle.ir.instruction import Instruction
 from recycle.plans.hosting import UnitRange
 from recycle.shape import Worker
@@ -149,7 +149,7 @@ class BackgroundCopies(IterationHook):
     def __init__(
         self,
         worker: str,
-        shards: HeldShards,
+        shards: HostedShards,
         has_copied: Callable[[Sequence[Copied]], object],
         reach: Callable[[Phase, int], object],
         most: int | None,

@@ -43,7 +43,7 @@ class Generation:
         evaluated_by: what evaluations run by, lowered; None for a job without.
         transport: to the other workers.
         commits: takes this worker's reports and decides the commits.
-        holds: the shards that workers hold; None where all of the state is on each host.
+        shard_hosts: the shards that workers hold; None where all of the state is on each host.
 
     Attributes:
         commit: the last that is known here.
@@ -56,7 +56,7 @@ class Generation:
     transport: GroupTransport | LocalTransport
     commits: Commits
     evaluated_by: Schedule | None = None
-    holds: ShardHosts | None = None
+    shard_hosts: ShardHosts | None = None
     commit: Commit | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class StateComparison(IterationHook):
     def begin_generation(self, generation: Generation) -> None:
         self._generation = generation
         # Processes start with the stages of no plan; shards are the same in all plans.
-        plan = generation.record.holds if generation.holds is None else ""
+        plan = generation.record.holds if generation.shard_hosts is None else ""
         for stage in self._stages.values():
             for number, part in stage.compared().items():
                 if (number, plan) not in self._described:

@@ -66,12 +66,12 @@ class Saver(IterationHook):
 
     def begin_generation(self, generation: Generation) -> None:
         """Commits from now on are of this plan's stages; or of the shards that workers hold."""
-        if generation.holds is None:
+        if generation.shard_hosts is None:
             processes = {place: process for process, place in generation.record.roles.items()}
             hosts_of = generation.schedule.hosts
             hosts = {stage: [processes[str(worker)] for worker in hosts_of(stage)] for stage in self._stages}
         else:
-            mine, owners = generation.holds.stages.get(self._worker, ()), generation.holds.hosts_of_stages()
+            mine, owners = generation.shard_hosts.stages.get(self._worker, ()), generation.shard_hosts.hosts_of_stages()
             hosts = {number: list(map(str, owners[number])) for number in mine}
         if hosts.keys() != self._hosts.keys():
             self._copies = {}

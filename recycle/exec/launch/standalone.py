@@ -16,10 +16,11 @@ from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
+from recycle.exec.model.shards import Shards
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
-from recycle.exec.worker.held_shards import hold_initial
+from recycle.exec.worker.hosted_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
@@ -113,8 +114,7 @@ class LocalRun:
         self.exchange.owners = hold_initial(self.job, self.schedule, self.stages)
         for worker, stages in self.stages.items():
             for index, stage in stages.items():
-                assert stage.shards is not None
-                self.exchange.weights.setdefault(index, {})[worker] = stage.shards.weights()
+                self.exchange.weights.setdefault(index, {})[worker] = stage.layout.weights()
 
     def run(self, steps: int) -> RunResult:
         result = RunResult()
@@ -208,8 +208,9 @@ class LocalRun:
             for index, stage in self.stages[worker].items():
                 for bucket in range(buckets):
                     key = (index, bucket if bucket < buckets - 1 else None)
-                    if stage.shards is not None:
-                        self.exchange.gradients.setdefault(key, {})[worker] = stage.sharded_bucket(bucket, buckets)
+                    if isinstance(stage.layout, Shards):
+                        parts = stage.layout.bucket(stage, bucket, buckets)
+                        self.exchange.gradients.setdefault(key, {})[worker] = parts
                     self.exchange.sums.setdefault(key, []).append(stage.gradient_bucket(bucket, buckets))
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):

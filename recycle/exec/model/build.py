@@ -16,9 +16,8 @@ from recycle.exec.data import load_batches, load_evaluation
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.stage import Stage, UnitState
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.model.unit_states import UnitState
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price
 from recycle.plans.hosting import stage_units

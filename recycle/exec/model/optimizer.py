@@ -91,6 +91,11 @@ class FlatOptimizer:
         self._piece = piece_of_step(parameters.device)
 
     @property
+    def size(self) -> int:
+        """n."""
+        return len(self.parameters)
+
+    @property
     def live(self) -> torch.Tensor:
         """What the model computes with, [n]."""
         return self.parameters if self._working is None else self._working

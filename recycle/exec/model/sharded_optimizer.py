@@ -158,6 +158,10 @@ class OptimizerShard:
         self._optimizer, self._mean, self._scratch = optimizer, mean, scratch
         self._names, self._working = names, working
 
+    @property
+    def size(self) -> int:
+        return self._optimizer.size
+
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()
 

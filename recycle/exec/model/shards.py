@@ -9,25 +9,21 @@ that is taken back is taken back on the owned shards alone.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 
+from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState
+from recycle.exec.transport.base import Transport
 
-class Shard(Protocol):
+
+class Shard(StatePiece, Protocol):
     """The state of one shard; `before` is always laid out as `state_tensors`."""
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        """All that a new owner must copy: the live tensors, in fixed order."""
 
     def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
         """As `Stage.step`, of which `kept` elements are in `before` already."""
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`, in elements."""
 
     def publish(self) -> None:
         """Write the live parameters that follow from the state."""
@@ -62,7 +58,7 @@ class SumBuffer(NamedTuple):
         return self.buffer[low : max(low, high)]
 
 
-class Shards:
+class Shards(StateLayout):
     """The shards of one stage on one of its hosts.
 
     Args:
@@ -78,10 +74,11 @@ class Shards:
 
     Attributes:
         settled: as given.
-        owned: place in the stage -> the state of a shard that this worker holds, in order.
-        incomplete: numbers of those that the worker is still copying. They are stepped with the others, so what has
-            come of them goes on; what has not come yet is of no meaning.
+        pieces: number in the whole model -> the state of a shard that this worker holds, in order.
     """
+
+    kind = "shard"
+    pieces: dict[int, Shard]
 
     def __init__(
         self,
@@ -96,40 +93,30 @@ class Shards:
     ) -> None:
         self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
         self._weights, self._sums, self.settled, self._common = weights, list(sums), settled, common
-        self.owned: dict[int, Shard] = {}
-        self.incomplete: frozenset[int] = frozenset()
+        self.pieces = {}
 
     @property
     def all_numbers(self) -> range:
         """Of the stage's shards in the whole model, whoever owns them."""
         return range(self._first, self._first + len(self._bounds) - 1)
 
-    @property
-    def numbers(self) -> list[int]:
-        """Of the owned shards in the whole model."""
-        return [self._first + place for place in self.owned]
-
-    @property
-    def live(self) -> torch.Tensor:
-        """The live parameters of all shards, flat."""
-        return self._weights
-
     def own(self, numbers: Collection[int]) -> None:
         """Hold the state of these shards of the stage too; of a new one the initial state."""
-        new = {number - self._first for number in numbers} - self.owned.keys()
-        self.owned = dict(sorted({**self.owned, **{place: self._make(place) for place in sorted(new)}}.items()))
+        new = {number: self._make(number - self._first) for number in sorted(set(numbers) - self.pieces.keys())}
+        self.pieces = dict(sorted((self.pieces | new).items()))
 
     def keep_only(self, numbers: Collection[int]) -> None:
         """Free all other shards."""
-        self.owned = {place: shard for place, shard in self.owned.items() if self._first + place in numbers}
+        self.pieces = {number: shard for number, shard in self.pieces.items() if number in numbers}
 
-    def shard(self, number: int) -> Shard:
-        """The state of an owned shard."""
-        return self.owned[number - self._first]
+    def units(self) -> Mapping[int, UnitState]:
+        return {}
 
-    def tensors(self, number: int) -> list[torch.Tensor]:
-        """Its live tensors."""
-        return self.shard(number).state_tensors()
+    def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
+        return {number: (shard.state_tensors(), shard.named_state) for number, shard in self.pieces.items()}
+
+    def gathered(self) -> list[torch.Tensor]:
+        return [self._weights]
 
     def apart(self, number: int) -> list[torch.Tensor]:
         """The state of an owned shard without live parameters, which gathers bring, flat.
@@ -138,7 +125,7 @@ class Shards:
         come first, the step counts before the moments and these before the parameters.
         """
         live = self._weights.untyped_storage().data_ptr()
-        apart = [one for one in self.tensors(number) if one.untyped_storage().data_ptr() != live]
+        apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
         return [one.detach().view(-1) for one in reversed(apart) if one.numel()]
 
     def gradients(self, begin: int = 0, end: int | None = None) -> list[list[torch.Tensor]]:
@@ -154,104 +141,50 @@ class Shards:
             found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others]
         return found
 
-    def reduced(self) -> list[torch.Tensor]:
-        """The sums of the owned shards, in order."""
-        return [part for place in self.owned for part in self._summed(place)]
+    def summed(self, stage: Stage) -> list[torch.Tensor]:
+        return [part for number in self.pieces for part in self._summed(number)]
 
-    def _summed(self, place: int) -> list[torch.Tensor]:
-        return [buffer.part(*self._bounds[place : place + 2]) for buffer in self._sums]
+    def _summed(self, number: int) -> list[torch.Tensor]:
+        return [buffer.part(*self._range(number)) for buffer in self._sums]
+
+    def _range(self, number: int) -> tuple[int, int]:
+        """The elements at which a shard begins and ends."""
+        place = number - self._first
+        return self._bounds[place], self._bounds[place + 1]
+
+    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.begin_reduce_scatter(stage.index, bucket, self.bucket(stage, bucket, buckets))
+
+    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
+        transport.reduce_scatter(stage.index, self.bucket(stage, buckets - 1, buckets))
+
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        """Of each buffer that is reduced with a bucket the parts of all shards, in order."""
+        return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
 
     def moments(self) -> list[torch.Tensor]:
-        """The first moments of the owned shards: what comes second in their state."""
-        return [shard.state_tensors()[1] for shard in self.owned.values()]
+        return [shard.state_tensors()[1] for shard in self.pieces.values()]
 
     def weights(self) -> list[torch.Tensor]:
-        """The live parameters of all shards, in order."""
-        return self._parts(self._weights)
+        """The live parameters of all shards, in order, whoever owns them."""
+        return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
 
-    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        return [flat[begin:end] for begin, end in pairwise(self._bounds)]
-
-    def norms_squared(self) -> dict[int, list[float]]:
-        """Number of each owned shard -> the squared norms of its summed gradients."""
-        return {self._first + place: self._norms(self._bounds[place], self._bounds[place + 1]) for place in self.owned}
-
-    def replicated(self) -> dict[int, Collection[int]]:
-        """Number of each owned shard -> places in its squared norms that all tensor ranks of a worker have alike."""
-        return {self._first + place: self._common(*self._bounds[place : place + 2]) for place in self.owned}
-
-    def checksums(self) -> dict[int, int]:
-        """Number of each owned shard -> the sum, modulo 2^64, of its summed gradients read as whole numbers."""
-        return {
-            self._first + place: sum(int(part.view(torch.int64).sum().item()) for part in self._summed(place))
-            % (1 << 64)
-            for place in self.owned
-        }
-
-    def digests(self) -> dict[int, str]:
-        """Number of each owned shard that is complete -> sha256 over its state, as hexadecimal text."""
-        return {self._first + place: digest(shard.state_tensors()) for place, shard in self._complete()}
+    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+        for number in self.pieces:
+            words = sum(int(part.view(torch.int64).sum().item()) for part in self._summed(number))
+            bounds = self._range(number)
+            yield number, self._norms(*bounds), self._common(*bounds), words % (1 << 64)
 
     def publish(self) -> None:
         """Write the live parameters of the owned shards that are complete."""
-        for _, shard in self._complete():
-            shard.publish()
+        for number, shard in self.pieces.items():
+            if number not in self.incomplete:
+                shard.publish()
 
-    def _complete(self) -> list[tuple[int, Shard]]:
-        return [(place, shard) for place, shard in self.owned.items() if self._first + place not in self.incomplete]
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors of the owned shards, one shard behind the other."""
-        return [tensor for shard in self.owned.values() for tensor in shard.state_tensors()]
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`named` of all owned shards, of tensors laid out as `state_tensors`."""
-        named: dict[str, torch.Tensor] = {}
-        for _, shard, mine in self._split(tensors):
-            assert mine is not None
-            named |= shard.named_state(mine)
-        return named
-
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    def _step(
+        self, number: int, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int
     ) -> None:
-        """As `Stage.step`; the owned shards alone."""
-        for size, shard, mine in self._split(before):
-            shard.step(iteration, clip_factor, mine, min(max(0, kept), size))
-            kept -= size
+        self.pieces[number].step(iteration, clip_factor, before, kept)
 
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`; pieces count in elements of the owned shards, one behind the other.
-
-        It goes no further than to a shard that is incomplete: what comes of it until the step has to be kept too.
-        """
-        offset = 0
-        for number, (size, shard, mine) in zip(self.numbers, self._split(before), strict=True):
-            if number in self.incomplete:
-                return start
-            if mine is not None and start < offset + size:
-                return offset + shard.keep(mine, start - offset)
-            offset += size
-        return start
-
-    def _split(
-        self, tensors: Sequence[torch.Tensor] | None
-    ) -> Iterator[tuple[int, Shard, Sequence[torch.Tensor] | None]]:
-        """(elements, owned shard, its part of tensors laid out as `state_tensors`)."""
-        begin = 0
-        for place, shard in self.owned.items():
-            end = begin + len(shard.state_tensors())
-            yield (
-                self._bounds[place + 1] - self._bounds[place],
-                shard,
-                None if tensors is None else tensors[begin:end],
-            )
-            begin = end
-
-
-def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """sha256 over tensors, as hexadecimal text."""
-    result = hashlib.sha256()
-    for tensor in tensors:
-        result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return result.hexdigest()
+    def _named(self, number: int, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self.pieces[number].named_state(tensors)

@@ -250,24 +250,17 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
-        if self.stages[stage].shards is not None:
-            self.transport.reduce_scatter(stage, self.stages[stage].sharded_bucket(self.buckets - 1, self.buckets))
-            return
-        self.transport.reduce(stage, self.stages[stage].gradient_bucket(self.buckets - 1, self.buckets))
+        summed = self.stages[stage]
+        summed.layout.reduce(summed, self.transport, self.buckets)
 
     def gather(self, stage: int) -> None:
         """Have the parameters of the stage that other hosts have stepped come from them, and give them this one's."""
-        shards = self.stages[stage].shards
-        assert shards is not None, "only hosts that step a part of the stage each gather"
-        self.transport.gather(stage, shards.weights())
+        self.transport.gather(stage, self.stages[stage].layout.weights())
 
     def begin_reduce(self, stage: int, bucket: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
-        if self.stages[stage].shards is not None:
-            parts = self.stages[stage].sharded_bucket(bucket, self.buckets)
-            self.transport.begin_reduce_scatter(stage, bucket, parts)
-            return
-        self.transport.begin_reduce(stage, bucket, self.stages[stage].gradient_bucket(bucket, self.buckets))
+        summed = self.stages[stage]
+        summed.layout.begin_reduce(summed, self.transport, bucket, self.buckets)
 
 
 def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:

@@ -8,13 +8,12 @@ generation starts from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from recycle.errors import RunError
 from recycle.exec.device.streams import streams_of
 from recycle.exec.hooks.evaluation import evaluation_schedule
 from recycle.exec.hooks.hook import Generation, IterationHook
@@ -25,7 +24,6 @@ from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
-from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.member import GenerationOver, Member
@@ -36,9 +34,6 @@ from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.plans.replaying import programs_of
-from recycle.plans.shard_holders import held_by, plan_of
-from recycle.plans.shards import Owners, ShardHosts
-from recycle.plans.unit_shards import shards_of_schedule
 from recycle.shape import MicroBatch, Worker
 
 
@@ -50,7 +45,6 @@ class MainLoop:
         job: the job.
         member: its side of membership.
         hosted: its stages.
-        shards: the shards that it holds of their optimizer's state; None where that is not sharded.
         updates: the optimizer steps of its stages.
         hooks: what is optional.
         transport: opens the groups of each generation.
@@ -61,7 +55,6 @@ class MainLoop:
     job: Job
     member: Member
     hosted: Hosted
-    shards: HeldShards | None
     updates: Updates
     hooks: Sequence[IterationHook]
     transport: TransportPlugin
@@ -78,8 +71,8 @@ class MainLoop:
         while (record := self.member.next_record()) is not None:
             self._settle(record)
             is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
-            if is_over:
-                self._place_held(record)
+            if is_over and self.hosted.place_held():  # a generation that formed since may have placed other stages
+                self.updates.rehost(record.committed)
             if self.hosted.is_confirmed:
                 self._keep(record, record.commit)
             if is_over:
@@ -113,20 +106,12 @@ class MainLoop:
         if ahead:
             self._undone = record.committed + 1
 
-    def _place_held(self, record: GenerationRecord) -> None:
-        """Host what the last generation that ran has given: one that formed since may have placed other stages."""
-        if self.hosted.place_held():
-            self.updates.rehost(record.committed)
-        if self.shards is not None:
-            self.shards.place_held()
-
     def _live_through(self, record: GenerationRecord) -> Commit | None:
         """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
         self._reach("acknowledge", record)
         self.member.progress.ended()
         self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
-        is_stale = self.shards is not None and not self.updates.is_gathered(record.committed)
-        self.member.acknowledge(self._undone == record.committed + 1, is_stale)
+        self.member.acknowledge(self._undone == record.committed + 1, self.updates.is_stale(record.committed))
         if not self.member.permitted("form"):
             return None
         self._undone = None
@@ -150,8 +135,6 @@ class MainLoop:
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
-            if self.shards is not None:
-                self.shards.confirm()
             return Iterations(
                 generation=Generation(
                     record=record,
@@ -161,7 +144,7 @@ class MainLoop:
                     transport=transport,
                     commits=self.member,
                     evaluated_by=evaluation_schedule(schedule, self.job),
-                    holds=None if self.shards is None else self._holds,
+                    shard_hosts=self.hosted.shard_hosts,
                 ),
                 stages=self.hosted.stages,
                 updates=self.updates,
@@ -192,25 +175,12 @@ class MainLoop:
                 self.tensor_group.exchange = None
 
     def _place(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> None:
-        """Host what the plan says. Raises RunError when a unit is neither there nor to be copied; a bug."""
+        """Host what the plan says."""
         self.member.progress.begins("place")
         if self.hosted.place(schedule.shape.cut, schedule.stages_of(role)):
             self.updates.rehost(record.committed)
-        copied = {
-            unit for copy in record.copies if copy.worker == self.member.worker for unit in range(copy.first, copy.last)
-        }
-        if self.shards is not None:
-            self._hold(record, schedule)
-            mine = self._holds.stages[Worker.parse(self.member.worker)]
-            behind = {
-                n for copy in record.behind if copy.worker == self.member.worker for n in range(copy.first, copy.last)
-            }
-            if self.shards.place(self._holds.shards, mine, copied, behind):
-                self.updates.reshard()
-            self.member.progress.begins("form")
-            return
-        if lacking := self.hosted.missing() - copied:
-            raise RunError(f"nobody gives worker {self.member.worker} unit {min(lacking)} of the model")
+        if self.hosted.take(record, schedule):
+            self.updates.reshard()
         self.member.progress.begins("form")
 
     def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> tuple[GroupTransport, list[Copied]]:
@@ -218,7 +188,7 @@ class MainLoop:
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
         roles = {process: Worker.parse(place) for process, place in record.roles.items()}
         stage = next(iter(self.hosted.stages.values()), None)
-        owners, givers = self._owners(record, roles)
+        owners, givers = self.hosted.owners(record)
         groups = GroupsOfGeneration(
             generation_name(record.generation),
             role,
@@ -236,7 +206,6 @@ class MainLoop:
             self.member.warn,
             givers,
         )
-        held: Hosted | HeldShards = self.hosted if self.shards is None else self.shards
         transport = self.transport.open(groups)
         copied: list[Copied] = []
         for copy in record.copies:
@@ -244,63 +213,18 @@ class MainLoop:
                 continue
             self._reach("copy", record)
             if self.member.worker == copy.source:
-                transport.send_state(roles[copy.worker], held.held(copy.first, copy.last))
+                transport.send_state(roles[copy.worker], self.hosted.held(copy.first, copy.last))
                 continue
-            tensors, began = held.placed(copy.first, copy.last), time.monotonic()
+            tensors, began = self.hosted.placed(copy.first, copy.last), time.monotonic()
             transport.receive_state(roles[copy.source], tensors)
             transport.settle()  # else its state might still be under way when others count on it
             seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
             copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
         if self.member.worker in record.joins:
             self.updates.joined(record.committed)
-        if self.shards is not None:
-            self._gather(transport, record)
-            for index in self.hosted.stages:
-                self.updates.gathered(index, record.committed)
+        if self.hosted.gather(transport, record, self.member.is_stale_anywhere()):
+            self.updates.all_gathered(record.committed)
         return transport, copied
-
-    def _gather(self, transport: GroupTransport, record: GenerationRecord) -> None:
-        """Have everybody's live parameters be those of the committed iteration, unless they are with all. Where layers
-        move, stages are built anew without them."""
-        assert self.shards is not None
-        if self.member.is_stale_anywhere() or plan_of(record.held) != plan_of(record.holds):
-            self.shards.publish()
-            for index, stage in sorted(self.hosted.stages.items()):
-                assert stage.shards is not None
-                transport.gather(index, stage.shards.weights())
-
-    def _hold(self, record: GenerationRecord, schedule: Schedule) -> None:
-        """Note the shards that workers hold when the generation begins to run."""
-        roles = {Worker.parse(process): Worker.parse(role) for process, role in record.roles.items()}
-        shards = shards_of_schedule(self.job, schedule, roles)
-        self._holds: ShardHosts = held_by(shards, list(self.job.shape.workers()), record.holds)
-
-    def _owners(
-        self, record: GenerationRecord, roles: Mapping[str, Worker]
-    ) -> tuple[dict[int, Owners], dict[int, Owners]]:
-        """Stage -> of each of its shards, the roles of its owners; and of those that hold it from the beginning."""
-        if self.shards is None:
-            return {}, {}
-        of, live = self._holds.shards, [Worker.parse(name) for name in record.live]
-        holders = of.in_order(live, self._holds)
-        comes_to: dict[int, list[Worker]] = {}
-        for copy in record.behind:
-            for number in range(copy.first, copy.last):
-                comes_to.setdefault(number, []).append(Worker.parse(copy.worker))
-
-        def as_roles(every: Mapping[int, Owners]) -> dict[int, Owners]:
-            return {
-                stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of_stage)
-                for stage, of_stage in every.items()
-            }
-
-        owners = {
-            stage: tuple(
-                (*mine, *comes_to.get(number, ())) for number, mine in zip(of.numbers(stage), of_stage, strict=True)
-            )
-            for stage, of_stage in holders.items()
-        }
-        return as_roles(owners), as_roles(holders)
 
     def _waits(self, whether: bool) -> None:
         self.member.progress.set_waiting(whether)

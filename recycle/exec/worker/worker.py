@@ -35,8 +35,8 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.hosted_shards import HostedShards
 from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
@@ -101,26 +101,25 @@ def run_worker(text: str) -> None:
         usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
         indices = run.stages.get(specification.worker, [] if run.stages else usual)
         is_first = not specification.generation or specification.restored is not None
-        hosted = Hosted(build, run.cut, indices, holds=is_first)
+        hosted: Hosted
+        if job.train.sharded_optimizer:
+            hosted = HostedShards(job, worker, build, run.cut, indices, is_first)
+        else:
+            hosted = Hosted(worker, build, run.cut, indices, is_first)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
         end(f"its stages cannot be made: {first_line(error)}")
     except RecycleError as error:
         end(str(error), REFUSED)
-    stages, shards = hosted.stages, None
-    read = None
+    stages = hosted.stages
     if specification.restored is not None:
         folder = folder_of(checkpoints, specification.restored)
-        read = partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel)
-    if job.train.sharded_optimizer:
-        shards = HeldShards(stages, is_first, read)
-    elif read is not None:
-        read(stages.values())
+        hosted.read(partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel))
     at = -1 if specification.restored is None else specification.restored
-    updates = Updates(stages, at, member.decided, job.train.undo == "host", hosted, shards)
+    updates = Updates(stages, at, member.decided, job.train.undo == "host", hosted)
     faults = start_injector(run.faults, tensor_parallel, member, lambda: _spoil(stages), hosted.flip, links)
     hooks: list[IterationHook] = [faults] if run.faults else []
-    if shards is not None:
-        hooks.append(BackgroundCopies(member.worker, shards, member.has_copied, faults.reach, job.train.copy_bytes))
+    if isinstance(hosted, HostedShards):
+        hooks.append(BackgroundCopies(member.worker, hosted, member.has_copied, faults.reach, job.train.copy_bytes))
     if job.integrity.compares_states:
         hooks.append(StateComparison(job, stages, updates, member.describe_state))
     deadline, waits = job.train.checkpoint_deadline, member.progress.set_waiting
@@ -144,7 +143,6 @@ def run_worker(text: str) -> None:
             job=job,
             member=member,
             hosted=hosted,
-            shards=shards,
             updates=updates,
             hooks=hooks,
             transport=transport,

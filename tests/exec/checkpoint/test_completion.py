@@ -34,7 +34,7 @@ PLAIN = Commit(1, 0.5, 0.25, 1.0)
 
 def generation(schedule: Schedule) -> Generation:
     """What the savers ask of a generation in which the workers play themselves."""
-    return cast(Generation, SimpleNamespace(record=RECORD, schedule=schedule, holds=None))
+    return cast(Generation, SimpleNamespace(record=RECORD, schedule=schedule, shard_hosts=None))
 
 
 class Run:
