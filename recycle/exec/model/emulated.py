@@ -28,8 +28,8 @@ from types import MappingProxyType
 
 import torch
 
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import flipped
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.shards import Shards, SumBuffer
 from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
 from recycle.exec.model.stored_tensors import piece_name

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 
 from recycle.exec.model.accumulate import ExactSum
+from recycle.exec.model.checksum import ChecksumBuilder, word_count
 from recycle.exec.model.gradient_sums import GradientSums
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder, word_count
 
 Half = Literal["I", "W"]
 

@@ -16,15 +16,15 @@ import torch
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import Accumulator, ExactSum, FlatLayout
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.gradient_sums import GradientSums
 from recycle.exec.model.incoming_gradients import Half, IncomingGradients
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.model.optimizer import decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
 from recycle.exec.model.stage import Naming, Stage, StoredPart, UnitState
-from recycle.exec.model.stored_names import HALVES, StoredNames, without_shared
+from recycle.exec.model.stored_names import StoredNames, without_shared
 from recycle.exec.model.unit_states import UnitOptimizers
 from recycle.ir.instruction import (
     Backward,
@@ -133,7 +133,7 @@ class MegatronStage(Stage):
             count, hosted = job.shape.pipelines, range(*stage_units(job.layers_per_stage())[index])
             sharded = ShardedOptimizer(
                 self.parameters,
-                (self._names.halved, HALVES),
+                self._names,
                 self._sums.joined(),
                 job.train,
                 self._type,

@@ -23,7 +23,7 @@ from recycle.footprint import ON_CPU, ON_GPU
 from recycle.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `UnitOptimizer.named_state`."""
+"""Before a parameter's name: what of the state has its shape, see `StateNames.named`."""
 COUNTED = "step."
 """Before a parameter's name: how many steps it has taken."""
 
@@ -231,18 +231,3 @@ class UnitOptimizer(FlatOptimizer):
         """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
         state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
-
-    def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of tensors laid out as `state_tensors`: each parameter under its name, its moments and step count
-        under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under `rounded.`.
-
-        Args:
-            names: of the parameters, in the order of the layout.
-        """
-        counts = tensors[3]
-        named: dict[str, torch.Tensor] = {}
-        for prefix, tensor in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False):
-            named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
-        for name, offset in zip(names, self.layout.offsets, strict=True):
-            named[f"{COUNTED}{name}"] = self.count_of(counts, offset)
-        return named

@@ -16,8 +16,8 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
 from recycle.exec.transport.base import Transport
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job

@@ -6,12 +6,12 @@ stores the shared weight.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from recycle.exec.model.optimizer import COUNTED, SHAPED
-from recycle.exec.model.stored_tensors import piece_of
+from recycle.exec.model.optimizer import COUNTED, SHAPED, FlatOptimizer
+from recycle.exec.model.stored_tensors import piece_name, piece_of
 
 HALVES = (".gate", ".up")
 """Behind the name of a gated layer's parameter: its halves."""
@@ -38,16 +38,63 @@ class StoredNames:
             f"{prefix}{name}{half}": dimension
             for prefix in SHAPED
             for name, dimension in self.cut.items()
-            for half in (HALVES if name in self.halved else ("",))
+            for half in self._halves_of(name)
         }
 
-    def in_halves(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The same tensors with those of gated layers in halves."""
-        for prefix in SHAPED:
-            for name in self.halved & {known.removeprefix(prefix) for known in named if known.startswith(prefix)}:
-                both = named.pop(f"{prefix}{name}").chunk(2, 0)
-                named |= {f"{prefix}{name}{half}": view for half, view in zip(HALVES, both, strict=True)}
-        return named
+    def _halves_of(self, name: str) -> Sequence[str]:
+        return HALVES if name in self.halved else ("",)
+
+    def between(
+        self,
+        shapes: Mapping[str, torch.Size],
+        places: Mapping[str, int],
+        begin: int,
+        end: int,
+        tells_shapes: bool = False,
+    ) -> StateNames:
+        """The names of a range of the state.
+
+        Args:
+            shapes: of parameters.
+            places: their first elements in one flat layout.
+            begin, end: elements of it at which the range begins and ends.
+            tells_shapes: as of `piece_name`.
+        """
+        shaped: dict[str, tuple[int, int, torch.Size]] = {}
+        for name, shape in shapes.items():
+            part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
+            for number, half in enumerate(self._halves_of(name)):
+                first = places[name] + number * part.numel()
+                low, high = max(first, begin), min(first + part.numel(), end)
+                if low < high:
+                    piece = piece_name(name + half, low - first, high - first, part, tells_shapes)
+                    shaped[piece] = low - begin, high - begin, part
+        return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
+
+
+class StateNames:
+    """What lies where in a range of the state.
+
+    Args:
+        shaped: name in checkpoints of a parameter, a half of one, or the part of it that the range has -> first element
+            and end in the range, and the shape of all of it.
+        counted: parameters that begin in the range -> their first element.
+    """
+
+    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
+        self._shaped, self._counted = shaped, counted
+
+    def named(self, optimizer: FlatOptimizer, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of tensors laid out as the optimizer's state, rounded parameters behind: each parameter under its name,
+        its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under
+        `rounded.`."""
+        named = {
+            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
+            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
+            for name, (begin, end, shape) in self._shaped.items()
+        }
+        counts = {f"{COUNTED}{name}": optimizer.count_of(tensors[3], place) for name, place in self._counted.items()}
+        return named | counts
 
 
 def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:

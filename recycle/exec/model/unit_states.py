@@ -13,7 +13,7 @@ import torch
 from recycle.exec.model.accumulate import Accumulator
 from recycle.exec.model.optimizer import UnitOptimizer, piece_of_step
 from recycle.exec.model.stage import ReplicatedState, UnitState
-from recycle.exec.model.stored_names import StoredNames
+from recycle.exec.model.stored_names import StateNames, StoredNames
 from recycle.sections import TrainSection
 
 
@@ -49,11 +49,11 @@ class UnitOptimizers(ReplicatedState):
         held: Mapping[int, UnitState],
         stored: StoredNames,
     ) -> None:
-        self._divisor, self._stored = divisor, stored
+        self._divisor = divisor
         self.names: dict[int, list[str]] = {unit: [] for unit in units}
         for name in parameters:
             self.names[unit_of[name]].append(name)
-        self.pieces = {}
+        self.pieces, self._names = {}, dict[int, StateNames]()
         for unit, names in self.names.items():
             mine = [parameters[name] for name in names]
             state = held.get(unit)
@@ -62,6 +62,9 @@ class UnitOptimizers(ReplicatedState):
                 self.pieces[unit] = state
             else:
                 self.pieces[unit] = UnitOptimizer(mine, train, working_type)
+            layout = self.pieces[unit].layout
+            places = dict(zip(names, layout.offsets, strict=True))
+            self._names[unit] = stored.between(dict(zip(names, layout.shapes, strict=True)), places, 0, layout.size)
         where: dict[str, tuple[Accumulator, int]] = {}
         names_in_order = iter(parameters)
         for accumulator in sums:
@@ -114,4 +117,4 @@ class UnitOptimizers(ReplicatedState):
         self.pieces[number].step(mean, iteration, clip_factor, before, kept, self._scratch)
 
     def _named(self, number: int, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self._stored.in_halves(self.pieces[number].named_state(self.names[number], tensors))
+        return self._names[number].named(self.pieces[number], tensors)

@@ -27,7 +27,7 @@ from recycle.exec.worker.hosted import Build, Hosted, OwnersOfStages, Read, copi
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.plans.shard_holders import held_by, plan_of
-from recycle.plans.shards import Owners, ShardHosts
+from recycle.plans.shards import ShardHosts
 from recycle.plans.unit_shards import shards_of_schedule
 from recycle.shape import Worker
 
@@ -178,22 +178,13 @@ class HostedShards(Hosted):
         comes_to: dict[int, list[Worker]] = {}
         for copy in record.behind:
             for number in range(copy.first, copy.last):
-                comes_to.setdefault(number, []).append(Worker.parse(copy.worker))
-
-        def as_roles(every: Mapping[int, Owners]) -> OwnersOfStages:
-            return {
-                stage: tuple(tuple(roles[str(owner)] for owner in mine) for mine in of_stage)
-                for stage, of_stage in every.items()
-            }
-
-        owners = {
-            stage: tuple(
-                (*mine, *comes_to.get(number, ()))
-                for number, mine in zip(self.shard_hosts.shards.numbers(stage), of_stage, strict=True)
-            )
-            for stage, of_stage in holders.items()
-        }
-        return as_roles(owners), as_roles(holders)
+                comes_to.setdefault(number, []).append(roles[copy.worker])
+        givers, owners = OwnersOfStages(), OwnersOfStages()
+        for stage, of_stage in holders.items():
+            givers[stage] = tuple(tuple(roles[str(holder)] for holder in of_shard) for of_shard in of_stage)
+            numbered = zip(self.shard_hosts.shards.numbers(stage), givers[stage], strict=True)
+            owners[stage] = tuple((*of_shard, *comes_to.get(number, ())) for number, of_shard in numbered)
+        return owners, givers
 
     def gather(self, transport: GroupTransport, record: GenerationRecord, is_stale: bool) -> bool:
         if is_stale or plan_of(record.held) != plan_of(record.holds):

@@ -15,6 +15,7 @@ from recycle.exec.model.optimizer import UnitOptimizer
 from recycle.exec.model.sharded_optimizer import ShardedOptimizer
 from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage, copy_state, digest
+from recycle.exec.model.stored_names import StoredNames
 from recycle.footprint import ON_CPU
 from recycle.sections import TrainSection
 from tests.exec.sharded import joined, require_equal
@@ -24,6 +25,7 @@ SHAPES = [torch.Size([300, 200]), torch.Size([50, 1000]), torch.Size([7, 3]), to
 NAMES = ["wide", "gated", "small", "norm", "bias"]
 TRAIN = TrainSection(weight_decay=0.1, warmup=1)
 DIVISOR = 4
+GATED = StoredNames({}, {"gated"})
 NO_STAGE = cast(Stage, None)
 
 
@@ -44,9 +46,19 @@ def summed() -> ExactSum:
 
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
-    halves = {"gated"}, (".gate", ".up")
     joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
-    return ShardedOptimizer(parameters(), halves, joined_sums, TRAIN, working, 10, count).shards
+    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count).shards
+
+
+def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
+    """The state of all parameters, in the order of `NAMES`, the halves of the gated one apart."""
+    counts, shaped = whole.state_tensors()[3], [*whole.state_tensors()[:3], *whole.state_tensors()[4:]]
+    found = {f"step.{name}": counts[place : place + 1] for name, place in zip(NAMES, (0, 0, 0, 1, 1), strict=True)}
+    for prefix, flat in zip(("", "exp_avg.", "exp_avg_sq.", "rounded."), shaped, strict=False):
+        found |= {f"{prefix}{name}": view for name, view in zip(NAMES, whole.layout.views(flat), strict=True)}
+        both = found.pop(f"{prefix}gated").chunk(2)
+        found |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
+    return found
 
 
 def norms_of(shards: Shards) -> list[list[float]]:
@@ -95,11 +107,7 @@ def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> 
             digests.append(digests_of(shards))
         whole.step(lambda start, out: sums.mean(DIVISOR, out, start), iteration, 0.5)
         shards.step(iteration, 0.5, before, kept if not iteration else 0)
-    expected = whole.named_state(NAMES, whole.state_tensors())
-    for prefix in ("", "exp_avg.", "exp_avg_sq.") + (("rounded.",) if working != torch.float32 else ()):
-        both = expected.pop(f"{prefix}gated").chunk(2)
-        expected |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
-    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([expected]))
+    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
     live = torch.cat(shards.weights())
     assert torch.equal(live, whole.state_tensors()[-1] if working != torch.float32 else whole.parameters)
     copy_state(shards.state_tensors(), before)
@@ -136,8 +144,7 @@ def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: t
     for name, shape in zip(NAMES, SHAPES, strict=True):
         sums.add(order.index(name), torch.randn(shape, generator=generator))
     joined_sums = JoinedSums([Summed(sums, order)], DIVISOR)
-    halves = {"gated"}, (".gate", ".up")
-    found = ShardedOptimizer(named, halves, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
+    found = ShardedOptimizer(named, GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
     shards = found.shards
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
@@ -149,8 +156,4 @@ def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: t
     for iteration in range(2):
         whole.step(lambda start, out: whole_sums.mean(DIVISOR, out, start), iteration, 0.5)
         shards.step(iteration, 0.5)
-    expected = whole.named_state(NAMES, whole.state_tensors())
-    for prefix in ("", "exp_avg.", "exp_avg_sq.") + (("rounded.",) if working != torch.float32 else ()):
-        both = expected.pop(f"{prefix}gated").chunk(2)
-        expected |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
-    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([expected]))
+    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
