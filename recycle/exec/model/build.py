@@ -13,7 +13,7 @@ import torch
 
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data import load_batches, load_evaluation
-from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
 from recycle.exec.model.providers import Providers
 from recycle.exec.model.stage import Stage, UnitState

@@ -1,7 +1,7 @@
 """A stage as the interpreter sees it: the numerics of F, I, W, B, of the gradient sum and of the optimizer step.
 
 `Stage` is what stands below the interpreter, and knows nothing of order, transfer or membership. `MegatronStage`
-(megatron_stage.py) computes; `EmulatedStage` (emulated.py) only takes the time.
+(megatron_stage.py) computes; `EmulatedStage` (recycle.exec.emulation) only takes the time.
 """
 
 from __future__ import annotations

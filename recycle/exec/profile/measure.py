@@ -29,8 +29,8 @@ import torch
 from msgspec import Struct
 
 from recycle.child import serve
+from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage

@@ -15,10 +15,10 @@ from recycle import JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
+from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
-from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
 from recycle.exec.worker.updates import Updates
 from recycle.ir.families import one_f_one_b
