@@ -140,7 +140,7 @@ def mean_gradients(stage: MegatronStage) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     units = stage.layout
     assert isinstance(units, UnitOptimizers)
-    for unit, optimizer in units.pieces.items():
+    for unit, optimizer in units.optimizers.items():
         mean = torch.empty(optimizer.layout.size)
         units.write_mean(unit, 0, mean)
         found |= zip(units.names[unit], optimizer.layout.views(mean), strict=True)

@@ -146,14 +146,6 @@ class EmulatedUnits(ReplicatedState):
     def moments(self) -> list[torch.Tensor]:
         return [piece.count for piece in self.pieces.values()]
 
-    def _step(
-        self, number: int, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int
-    ) -> None:
-        self.pieces[number].step(iteration, clip_factor, before, kept)
-
-    def _named(self, number: int, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self.pieces[number].named_state(tensors)
-
 
 class EmulatedStage(Stage):
     """A stage without a model.

@@ -14,9 +14,9 @@ import torch
 
 from recycle.exec.model.accumulate import FlatLayout
 from recycle.exec.model.joined_sums import JoinedSums
-from recycle.exec.model.optimizer import FlatOptimizer, decays, flattened, piece_of_step
+from recycle.exec.model.optimizer import FlatOptimizer, OptimizerPiece, decays, flattened, piece_of_step
 from recycle.exec.model.shards import Shards
-from recycle.exec.model.stored_names import StateNames, StoredNames
+from recycle.exec.model.stored_names import StoredNames
 from recycle.sections import TrainSection
 
 
@@ -79,7 +79,7 @@ class ShardedOptimizer:
         """Shards come from their owners from now on, not from the initial state."""
         self._initial = None
 
-    def _make(self, place: int) -> OptimizerShard:
+    def _make(self, place: int) -> OptimizerPiece:
         begin, end = self._bounds[place : place + 2]
         live = self._weights[begin:end]
         masters, working = live, None
@@ -91,7 +91,7 @@ class ShardedOptimizer:
         is_new = self._initial is not None
         optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working, is_new)
         names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
-        return OptimizerShard(optimizer, self._mean(begin), self._scratch, names, working)
+        return OptimizerPiece(optimizer, self._mean(begin), self._scratch, names)
 
     def _decayed(self, begin: int, end: int) -> slice:
         """The elements of a shard that decay, counted from its first."""
@@ -105,50 +105,6 @@ class ShardedOptimizer:
 
     def _mean(self, begin: int) -> Callable[[int, torch.Tensor], object]:
         return lambda start, mean: self._sums.mean(begin + start, mean)
-
-
-class OptimizerShard:
-    """The state of one shard (`Shard`).
-
-    Args:
-        optimizer: of its range.
-        mean: as `FlatOptimizer.step` takes it.
-        scratch: likewise.
-        names: what lies where.
-        working: its live parameters where they are rounded.
-    """
-
-    def __init__(
-        self,
-        optimizer: FlatOptimizer,
-        mean: Callable[[int, torch.Tensor], object],
-        scratch: torch.Tensor,
-        names: StateNames,
-        working: torch.Tensor | None,
-    ) -> None:
-        self._optimizer, self._mean, self._scratch = optimizer, mean, scratch
-        self._names, self._working = names, working
-
-    @property
-    def size(self) -> int:
-        return self._optimizer.size
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        return self._optimizer.state_tensors()
-
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        self._optimizer.step(self._mean, iteration, clip_factor, before, kept, self._scratch)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        return self._optimizer.keep(before, start)
-
-    def publish(self) -> None:
-        self._optimizer.publish()
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The rounded parameters are made of the others, so to read them changes nothing."""
-        rounded = [] if self._working is None else [tensors[0].to(self._working.dtype)]
-        return self._names.named(self._optimizer, [*tensors, *rounded])
 
 
 def _ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> list[int]:

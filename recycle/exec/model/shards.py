@@ -20,16 +20,10 @@ from recycle.exec.transport.base import Transport
 
 
 class Shard(StatePiece, Protocol):
-    """The state of one shard; `before` is always laid out as `state_tensors`."""
-
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        """As `Stage.step`, of which `kept` elements are in `before` already."""
+    """The state of one shard."""
 
     def publish(self) -> None:
         """Write the live parameters that follow from the state."""
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Stage.named_state`; of a parameter that other shards have a part of, its part (`piece_name`)."""
 
 
 class SumBuffer(NamedTuple):
@@ -180,11 +174,3 @@ class Shards(StateLayout):
         for number, shard in self.pieces.items():
             if number not in self.incomplete:
                 shard.publish()
-
-    def _step(
-        self, number: int, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int
-    ) -> None:
-        self.pieces[number].step(iteration, clip_factor, before, kept)
-
-    def _named(self, number: int, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self.pieces[number].named_state(tensors)

@@ -56,8 +56,14 @@ class StatePiece(UnitState, Protocol):
     def size(self) -> int:
         """Elements, which `keep` counts in."""
 
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
+        """As `Stage.step`, of which `kept` elements are in `before` already; that is laid out as `state_tensors`."""
+
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
         """As `Stage.keep`, of this piece."""
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
 
 
 class StateLayout(ABC):
@@ -110,23 +116,16 @@ class StateLayout(ABC):
     def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
         """Sum the last bucket, and wait for the others."""
 
-    @abstractmethod
-    def _step(
-        self, number: int, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int
-    ) -> None:
-        """Step one piece, of which `kept` elements are in `before` already."""
-
-    @abstractmethod
-    def _named(self, number: int, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`named_state` of one piece."""
-
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors, one piece behind the other."""
         return [tensor for piece in self.pieces.values() for tensor in piece.state_tensors()]
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`."""
-        return {name: view for number, mine in self._split(tensors) for name, view in self._named(number, mine).items()}
+        named: dict[str, torch.Tensor] = {}
+        for number, mine in self._split(tensors):
+            named |= self.pieces[number].named_state(mine)
+        return named
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
@@ -134,7 +133,7 @@ class StateLayout(ABC):
         """As `Stage.step`."""
         split = dict(self._split(before)) if before is not None else {}
         for number, piece in self.pieces.items():
-            self._step(number, iteration, clip_factor, split.get(number), min(max(0, kept), piece.size))
+            piece.step(iteration, clip_factor, split.get(number), min(max(0, kept), piece.size))
             kept -= piece.size
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:

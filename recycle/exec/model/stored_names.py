@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from recycle.exec.model.optimizer import COUNTED, SHAPED, FlatOptimizer
+from recycle.exec.model.optimizer import COUNTED, SHAPED, StateNames
 from recycle.exec.model.stored_tensors import piece_name, piece_of
 
 HALVES = (".gate", ".up")
@@ -70,31 +70,6 @@ class StoredNames:
                     piece = piece_name(name + half, low - first, high - first, part, tells_shapes)
                     shaped[piece] = low - begin, high - begin, part
         return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
-
-
-class StateNames:
-    """What lies where in a range of the state.
-
-    Args:
-        shaped: name in checkpoints of a parameter, a half of one, or the part of it that the range has -> first element
-            and end in the range, and the shape of all of it.
-        counted: parameters that begin in the range -> their first element.
-    """
-
-    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
-        self._shaped, self._counted = shaped, counted
-
-    def named(self, optimizer: FlatOptimizer, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of tensors laid out as the optimizer's state, rounded parameters behind: each parameter under its name,
-        its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under
-        `rounded.`."""
-        named = {
-            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
-            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
-            for name, (begin, end, shape) in self._shaped.items()
-        }
-        counts = {f"{COUNTED}{name}": optimizer.count_of(tensors[3], place) for name, place in self._counted.items()}
-        return named | counts
 
 
 def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:

@@ -7,13 +7,14 @@ that has the unit takes them over. The sums of gradients belong to the stage, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from recycle.exec.model.accumulate import Accumulator
-from recycle.exec.model.optimizer import UnitOptimizer, piece_of_step
+from recycle.exec.model.optimizer import OptimizerPiece, UnitOptimizer, piece_of_step
 from recycle.exec.model.stage import ReplicatedState, UnitState
-from recycle.exec.model.stored_names import StateNames, StoredNames
+from recycle.exec.model.stored_names import StoredNames
 from recycle.sections import TrainSection
 
 
@@ -31,11 +32,9 @@ class UnitOptimizers(ReplicatedState):
         stored: what parameters are called in checkpoints.
 
     Attributes:
-        pieces: unit -> its optimizer.
+        optimizers: of each unit.
         names: unit -> its parameters, in the order of its optimizer's layout.
     """
-
-    pieces: dict[int, UnitOptimizer]
 
     def __init__(
         self,
@@ -53,18 +52,15 @@ class UnitOptimizers(ReplicatedState):
         self.names: dict[int, list[str]] = {unit: [] for unit in units}
         for name in parameters:
             self.names[unit_of[name]].append(name)
-        self.pieces, self._names = {}, dict[int, StateNames]()
+        self.optimizers: dict[int, UnitOptimizer] = {}
         for unit, names in self.names.items():
             mine = [parameters[name] for name in names]
             state = held.get(unit)
             if isinstance(state, UnitOptimizer):
                 state.bind(mine)
-                self.pieces[unit] = state
+                self.optimizers[unit] = state
             else:
-                self.pieces[unit] = UnitOptimizer(mine, train, working_type)
-            layout = self.pieces[unit].layout
-            places = dict(zip(names, layout.offsets, strict=True))
-            self._names[unit] = stored.between(dict(zip(names, layout.shapes, strict=True)), places, 0, layout.size)
+                self.optimizers[unit] = UnitOptimizer(mine, train, working_type)
         where: dict[str, tuple[Accumulator, int]] = {}
         names_in_order = iter(parameters)
         for accumulator in sums:
@@ -73,15 +69,21 @@ class UnitOptimizers(ReplicatedState):
         self._segments = {unit: list(self._segments_of(unit, where)) for unit in units}
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         # As `recycle.analytic` counts it, from the stage's size.
-        size = min(piece_of_step(device), sum(optimizer.size for optimizer in self.pieces.values()))
+        size = min(piece_of_step(device), sum(optimizer.size for optimizer in self.optimizers.values()))
         # Kept, since a fresh tensor costs more in page faults than what fills it.
-        self._scratch = torch.empty(size, dtype=torch.float32, device=device)
+        scratch = torch.empty(size, dtype=torch.float32, device=device)
+        self.pieces = {}
+        for unit, optimizer in self.optimizers.items():
+            names, layout = self.names[unit], optimizer.layout
+            shapes, places = dict(zip(names, layout.shapes, strict=True)), dict(zip(names, layout.offsets, strict=True))
+            named = stored.between(shapes, places, 0, layout.size)
+            self.pieces[unit] = OptimizerPiece(optimizer, partial(self.write_mean, unit), scratch, named)
 
     def _segments_of(
         self, unit: int, where: Mapping[str, tuple[Accumulator, int]]
     ) -> Iterator[tuple[int, int, Accumulator, int]]:
         """(first and last element of a unit's tensors, where its gradients lie, from which element on), in order."""
-        layout = self.pieces[unit].layout
+        layout = self.optimizers[unit].layout
         ends = [*layout.offsets, layout.size][1:]
         last: tuple[int, int, Accumulator, int] | None = None
         for name, begin, end in zip(self.names[unit], layout.offsets, ends, strict=True):
@@ -102,19 +104,11 @@ class UnitOptimizers(ReplicatedState):
             if low < high:
                 accumulator.mean(self._divisor, mean[low - start : high - start], offset + low - begin)
 
+    def units(self) -> Mapping[int, UnitState]:
+        return self.optimizers
+
     def weights(self) -> list[torch.Tensor]:
-        return [optimizer.live for optimizer in self.pieces.values()]
+        return [optimizer.live for optimizer in self.optimizers.values()]
 
     def moments(self) -> list[torch.Tensor]:
-        return [optimizer.averages for optimizer in self.pieces.values()]
-
-    def _step(
-        self, number: int, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int
-    ) -> None:
-        def mean(start: int, out: torch.Tensor) -> None:
-            self.write_mean(number, start, out)
-
-        self.pieces[number].step(mean, iteration, clip_factor, before, kept, self._scratch)
-
-    def _named(self, number: int, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self._names[number].named(self.pieces[number], tensors)
+        return [optimizer.averages for optimizer in self.optimizers.values()]
