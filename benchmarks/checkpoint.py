@@ -32,7 +32,6 @@ from recycle.exec.hooks.saver import Saver
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, GenerationRecord
-from recycle.ir.families import one_f_one_b
 from recycle.shape import MicroBatch
 
 JOB = """
@@ -68,8 +67,7 @@ def compare(job: Job, rounds: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stages(job, [0], torch.device("cpu"))[0]
     saver = Saver(folder, "0.0", {0: stage}, lambda step: True, lambda step, stage, tensor_rank, saved: None)
-    generation = SimpleNamespace(record=RECORD, schedule=one_f_one_b(job.shape), shard_hosts=None)
-    saver.begin_generation(cast(Generation, generation))
+    saver.begin_generation(cast(Generation, SimpleNamespace(hosts={0: ["0.0"]})))
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]
     figures: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "blocking", "iteration", "writing")}

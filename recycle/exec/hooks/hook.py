@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -14,7 +14,6 @@ from recycle.exec.transport.local import LocalTransport
 from recycle.ir.instruction import Instruction
 from recycle.ir.replays import Rotation
 from recycle.ir.schedule import Schedule
-from recycle.plans.shards import ShardHosts
 from recycle.shape import Worker
 
 _Arguments = ParamSpec("_Arguments")
@@ -43,7 +42,7 @@ class Generation:
         evaluated_by: what evaluations run by, lowered; None for a job without.
         transport: to the other workers.
         commits: takes this worker's reports and decides the commits.
-        shard_hosts: the shards that workers hold; None where all of the state is on each host.
+        hosts: number of each stage, or shard, that this worker holds -> the processes that do.
 
     Attributes:
         commit: the last that is known here.
@@ -56,7 +55,7 @@ class Generation:
     transport: GroupTransport | LocalTransport
     commits: Commits
     evaluated_by: Schedule | None = None
-    shard_hosts: ShardHosts | None = None
+    hosts: Mapping[int, Sequence[str]] = field(default_factory=dict)
     commit: Commit | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -41,10 +41,9 @@ class StateComparison(IterationHook):
 
     def begin_generation(self, generation: Generation) -> None:
         self._generation = generation
-        # Processes start with the stages of no plan; shards are the same in all plans.
-        plan = generation.record.holds if generation.shard_hosts is None else ""
         for stage in self._stages.values():
             for number, part in stage.compared().items():
+                plan = generation.record.holds if part.kind == "stage" else ""  # shards are the same in all plans
                 if (number, plan) not in self._described:
                     self._described.add((number, plan))
                     layout = layout_of(part.tensors, part.named(part.tensors))

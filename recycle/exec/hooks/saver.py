@@ -23,7 +23,6 @@ from recycle.exec.leader.checkpoints import writer_of
 from recycle.exec.members import split_member
 from recycle.exec.model.stage import Stage, StoredPart
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
-from recycle.shape import Worker
 
 
 class Saver(IterationHook):
@@ -53,9 +52,8 @@ class Saver(IterationHook):
     ) -> None:
         self._deadline, self._waits = deadline, waits
         self._root, self._name, self._stages, self._stand_at = root, name, stages, stand_at
-        self._hosts: dict[int, list[str]] = {}
-        worker, self._tensor_rank = split_member(name)
-        self._worker = Worker.parse(worker)
+        self._hosts: Mapping[int, Sequence[str]] = {}
+        self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
         self._announce = announce
         self._announced: set[tuple[int, int]] = set()
@@ -66,16 +64,9 @@ class Saver(IterationHook):
 
     def begin_generation(self, generation: Generation) -> None:
         """Commits from now on are of this plan's stages; or of the shards that workers hold."""
-        if generation.shard_hosts is None:
-            processes = {place: process for process, place in generation.record.roles.items()}
-            hosts_of = generation.schedule.hosts
-            hosts = {stage: [processes[str(worker)] for worker in hosts_of(stage)] for stage in self._stages}
-        else:
-            mine, owners = generation.shard_hosts.stages.get(self._worker, ()), generation.shard_hosts.hosts_of_stages()
-            hosts = {number: list(map(str, owners[number])) for number in mine}
-        if hosts.keys() != self._hosts.keys():
+        if generation.hosts.keys() != self._hosts.keys():
             self._copies = {}
-        self._hosts = hosts
+        self._hosts = generation.hosts
 
     def keep(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Copy and write this process's stages if the commit asks for it and they stand there; else do nothing.
@@ -87,7 +78,7 @@ class Saver(IterationHook):
         mine = [
             index
             for index, hosts in self._hosts.items()
-            if writer_of(index, hosts, record) == str(self._worker) and (commit.step, index) not in self._announced
+            if writer_of(index, hosts, record) == self._worker and (commit.step, index) not in self._announced
         ]
         if not mine:
             return

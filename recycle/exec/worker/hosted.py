@@ -18,7 +18,7 @@ from recycle.exec.model.stage import Stage, UnitState
 from recycle.exec.protocol import Copy, GenerationRecord
 from recycle.exec.transport.groups import GroupTransport
 from recycle.ir.schedule import Schedule
-from recycle.plans.shards import Owners, ShardHosts
+from recycle.plans.shards import Owners
 from recycle.shape import Worker
 
 
@@ -55,11 +55,8 @@ class Hosted:
 
     Attributes:
         stages: by index; always the same object.
-        shard_hosts: the shards that workers hold in this generation; None where all of the state is on each host.
         is_confirmed: whether the stages are those of the last generation that ran.
     """
-
-    shard_hosts: ShardHosts | None = None
 
     def __init__(
         self, worker: Worker, build: Build, cut: Sequence[int], indices: Iterable[int], holds: bool = True
@@ -133,6 +130,11 @@ class Hosted:
 
     def hold_only(self, numbers: Collection[int]) -> None:
         """Hold these parts of the stages, whose state is written next: a kept one, which is gone back to."""
+
+    def hosts(self, record: GenerationRecord, schedule: Schedule) -> dict[int, list[str]]:
+        """Number of each stage, or shard, that this worker holds -> the processes that do."""
+        processes = {place: process for process, place in record.roles.items()}
+        return {index: [processes[str(role)] for role in schedule.hosts(index)] for index in self.stages}
 
     def owners(self, record: GenerationRecord) -> tuple[OwnersOfStages, OwnersOfStages]:
         """The roles of the owners of shards in this generation; and of those that hold them from the beginning."""

@@ -60,8 +60,6 @@ class HostedShards(Hosted):
         build, cut, indices, holds: as of `Hosted`.
     """
 
-    shard_hosts: ShardHosts
-
     def __init__(
         self,
         job: Job,
@@ -88,11 +86,11 @@ class HostedShards(Hosted):
 
     def take(self, record: GenerationRecord, schedule: Schedule) -> bool:
         roles = {Worker.parse(process): Worker.parse(role) for process, role in record.roles.items()}
-        self.shard_hosts = held_by(
+        self._holds: ShardHosts = held_by(
             shards_of_schedule(self._job, schedule, roles), list(self._job.shape.workers()), record.holds
         )
         copied, behind = (copied_to(self.worker, copies) for copies in (record.copies, record.behind))
-        return self._own(self.shard_hosts.stages[self.worker], copied, behind)
+        return self._own(self._holds.stages[self.worker], copied, behind)
 
     def _own(self, wanted: Collection[int], copied: Collection[int] = (), behind: Collection[int] = ()) -> bool:
         """Own these shards from now on; whether they are others than before.
@@ -172,9 +170,13 @@ class HostedShards(Hosted):
     def placed(self, first: int, last: int) -> list[torch.Tensor]:
         return tensors_of(self._placed_shard(number) for number in range(first, last))
 
+    def hosts(self, record: GenerationRecord, schedule: Schedule) -> dict[int, list[str]]:
+        owners = self._holds.hosts_of_stages()
+        return {number: list(map(str, owners[number])) for number in self._holds.stages.get(self.worker, ())}
+
     def owners(self, record: GenerationRecord) -> tuple[OwnersOfStages, OwnersOfStages]:
         roles = {process: Worker.parse(place) for process, place in record.roles.items()}
-        holders = self.shard_hosts.shards.in_order([Worker.parse(name) for name in record.live], self.shard_hosts)
+        holders = self._holds.shards.in_order([Worker.parse(name) for name in record.live], self._holds)
         comes_to: dict[int, list[Worker]] = {}
         for copy in record.behind:
             for number in range(copy.first, copy.last):
@@ -182,7 +184,7 @@ class HostedShards(Hosted):
         givers, owners = OwnersOfStages(), OwnersOfStages()
         for stage, of_stage in holders.items():
             givers[stage] = tuple(tuple(roles[str(holder)] for holder in of_shard) for of_shard in of_stage)
-            numbered = zip(self.shard_hosts.shards.numbers(stage), givers[stage], strict=True)
+            numbered = zip(self._holds.shards.numbers(stage), givers[stage], strict=True)
             owners[stage] = tuple((*of_shard, *comes_to.get(number, ())) for number, of_shard in numbered)
         return owners, givers
 
@@ -200,7 +202,7 @@ class HostedShards(Hosted):
 
     def _make(self, numbers: Collection[int]) -> None:
         """Make the initial state of shards, or read it. Raises RunError where that does not count any more."""
-        named = self.shard_hosts.shards.named
+        named = self._holds.shards.named
         if self._initial is None:
             raise RunError(f"{named(min(numbers))} was to come from a worker that does not hold it")
         for stage in self._initial:

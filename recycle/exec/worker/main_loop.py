@@ -144,7 +144,7 @@ class MainLoop:
                     transport=transport,
                     commits=self.member,
                     evaluated_by=evaluation_schedule(schedule, self.job),
-                    shard_hosts=self.hosted.shard_hosts,
+                    hosts=self.hosted.hosts(record, schedule),
                 ),
                 stages=self.hosted.stages,
                 updates=self.updates,

@@ -21,20 +21,14 @@ from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
 from recycle.exec.worker.updates import Updates
-from recycle.ir.families import one_f_one_b
-from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.manifest import MANIFEST, VERSION, manifest_content, manifest_text
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]
+HOSTS = {0: ["0.0", "1.0"], 1: ["0.1", "1.1"]}
 RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
 PLAIN = Commit(1, 0.5, 0.25, 1.0)
-
-
-def generation(schedule: Schedule) -> Generation:
-    """What the savers ask of a generation in which the workers play themselves."""
-    return cast(Generation, SimpleNamespace(record=RECORD, schedule=schedule, shard_hosts=None))
 
 
 class Run:
@@ -51,8 +45,9 @@ class Run:
             name: Saver(root, name, stages, self.updates[name].stand_at, self._announce)
             for name, stages in self.stages.items()
         }
-        for saver in self.savers.values():
-            saver.begin_generation(generation(one_f_one_b(job.shape)))
+        for name, saver in self.savers.items():
+            hosts = {stage: HOSTS[stage] for stage in self.stages[name]}
+            saver.begin_generation(cast(Generation, SimpleNamespace(hosts=hosts)))
 
     def _announce(self, step: int, stage: int, tensor_rank: int, saved: Saved) -> None:
         self.saved[step, stage] = saved
