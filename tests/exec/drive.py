@@ -14,8 +14,8 @@ import torch
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.model.unit_states import UnitOptimizers
 from recycle.job import Job
 from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection
 from recycle.shape import MicroBatch

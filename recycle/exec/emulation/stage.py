@@ -30,8 +30,8 @@ import torch
 
 from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import flipped
-from recycle.exec.model.shards import Shards, SumBuffer
 from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
+from recycle.exec.model.state.shards import Shards, SumBuffer
 from recycle.exec.model.stored_tensors import piece_name
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
 from recycle.ir.kinds import ValueKind
@@ -52,7 +52,7 @@ _LEAST_ELEMENTS = 3
 
 
 class EmulatedPiece:
-    """The state of a layer, or of a shard (`recycle.exec.model.shards.Shard`).
+    """The state of a layer, or of a shard (`recycle.exec.model.state.shards.Shard`).
 
     Args:
         parameters: the live ones, fp64 [n].

@@ -16,7 +16,7 @@ from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
-from recycle.exec.model.shards import Shards
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport

@@ -82,8 +82,8 @@ def build_stages(
         # megatron-core tells of every optional package that is missing, in every process.
         warnings.simplefilter("ignore")
         # It also takes seconds to import; emulated stages and the protocol do without.
-        from recycle.exec.model.backward import require_tested_version
         from recycle.exec.model.parallel_state import ensure_parallel_state
+        from recycle.exec.model.split.backward import require_tested_version
 
         require_tested_version()
         ensure_parallel_state(tensor_group)

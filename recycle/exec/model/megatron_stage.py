@@ -15,17 +15,17 @@ import torch
 
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
-from recycle.exec.model.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
-from recycle.exec.model.gradient_sums import GradientSums
-from recycle.exec.model.incoming_gradients import Half, IncomingGradients
-from recycle.exec.model.optimizer import decays
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.split.incoming_gradients import Half, IncomingGradients
 from recycle.exec.model.stage import Naming, Stage, StoredPart, UnitState
-from recycle.exec.model.stored_names import StoredNames, without_shared
-from recycle.exec.model.unit_states import UnitOptimizers
+from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
+from recycle.exec.model.state.gradient_sums import GradientSums
+from recycle.exec.model.state.optimizer import decays
+from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.state.stored_names import StoredNames, without_shared
+from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -43,7 +43,7 @@ from recycle.plans.unit_shards import has_unit_shards
 from recycle.shape import MicroBatch
 
 if TYPE_CHECKING:
-    from recycle.exec.model.backward import WeightGradientStore
+    from recycle.exec.model.split.backward import WeightGradientStore
 
 
 LOSS_EXPONENT = 16
@@ -85,12 +85,12 @@ class MegatronStage(Stage):
         evaluation: Batches | None = None,
         held: Mapping[int, UnitState] = MappingProxyType({}),
     ) -> None:
-        from recycle.exec.model.backward import WeightGradientStore, split_linears
-        from recycle.exec.model.delayed_layers import DelayedLayers
-        from recycle.exec.model.expert_parallel import own_experts
-        from recycle.exec.model.graph_split import GraphSplit
+        from recycle.exec.model.layers.expert_parallel import own_experts
+        from recycle.exec.model.layers.sequence_parallel import partly_computed
         from recycle.exec.model.part import StageModule
-        from recycle.exec.model.sequence_parallel import partly_computed
+        from recycle.exec.model.split.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.split.delayed_layers import DelayedLayers
+        from recycle.exec.model.split.graph_split import GraphSplit
         from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]

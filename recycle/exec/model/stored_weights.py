@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from recycle.errors import JobError
-from recycle.exec.model.stored_names import HALVES
+from recycle.exec.model.state.stored_names import HALVES
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.exec.model.weights import cut_dimensions, gated, global_names
 

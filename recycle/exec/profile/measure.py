@@ -32,8 +32,8 @@ from recycle.child import serve
 from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.profile.allocations import allocated_by
 from recycle.exec.profile.capacity import capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport

@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.shards import Shard, Shards
 from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.state.shards import Shard, Shards
 from recycle.exec.protocol import GenerationRecord
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.hosted import Build, Hosted, OwnersOfStages, Read, copied_to, tensors_of

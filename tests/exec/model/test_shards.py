@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 import torch
 
-from recycle.exec.model.accumulate import ExactSum, FlatLayout
-from recycle.exec.model.joined_sums import JoinedSums, Summed
-from recycle.exec.model.optimizer import UnitOptimizer
-from recycle.exec.model.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.shards import Shards
 from recycle.exec.model.stage import Stage, copy_state, digest
-from recycle.exec.model.stored_names import StoredNames
+from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
+from recycle.exec.model.state.joined_sums import JoinedSums, Summed
+from recycle.exec.model.state.optimizer import UnitOptimizer
+from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.stored_names import StoredNames
 from recycle.footprint import ON_CPU
 from recycle.sections import TrainSection
 from tests.exec.sharded import joined, require_equal

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.optim.adamw import adamw
 
-from recycle.exec.model.accumulate import FlatLayout
-from recycle.exec.model.learning_rate import learning_rate
+from recycle.exec.model.state.accumulate import FlatLayout
+from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.footprint import ON_CPU, ON_GPU
 from recycle.sections import TrainSection
 

@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from recycle.exec.model.accumulate import Accumulator
-from recycle.exec.model.optimizer import OptimizerPiece, UnitOptimizer, piece_of_step
 from recycle.exec.model.stage import ReplicatedState, UnitState
-from recycle.exec.model.stored_names import StoredNames
+from recycle.exec.model.state.accumulate import Accumulator
+from recycle.exec.model.state.optimizer import OptimizerPiece, UnitOptimizer, piece_of_step
+from recycle.exec.model.state.stored_names import StoredNames
 from recycle.sections import TrainSection
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from recycle.exec.model.optimizer import COUNTED, SHAPED, StateNames
+from recycle.exec.model.state.optimizer import COUNTED, SHAPED, StateNames
 from recycle.exec.model.stored_tensors import piece_name, piece_of
 
 HALVES = (".gate", ".up")

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import torch
 
-from recycle.exec.model.accumulate import FlatLayout
-from recycle.exec.model.joined_sums import JoinedSums
-from recycle.exec.model.optimizer import FlatOptimizer, OptimizerPiece, decays, flattened, piece_of_step
-from recycle.exec.model.shards import Shards
-from recycle.exec.model.stored_names import StoredNames
+from recycle.exec.model.state.accumulate import FlatLayout
+from recycle.exec.model.state.joined_sums import JoinedSums
+from recycle.exec.model.state.optimizer import FlatOptimizer, OptimizerPiece, decays, flattened, piece_of_step
+from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.stored_names import StoredNames
 from recycle.sections import TrainSection
 
 
