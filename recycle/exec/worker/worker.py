@@ -1,17 +1,20 @@
 """A worker process: forked by the fork server, one per live worker and tensor rank.
 
 It connects to the agent of its node, builds its stages, reports that it is ready and takes part in generations
-(recovery.py). SIGTERM has it leave at the next boundary (termination.py).
-It ends with the launcher or agent that started it, never the other way round.
+(main_loop.py). The first SIGTERM has it leave at the next boundary, a second ends the process: the signal is blocked in
+all threads but one that waits for it, so that it interrupts no transfer and is noticed however long the main thread
+waits. It ends with the launcher or agent that started it, never the other way round.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -40,11 +43,14 @@ from recycle.exec.worker.hosted_shards import HostedShards
 from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
-from recycle.exec.worker.termination import Termination
 from recycle.exec.worker.updates import Updates
 from recycle.job import Job
 from recycle.runs import log_path
 from recycle.shape import Worker
+
+_TOLD_TO_LEAVE = {signal.SIGTERM}
+ENDED = 128 + signal.SIGTERM
+"""Exit code of a process that was told to leave a second time."""
 
 
 def run_worker(text: str) -> None:
@@ -54,7 +60,7 @@ def run_worker(text: str) -> None:
         text: its specification.
     """
     specification = msgspec.json.decode(text, type=WorkerSpecification)
-    termination = Termination()
+    _block_termination()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     run, worker, tensor_rank = specification.run, Worker.parse(specification.worker), specification.tensor_rank
@@ -95,7 +101,7 @@ def run_worker(text: str) -> None:
         specification.generation,
         transport.device_state,
     )
-    termination.listen(member.leaves, end)
+    threading.Thread(target=_await_termination, args=(member.leaves, end), daemon=True).start()
     try:
         build = partial(build_stages, job, device=device, tensor_group=tensor_group)
         usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
@@ -157,6 +163,21 @@ def run_worker(text: str) -> None:
         member.leave_digests({number: text for stage in stages.values() for number, text in stage.digests().items()})
     except RunError as error:
         end(str(error))
+
+
+def _block_termination() -> None:
+    """Before any other thread is made, because threads inherit what is blocked."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_LEAVE)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE))
+
+
+def _await_termination(notify: Callable[[], None], end: Callable[[str, int], object]) -> None:
+    signal.sigwait(_TOLD_TO_LEAVE)
+    with contextlib.suppress(RunError):  # the agent is gone, and the process ends by itself
+        notify()
+    signal.sigwait(_TOLD_TO_LEAVE)
+    end("it was told to leave a second time", ENDED)
 
 
 def _spoil(stages: Mapping[int, Stage]) -> None:
