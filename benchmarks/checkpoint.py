@@ -19,18 +19,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import torch
 from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of the first round
 
 from recycle import Job
 from recycle.exec.checkpoint.checkpoint import folder_of, write_stage
+from recycle.exec.hooks.hook import Generation
+from recycle.exec.hooks.saver import Saver
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, GenerationRecord
-from recycle.exec.worker.saver import Saver
-from recycle.exec.worker.updates import Updates
-from recycle.ir.families import one_f_one_b
 from recycle.shape import MicroBatch
 
 JOB = """
@@ -65,8 +66,8 @@ def compare(job: Job, rounds: int) -> None:
     """Print one line."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stages(job, [0], torch.device("cpu"))[0]
-    saver = Saver(folder, "0.0", {0: stage}, lambda step, stage, tensor_rank, saved: None)
-    saver.use_hosts_of(one_f_one_b(job.shape), RECORD)
+    saver = Saver(folder, "0.0", {0: stage}, lambda step: True, lambda step, stage, tensor_rank, saved: None)
+    saver.begin_generation(cast(Generation, SimpleNamespace(hosts={0: ["0.0"]})))
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]
     figures: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "blocking", "iteration", "writing")}
@@ -77,8 +78,7 @@ def compare(job: Job, rounds: int) -> None:
             took["blocking"] = seconds(partial(write, stage, folder_of(folder, 2 * step)))
             took["iteration"] = seconds(lambda at=step: iteration(stage, job, at))
             commit = Commit(2 * step + 1, 1.0, 1.0, 1.0, checkpoint=True)
-            updates = Updates({0: stage}, commit.step)
-            took["stall"] = seconds(lambda now=commit, at=updates: saver.keep(RECORD, now, at))
+            took["stall"] = seconds(lambda now=commit: saver.keep(RECORD, now))
             took["writing"] = seconds(lambda at=step: iteration(stage, job, at))
             saver.close()
             for old in folder.iterdir():

@@ -25,6 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from recycle import Job
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
@@ -71,28 +72,25 @@ def built(job: Job, place: int, copies: int) -> Stage:
     (stage,) = build_stages(job, [0], torch.device("cpu")).values()
     stage.begin_iteration(0)
     stage.gradient_buffers()[0][: 1 << 10] = 0.25
-    if stage.shards is not None:
+    if isinstance(stage.layout, Shards):
         hosts = [Worker(k, 0) for k in range(job.shape.pipelines)]
         mine = [number for number, of in enumerate(owners_of(hosts, hosts, copies)) if hosts[place] in of]
-        stage.shards.own(mine)
-        stage.shards.settled()
+        stage.layout.own(mine)
+        stage.layout.settled()
     return stage
 
 
 def update(stage: Stage, transport: GroupTransport, iteration: int) -> dict[str, float]:
     """What ends an iteration; seconds of its parts and of all together."""
-    marks, shards = [time.perf_counter()], stage.shards
-    if shards is None:
-        transport.reduce(0, stage.gradient_buffers())
-    else:
-        transport.reduce_scatter(0, shards.gradients())
+    marks = [time.perf_counter()]
+    stage.layout.reduce(stage, transport, 1)
     marks.append(time.perf_counter())
     for _ in stage.reduced():
         pass
     stage.step(iteration, 1.0)
     marks.append(time.perf_counter())
-    if shards is not None:
-        transport.gather(0, shards.weights())
+    if stage.layout.gathered():
+        transport.gather(0, stage.layout.weights())
     marks.append(time.perf_counter())
     parts = [end - begin for begin, end in itertools.pairwise(marks)]
     return dict(zip(("reduce", "step", "gather"), parts, strict=True)) | {"together": marks[-1] - marks[0]}

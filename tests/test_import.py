@@ -49,7 +49,8 @@ LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.pla
 LAYERS["viz"] = ("recycle.plans", "recycle.run_report", *LAYERS["recycle.run_report"])
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
-    *("data", "device", "transport", "leader", "model", "checkpoint", "faults", "worker"),
+    *("data", "device", "transport", "leader", "model", "emulation", "checkpoint"),
+    *("hooks", "faults", "worker"),
     *("processes", "agent", "planning", "launch", "profile"),
 )
 """The folders of recycle.exec in order: each may import those before it."""
@@ -61,6 +62,10 @@ for place, folder in enumerate(EXEC):
         *("recycle.tokens", *LAYERS["recycle.solve"]),
         *(f"recycle.exec.{before}" for before in EXEC[:place]),
     )
+LAYERS["recycle.exec.model.build"] = LAYERS["recycle.exec.checkpoint"]
+"""It builds stages of a model and emulated ones."""
+LAYERS["recycle.exec.hooks"] += ("recycle.exec.worker",)
+"""Hooks and the loop that they attach to know each other, file by file in no circle."""
 PURE = tuple(f"recycle.exec.{name}" for name in SAID[:-1])
 LAYERS["recycle.exec.leader"] = (*PURE, *LAYERS["recycle.solve"])
 LAYERS["recycle.exec.etcd"] = LAYERS["recycle.job"]

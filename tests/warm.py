@@ -28,7 +28,7 @@ from typing import IO, Any
 from recycle import child
 
 PRELOADED = (
-    "recycle.exec.worker.recovery",
+    "recycle.exec.worker.main_loop",
     "recycle.exec.model.gpt",
     "recycle.exec.data.batches",
     "recycle.exec.launch.launcher",

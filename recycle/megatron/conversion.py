@@ -27,7 +27,7 @@ from recycle.exec.checkpoint.checkpoint import (
     write_manifest,
     write_stage,
 )
-from recycle.exec.model.optimizer import COUNTED
+from recycle.exec.model.state.optimizer import COUNTED
 from recycle.exec.protocol import Commit
 from recycle.files import whole_folder
 from recycle.initial_weights import model_of_checkpoint

@@ -40,6 +40,11 @@ def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()
     return None
 
 
+def programs_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation:
+    """What runs by a schedule: `rotation_of`, or the schedule itself in every iteration where nothing is replayed."""
+    return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0, ())
+
+
 def with_room(schedule: Schedule, job: Job) -> Schedule:
     """The schedule with a note of which stages have room for replays, where the job asks for replays in gaps."""
     if job.integrity.every != "gaps" or _room_of(schedule) is not None:

@@ -14,6 +14,7 @@ import torch
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.job import Job
 from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection
@@ -137,10 +138,12 @@ def norm_squared_of(stages: Iterable[Stage]) -> float:
 def mean_gradients(stage: MegatronStage) -> dict[str, torch.Tensor]:
     """Mean gradient of each parameter of a stage by its name in the whole model, fp32; after the reduction."""
     found: dict[str, torch.Tensor] = {}
-    for unit, optimizer in stage._units.of.items():
+    units = stage.layout
+    assert isinstance(units, UnitOptimizers)
+    for unit, optimizer in units.optimizers.items():
         mean = torch.empty(optimizer.layout.size)
-        stage._units.write_mean(unit, 0, mean)
-        found |= zip(stage._units.names[unit], optimizer.layout.views(mean), strict=True)
+        units.write_mean(unit, 0, mean)
+        found |= zip(units.names[unit], optimizer.layout.views(mean), strict=True)
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.kinds import GATHER, KINDS, PHASES, FaultKind
+from recycle.exec.faults.kinds import KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
 from tests.exec.runs import job
@@ -31,7 +31,7 @@ JOB = job(
     membership={"heartbeat": 0.1, "dead_after": 1.5, "hung_after": 1.5, "warm_up": 10.0},
 )
 ENDING = [name for name, kind in KINDS.items() if kind.ends and not kind.announced]
-COLUMNS = ("middle", *(phase for phase in PHASES if phase != GATHER))
+COLUMNS = ("middle", *(phase for phase in PHASES if phase != "gather"))
 SHARDED_COLUMNS = ("middle", *PHASES)
 STRUCK, APART = "0.1", 4
 """The worker, and the steps from one strike to the next: struck, away, back with the barrier, staggered again; in the

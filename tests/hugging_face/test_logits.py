@@ -10,7 +10,7 @@ import torch
 
 from recycle.exec import run
 from recycle.exec.data.loading import load_batches
-from recycle.exec.model.optimizer import decays
+from recycle.exec.model.state.optimizer import decays
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.job import Job

@@ -7,7 +7,9 @@ in the host's monotonic seconds, so that times of all processes of a machine com
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 
 class Mark(Protocol):
@@ -18,6 +20,14 @@ class Mark(Protocol):
 
     def seconds(self) -> float:
         """When the device came to it, in monotonic seconds. Only of a mark that was reached."""
+
+
+class ExecutedInstruction(NamedTuple):
+    """An instruction that ran: its text, and the marks at which its stage began and ended it."""
+
+    text: str
+    began: Mark
+    ended: Mark
 
 
 class Clock(Protocol):
@@ -69,3 +79,52 @@ def has_reached(mark: Mark) -> bool:
         return mark.reached()
     except RuntimeError:
         return False
+
+
+class CudaClock:
+    """Marks are events of the stream that is current when they are made.
+
+    The time between two events is a 32-bit number of milliseconds, so the clock is set every iteration.
+
+    Args:
+        device: the GPU.
+    """
+
+    runs_behind = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.set()
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self._record(), self._began, self._began_at)
+
+    def set(self) -> None:
+        self._began = self._record()
+        self._began.synchronize()
+        self._began_at = time.monotonic()
+
+    def _record(self) -> Any:
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+class CudaMark:
+    """An event of a GPU, and one before it with the host's time of it."""
+
+    __slots__ = ("_began", "_began_at", "_event")
+
+    def __init__(self, event: Any, began: Any, began_at: float) -> None:
+        self._event, self._began, self._began_at = event, began, began_at
+
+    def reached(self) -> bool:
+        return bool(self._event.query())
+
+    def seconds(self) -> float:
+        return self._began_at + float(self._began.elapsed_time(self._event)) / 1000
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()

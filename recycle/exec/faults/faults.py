@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recycle.errors import JobError
-from recycle.exec.faults.kinds import GATHER, KINDS
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.leader.detector import whom_to_fence
 from recycle.exec.members import member_name
 from recycle.job import Job
@@ -168,7 +168,7 @@ def check_faults(
                 f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
                 " ranks count from 0"
             )
-        if fault.phase == GATHER and copies is None:
+        if fault.phase == "gather" and copies is None:
             raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; take phase step")
         if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")

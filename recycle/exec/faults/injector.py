@@ -13,7 +13,9 @@ from functools import partial
 from typing import Protocol
 
 from recycle.exec.faults.faults import Fault, parse_fault
-from recycle.exec.faults.kinds import BETWEEN, KINDS, REDUCED
+from recycle.exec.faults.kinds import BETWEEN, KINDS
+from recycle.exec.hooks.hook import IterationHook
+from recycle.exec.hooks.phases import Phase
 from recycle.exec.members import member_name, members_of, split_member
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.ir.instruction import Instruction
@@ -23,7 +25,7 @@ EXCHANGE_SECONDS = 10.0
 _Numbered = tuple[int, Fault]
 
 
-class FaultInjector:
+class FaultInjector(IterationHook):
     """The faults of one worker process.
 
     Args:
@@ -60,7 +62,7 @@ class FaultInjector:
         self._between: dict[tuple[str, int], list[_Numbered]] = {}
         for number, fault in faults:
             phase = KINDS[fault.kind].point_of(fault.target) or fault.phase
-            if phase in (*BETWEEN, REDUCED):
+            if phase in (*BETWEEN, "reduced"):
                 self._between.setdefault((phase, fault.step), []).append((number, fault))
             else:
                 self._in_program.append((number, fault))
@@ -68,38 +70,33 @@ class FaultInjector:
         self.failing: Fault | None = None
         self.factor, self.iteration = 1.0, -1
 
-    def begin(self, program: Sequence[Instruction], step: int) -> None:
-        """An iteration begins: find where in its program the faults strike."""
-        self._places, self.factor, self.iteration = {}, 1.0, step
+    def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
+        """Find where in its program the faults strike."""
+        self._places, self.factor, self.iteration = {}, 1.0, iteration
         if self.links is not None:
             self.links.begin()
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
-                if fault.holds_at(step):
+                if fault.holds_at(iteration):
                     if number not in self._held:
                         self._claim(number)  # so that the event is written once; it holds in a repeated iteration too
                         self._held.add(number)
                     self.strike(number, fault)
-            elif fault.step == step:
+            elif fault.step == iteration:
                 self._places.setdefault(kind.position(program, fault.phase), []).append((number, fault))
 
-    def at(self, position: int) -> None:
-        """The instruction at `position` is next."""
+    def before(self, position: int, instruction: Instruction) -> None:
         for number, fault in self._places.pop(position, []):
             self._reach(number, fault)
 
-    def at_phase(self, phase: str, step: int) -> None:
-        """The worker has come to a phase of iteration `step` that lies between instructions.
-
-        Of several faults there one strikes each time that the worker comes to it, one that has not struck yet.
-        """
+    def reach(self, phase: Phase, step: int) -> None:
+        """Of several faults in a phase one strikes each time that the worker comes to it, one that has not yet."""
         faults = self._between.get((phase, step), [])
         while faults and not self._reach(*faults.pop(0)):
             pass
 
     def computed(self, seconds: float) -> None:
-        """The stage has computed an F, I, W or B in `seconds`; called inside the computation's stack frame."""
         if self.factor > 1.0:
             time.sleep((self.factor - 1.0) * seconds)
         if self.failing is not None:

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from recycle.exec.hooks.phases import Phase
 from recycle.exec.transport.connections import cut, open_sockets, own_connections
 from recycle.exec.transport.paced_links import LOST_SECONDS
 from recycle.ir.instruction import (
@@ -34,16 +35,8 @@ if TYPE_CHECKING:
     from recycle.exec.faults.faults import Fault
     from recycle.exec.faults.injector import FaultInjector
 
-GATHER = "gather"
-"""Phase of jobs whose optimizer's state is sharded."""
-BETWEEN = ("commit", "step", GATHER, "stepped", "evaluation", "undo", "acknowledge", "form", "copy")
-"""Phases between instructions: the worker has reported; is about to step; is about to gather what others have stepped,
-who may be in that gather already; has stepped; is in the middle of the evaluation that follows the step; is about to
-take a step back; and of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy
-a state to or from a worker that joins."""
-REDUCED = "reduced"
-"""Where a kind strikes that has this `point`: the sums of the worker's gradients are complete, and it is about to
-report them."""
+BETWEEN: tuple[Phase, ...] = get_args(Phase)[1:]
+"""Phases between instructions that a fault may name; of those in the first one strikes what has it as its `point`."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Where a fault strikes: in the middle of such instructions, or between them."""
 _ROOM_BYTES = 64 << 20
@@ -88,13 +81,13 @@ class Target:
     """What a kind strikes, of several things.
 
     Attributes:
-        point: what `FaultInjector.at_phase` is called with where it strikes; None for a position in the program.
+        point: the phase in which it strikes; None for a position in the program.
         ends: the worker is dead afterwards if three hosts of its stage or more live, so that most of them can say who
             is wrong.
         shows_in_state: likewise once the hosts of the stage compare their states.
     """
 
-    point: str | None = None
+    point: Phase | None = None
     ends: bool = False
     shows_in_state: bool = False
 
@@ -141,8 +134,8 @@ class FaultKind:
         """Whether a worker comes to the fault's point, and claims the fault there."""
         return self.strike is not None
 
-    def point_of(self, target: str | None) -> str | None:
-        """What `FaultInjector.at_phase` is called with where it strikes, if that is always between instructions."""
+    def point_of(self, target: str | None) -> Phase | None:
+        """The phase in which it strikes, if that is always between instructions."""
         return None if target is None else self.targets[target].point
 
 
@@ -150,7 +143,7 @@ FLIPPED = {
     "weight": Target(shows_in_state=True),
     "moment": Target(shows_in_state=True),
     "activation": Target(),
-    "gradient": Target(REDUCED, ends=True),
+    "gradient": Target("reduced", ends=True),
     "input": Target(),
     "kernel": Target(),
 }

@@ -17,7 +17,7 @@ from typing import Any
 from recycle.analytic import model_flops
 from recycle.errors import JobError, first_line
 from recycle.exec.launch.observer import Observer, sentence
-from recycle.exec.model.learning_rate import learning_rate
+from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.job import Job
 
 CLOSING_SECONDS = 60.0

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from recycle.errors import JobError
 from recycle.exec.data.provided import DataProvider
+from recycle.exec.hooks.evaluation import Evaluation, evaluation_schedule
+from recycle.exec.hooks.hook import Generation, IterationHook
+from recycle.exec.hooks.integrity import StateComparison
 from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
@@ -14,19 +17,18 @@ from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
-from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
-from recycle.exec.worker.held_shards import hold_initial
+from recycle.exec.worker.hosted_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
-from recycle.ir.replays import ALWAYS
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
-from recycle.plans.replaying import rotation_of
+from recycle.plans.replaying import programs_of
 from recycle.shape import Worker
 
 
@@ -105,7 +107,7 @@ class LocalRun:
         }
         if job.train.sharded_optimizer:
             self._own_shards()
-        self.rotation = rotation_of(schedule, job)
+        self.rotation = programs_of(schedule, job)
         self._orders: dict[int, list[tuple[Worker, int]]] = {}
         self.evaluated_by = evaluation_schedule(schedule, job)
 
@@ -114,8 +116,7 @@ class LocalRun:
         self.exchange.owners = hold_initial(self.job, self.schedule, self.stages)
         for worker, stages in self.stages.items():
             for index, stage in stages.items():
-                assert stage.shards is not None
-                self.exchange.weights.setdefault(index, {})[worker] = stage.shards.weights()
+                self.exchange.weights.setdefault(index, {})[worker] = stage.layout.weights()
 
     def run(self, steps: int) -> RunResult:
         result = RunResult()
@@ -140,25 +141,14 @@ class LocalRun:
     def iterate(self, iteration: int) -> Commit:
         """Run one iteration, its optimizer steps included; returns its commit."""
         reports: dict[str, Report] = {}
-        record = only_generation(sorted(self.schedule.live), iteration - 1)
-        every = self.job.compared_every(0 if self.rotation is None else self.rotation.rounds)
-        running = {
-            worker: Iterations(
-                record=record,
-                role=str(worker),
-                program=self.schedule.program(worker),
-                model_stages=self.schedule.shape.stages,
-                stages=stages,
-                transport=LocalTransport(worker, self.exchange),
-                commits=_LocalCommits(self.job, str(worker), reports),
-                updates=Updates(stages, iteration - 1),
-                ties=self.schedule.ties,
-                buckets=self.schedule.buckets,
-                compared_every=1 if every and iteration % every == 0 else 0,
-                rotation=self.rotation,
-            )
-            for worker, stages in self.stages.items()
-        }
+        every = self.job.compared_every(self.rotation.rounds)
+        running: dict[Worker, Iterations] = {}
+        for worker, stages in self.stages.items():
+            updates, hooks = Updates(stages, iteration - 1), list[IterationHook]()
+            if every and iteration % every == 0:
+                hooks.append(StateComparison(self.job, stages, updates))
+            generation = self._generation(worker, iteration - 1, _LocalCommits(self.job, str(worker), reports))
+            running[worker] = Iterations(generation=generation, stages=stages, updates=updates, hooks=hooks)
         for iterations in running.values():
             iterations.begin()
         self._share_sums()
@@ -170,31 +160,34 @@ class LocalRun:
             iterations.end()
         return commit_of(self.job, iteration, iteration + 1, reports)
 
+    def _generation(self, worker: Worker, before: int, commits: _LocalCommits) -> Generation:
+        """What a worker takes part in behind an iteration."""
+        return Generation(
+            record=only_generation(sorted(self.schedule.live), before),
+            role=worker,
+            schedule=self.schedule,
+            rotation=self.rotation,
+            transport=LocalTransport(worker, self.exchange),
+            commits=commits,
+            evaluated_by=self.evaluated_by,
+        )
+
     def _order(self, iteration: int) -> list[tuple[Worker, int]]:
         """In which order the workers' instructions of an iteration run; the same in all of a round of replays."""
-        number = ALWAYS if self.rotation is None else self.rotation.round_of(iteration)
+        number = self.rotation.round_of(iteration)
         if number not in self._orders:
-            schedule = self.schedule if self.rotation is None else self.rotation.schedule(iteration)
-            self._orders[number] = _global_order(schedule)
+            self._orders[number] = _global_order(self.rotation.schedule(iteration))
         return self._orders[number]
 
     def evaluate(self, step: int) -> Evaluated:
         """Evaluate the state, which is that after `step`."""
         assert self.evaluated_by is not None, "the job has [eval]"
         reports: dict[str, EvaluationReport] = {}
-        running = {
-            worker: Evaluation(
-                job=self.job,
-                program=self.evaluated_by.program(worker),
-                role=str(worker),
-                generation=1,
-                results=_LocalCommits(self.job, str(worker), reports),
-                model_stages=self.schedule.shape.stages,
-                stages=stages,
-                transport=LocalTransport(worker, self.exchange),
-            )
-            for worker, stages in self.stages.items()
-        }
+        running: dict[Worker, Evaluation] = {}
+        for worker, stages in self.stages.items():
+            results = _LocalCommits(self.job, str(worker), reports)
+            running[worker] = Evaluation(job=self.job, results=results, stages=stages)
+            running[worker].begin_generation(self._generation(worker, step, results))
         order = _global_order(self.evaluated_by)
         for batch in range(self.job.evaluation.batches):
             for evaluation in running.values():
@@ -204,7 +197,7 @@ class LocalRun:
             for evaluation in running.values():
                 evaluation.end()
         for evaluation in running.values():
-            evaluation.report(step)
+            evaluation.finish(step)
         return evaluate(step, reports)
 
     def _share_sums(self) -> None:
@@ -218,8 +211,9 @@ class LocalRun:
             for index, stage in self.stages[worker].items():
                 for bucket in range(buckets):
                     key = (index, bucket if bucket < buckets - 1 else None)
-                    if stage.shards is not None:
-                        self.exchange.gradients.setdefault(key, {})[worker] = stage.sharded_bucket(bucket, buckets)
+                    if isinstance(stage.layout, Shards):
+                        parts = stage.layout.bucket(stage, bucket, buckets)
+                        self.exchange.gradients.setdefault(key, {})[worker] = parts
                     self.exchange.sums.setdefault(key, []).append(stage.gradient_bucket(bucket, buckets))
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):

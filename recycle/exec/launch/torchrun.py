@@ -22,6 +22,9 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.hooks.evaluation import Evaluation, evaluation_schedule
+from recycle.exec.hooks.hook import Generation, IterationHook
+from recycle.exec.hooks.integrity import StateComparison
 from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.request import request_run
 from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
@@ -32,15 +35,14 @@ from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
-from recycle.exec.worker.held_shards import hold_initial
+from recycle.exec.worker.hosted_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
 from recycle.ir.plugins import load_plugins
 from recycle.job import Job
-from recycle.plans.replaying import rotation_of
+from recycle.plans.replaying import programs_of
 from recycle.shape import Worker
 
 _Report = TypeVar("_Report")
@@ -102,8 +104,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     stages = build_stages(job, schedule.stages_of(role), device, cut=schedule.shape.cut)
     owners = hold_initial(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
-    program, evaluated_by = schedule.program(role), evaluation_schedule(schedule, job)
-    rotation = rotation_of(schedule, job)
+    rotation = programs_of(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
         GroupsOfGeneration(
             f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
@@ -111,39 +112,26 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             workers,
             sum_groups(schedule),
             next((stage.message_spec() for stage in stages.values()), ((0,), torch.float32)),
-            lanes_of(schedule if rotation is None else rotation.whole),
+            lanes_of(rotation.whole),
             owners=owners,
         )
     )
     commits = _TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None)
-    record = only_generation(workers)
-    evaluation = None
-    if evaluated_by is not None:
-        evaluation = Evaluation(
-            job=job,
-            program=evaluated_by.program(role),
-            role=str(role),
-            generation=record.generation,
-            results=commits,
-            model_stages=schedule.shape.stages,
-            stages=stages,
-            transport=transport,
-        )
-    Iterations(
-        record=record,
-        role=str(role),
-        program=program,
-        model_stages=schedule.shape.stages,
-        stages=stages,
+    updates, hooks = Updates(stages), list[IterationHook]()
+    if job.integrity.compares_states:
+        hooks.append(StateComparison(job, stages, updates))
+    if job.evaluation.every:
+        hooks.append(Evaluation(job=job, results=commits, stages=stages))
+    generation = Generation(
+        record=msgspec.structs.replace(only_generation(workers), rounds=rotation.rounds),
+        role=role,
+        schedule=schedule,
+        rotation=rotation,
         transport=transport,
         commits=commits,
-        updates=Updates(stages),
-        ties=schedule.ties,
-        buckets=schedule.buckets,
-        evaluation=evaluation,
-        compared_every=job.compared_every(0 if rotation is None else rotation.rounds),
-        rotation=rotation,
-    ).run()
+        evaluated_by=evaluation_schedule(schedule, job),
+    )
+    Iterations(generation=generation, stages=stages, updates=updates, hooks=hooks).run()
 
 
 class _TorchrunCommits:

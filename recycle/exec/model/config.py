@@ -21,7 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.architecture import config_of
 from recycle.errors import JobError, first_line
-from recycle.exec.model import transformer_engine
+from recycle.exec.model.layers import transformer_engine
 from recycle.job import Job
 
 ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {

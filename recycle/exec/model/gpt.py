@@ -3,8 +3,8 @@
 They are drawn, or those of a checkpoint.
 
 The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
-and no fused kernel, or with Transformer Engine's linear layers and norms in it (transformer_engine.py). A mixture of
-experts drops no token; its tensor ranks have all experts each, or share them.
+and no fused kernel, or with Transformer Engine's linear layers and norms in it (layers/transformer_engine.py). A
+mixture of experts drops no token; its tensor ranks have all experts each, or share them.
 
 Limits: no context parallelism; a mixture of experts has no sequence parallelism.
 """
@@ -21,12 +21,12 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.architecture import is_rotary
-from recycle.exec.model import transformer_engine
-from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import transformer_config
-from recycle.exec.model.expert_parallel import groups_with_shared_experts, prepare_mixtures
-from recycle.exec.model.fused import fuse
-from recycle.exec.model.sequence_parallel import cut_sequences
+from recycle.exec.model.layers import transformer_engine
+from recycle.exec.model.layers.attention import CausalAttention
+from recycle.exec.model.layers.expert_parallel import groups_with_shared_experts, prepare_mixtures
+from recycle.exec.model.layers.fused import fuse
+from recycle.exec.model.layers.sequence_parallel import cut_sequences
 from recycle.exec.model.stored_weights import read_weights
 from recycle.exec.model.weights import initialise
 from recycle.job import Job

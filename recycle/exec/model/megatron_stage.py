@@ -7,6 +7,7 @@ it or when. With `exact` accumulation the sum does not depend on order either.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,17 @@ import torch
 
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
-from recycle.exec.model.accumulate import Accumulator, ExactSum, FlatLayout
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
-from recycle.exec.model.gradient_sums import GradientSums
-from recycle.exec.model.incoming_gradients import Half, IncomingGradients
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
-from recycle.exec.model.optimizer import decays
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.shards import Shard, Shards
-from recycle.exec.model.stage import Stage
-from recycle.exec.model.stored_names import HALVES, StoredNames, without_shared
-from recycle.exec.model.unit_states import UnitOptimizers, UnitState
+from recycle.exec.model.split.incoming_gradients import Half, IncomingGradients
+from recycle.exec.model.stage import Naming, Stage, StoredPart, UnitState
+from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
+from recycle.exec.model.state.gradient_sums import GradientSums
+from recycle.exec.model.state.optimizer import decays
+from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.state.stored_names import StoredNames, without_shared
+from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -43,7 +43,7 @@ from recycle.plans.unit_shards import has_unit_shards
 from recycle.shape import MicroBatch
 
 if TYPE_CHECKING:
-    from recycle.exec.model.backward import WeightGradientStore
+    from recycle.exec.model.split.backward import WeightGradientStore
 
 
 LOSS_EXPONENT = 16
@@ -85,12 +85,12 @@ class MegatronStage(Stage):
         evaluation: Batches | None = None,
         held: Mapping[int, UnitState] = MappingProxyType({}),
     ) -> None:
-        from recycle.exec.model.backward import WeightGradientStore, split_linears
-        from recycle.exec.model.delayed_layers import DelayedLayers
-        from recycle.exec.model.expert_parallel import own_experts
-        from recycle.exec.model.graph_split import GraphSplit
+        from recycle.exec.model.layers.expert_parallel import own_experts
+        from recycle.exec.model.layers.sequence_parallel import partly_computed
         from recycle.exec.model.part import StageModule
-        from recycle.exec.model.sequence_parallel import partly_computed
+        from recycle.exec.model.split.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.split.delayed_layers import DelayedLayers
+        from recycle.exec.model.split.graph_split import GraphSplit
         from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]
@@ -129,12 +129,11 @@ class MegatronStage(Stage):
         )
         is_shared = shared in self.parameters
         self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device, units)
-        self._units: UnitOptimizers | None = None
         if job.train.sharded_optimizer:
             count, hosted = job.shape.pipelines, range(*stage_units(job.layers_per_stage())[index])
             sharded = ShardedOptimizer(
                 self.parameters,
-                (self._names.halved, HALVES),
+                self._names,
                 self._sums.joined(),
                 job.train,
                 self._type,
@@ -143,9 +142,9 @@ class MegatronStage(Stage):
                 (hosted, units) if is_by_unit else None,
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
-            self.shards = sharded.shards
+            self.layout = sharded.shards
         else:
-            self._units = self._unit_optimizers(job, named, held)
+            self.layout = self._unit_optimizers(job, named, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -178,6 +177,7 @@ class MegatronStage(Stage):
             self._type,
             self._divisor,
             held,
+            self._names,
         )
 
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
@@ -328,46 +328,27 @@ class MegatronStage(Stage):
     def replicated(self) -> Collection[int]:
         return self._sums.replicated
 
-    def _stored_here(self, shard: Shard, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def stored(self) -> dict[int, StoredPart]:
+        """Of tied stages with shards the first stores the shared weight."""
         from recycle.exec.model.weights import SHARED_WEIGHT
 
-        named = shard.named_state(tensors)
-        return named if self._is_first or self._sums.tied is None else without_shared(named, SHARED_WEIGHT)
+        parts = super().stored()
+        if self._is_first or self._sums.tied is None or not self.layout.gathered():
+            return parts
+
+        def without(named: Naming, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+            return without_shared(named(tensors), SHARED_WEIGHT)
+
+        return {number: part._replace(named=partial(without, part.named)) for number, part in parts.items()}
 
     def cuts(self) -> Mapping[str, int | None]:
         return self._names.cuts()
-
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        self._optimizers().step(iteration, clip_factor, before, kept)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        return self._optimizers().keep(before, start)
-
-    def units(self) -> Mapping[int, UnitState]:
-        return {} if self._units is None else self._units.of
-
-    def _optimizers(self) -> UnitOptimizers | Shards:
-        optimizers = self.shards if self._units is None else self._units
-        assert optimizers is not None
-        return optimizers
-
-    def weights(self) -> list[torch.Tensor]:
-        return self._optimizers().weights()
-
-    def moments(self) -> list[torch.Tensor]:
-        return self._optimizers().moments()
 
     def flip(self, target: str, bit: int) -> None:
         if not self._is_struck:
             self._is_struck = True
             strike_first_layer(self._part.module, self._flips)
         super().flip(target, bit)
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        named = self._optimizers().named_state(tensors)
-        return named if self._units is None else self._names.in_halves(named)
 
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())

@@ -6,7 +6,7 @@ import torch
 from megatron.core import parallel_state
 
 from recycle.errors import RunError
-from recycle.exec.model.sequence_parallel import install
+from recycle.exec.model.layers.sequence_parallel import install
 from recycle.exec.model.tensor_group import TensorGroup
 
 

@@ -18,11 +18,11 @@ import torch
 
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
-from recycle.exec.model.dropout import DropoutSeeds
+from recycle.exec.model.layers.dropout import DropoutSeeds
+from recycle.exec.model.layers.on_device import stay_on_device
+from recycle.exec.model.layers.recompute import DEFAULT_PARTS, recompute_layers, recompute_parts
 from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
-from recycle.exec.model.on_device import stay_on_device
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.recompute import DEFAULT_PARTS, recompute_layers, recompute_parts
 from recycle.exec.model.weights import SHARED_WEIGHT, global_names, layers_of
 from recycle.job import Job
 

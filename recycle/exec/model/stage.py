@@ -1,28 +1,29 @@
 """A stage as the interpreter sees it: the numerics of F, I, W, B, of the gradient sum and of the optimizer step.
 
 `Stage` is what stands below the interpreter, and knows nothing of order, transfer or membership. `MegatronStage`
-(megatron_stage.py) computes; `EmulatedStage` (emulated.py) only takes the time.
+(megatron_stage.py) computes; `EmulatedStage` (recycle.exec.emulation) only takes the time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import FlipsOfForwards, flip_largest
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
-from recycle.exec.model.shards import Shard, Shards, digest
-from recycle.exec.model.unit_states import UnitState
+from recycle.exec.transport.base import Transport
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
 from recycle.shape import MicroBatch
+
+Naming = Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class StoredPart(NamedTuple):
@@ -37,8 +38,153 @@ class StoredPart(NamedTuple):
 
     kind: str
     tensors: list[torch.Tensor]
-    named: Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
+    named: Naming
     cuts: Mapping[str, int | None]
+
+
+class UnitState(Protocol):
+    """What a worker holds of one unit of the model."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """All that a new host must copy: the live tensors, in fixed order."""
+
+
+class StatePiece(UnitState, Protocol):
+    """A part of a stage's state that steps by itself: a unit's, or a shard."""
+
+    @property
+    def size(self) -> int:
+        """Elements, which `keep` counts in."""
+
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
+        """As `Stage.step`, of which `kept` elements are in `before` already; that is laid out as `state_tensors`."""
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """As `Stage.keep`, of this piece."""
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
+
+
+class StateLayout(ABC):
+    """How the optimizer's state of a stage lies over its hosts: what this one has of it, piece by piece.
+
+    Attributes:
+        pieces: by number, in order.
+        kind: what has a number of its own in the whole model, and files of its own in checkpoints.
+        incomplete: numbers of what the worker is still copying. That is stepped with the rest, so what has come of it
+            goes on; what has not come yet is of no meaning.
+    """
+
+    kind: ClassVar[str]
+    pieces: Mapping[int, StatePiece]
+    incomplete: frozenset[int] = frozenset()
+
+    @abstractmethod
+    def units(self) -> Mapping[int, UnitState]:
+        """What moves with units of the model, in order."""
+
+    @abstractmethod
+    def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
+        """Live tensors, and how to name those laid out so, of all that has a number of its own."""
+
+    @abstractmethod
+    def weights(self) -> list[torch.Tensor]:
+        """The live tensors that forwards compute with."""
+
+    @abstractmethod
+    def moments(self) -> list[torch.Tensor]:
+        """The live tensors of the optimizer's first moments."""
+
+    @abstractmethod
+    def gathered(self) -> list[torch.Tensor]:
+        """The live parameters, which come from the hosts that step them; [] where each host steps all."""
+
+    @abstractmethod
+    def summed(self, stage: Stage) -> list[torch.Tensor]:
+        """The gradients that this host steps with, after the reduction."""
+
+    @abstractmethod
+    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+        """As `Stage.reduced`."""
+
+    @abstractmethod
+    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
+
+    @abstractmethod
+    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
+        """Sum the last bucket, and wait for the others."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """The live tensors, one piece behind the other."""
+        return [tensor for piece in self.pieces.values() for tensor in piece.state_tensors()]
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Stage.named_state`."""
+        named: dict[str, torch.Tensor] = {}
+        for number, mine in self._split(tensors):
+            named |= self.pieces[number].named_state(mine)
+        return named
+
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        """As `Stage.step`."""
+        split = dict(self._split(before)) if before is not None else {}
+        for number, piece in self.pieces.items():
+            piece.step(iteration, clip_factor, split.get(number), min(max(0, kept), piece.size))
+            kept -= piece.size
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """As `Stage.keep`; counts in elements of the pieces, one behind the other.
+
+        It goes no further than to one that is incomplete: what comes of it until the step has to be kept too.
+        """
+        offset = 0
+        for number, mine in self._split(before):
+            piece = self.pieces[number]
+            if number in self.incomplete:
+                break
+            if start < offset + piece.size:
+                return offset + piece.keep(mine, start - offset)
+            offset += piece.size
+        return start
+
+    def _split(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, Sequence[torch.Tensor]]]:
+        """Of each piece, its part of tensors laid out as `state_tensors`."""
+        begin = 0
+        for number, piece in self.pieces.items():
+            end = begin + len(piece.state_tensors())
+            yield number, tensors[begin:end]
+            begin = end
+
+
+class ReplicatedState(StateLayout):
+    """Each host has all of it: pieces are units, and the stage has a number."""
+
+    kind = "stage"
+
+    def units(self) -> Mapping[int, UnitState]:
+        return self.pieces
+
+    def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
+        return {stage.index: (self.state_tensors(), self.named_state)}
+
+    def gathered(self) -> list[torch.Tensor]:
+        return []
+
+    def summed(self, stage: Stage) -> list[torch.Tensor]:
+        return stage.gradient_buffers()
+
+    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+        yield stage.index, stage.gradient_norms_squared(), stage.replicated(), stage.gradient_checksum()
+
+    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.begin_reduce(stage.index, bucket, stage.gradient_bucket(bucket, buckets))
+
+    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
+        transport.reduce(stage.index, stage.gradient_bucket(buckets - 1, buckets))
 
 
 class Stage(ABC):
@@ -55,9 +201,11 @@ class Stage(ABC):
         message_shape, message_type: of an activation that crosses a stage boundary.
 
     Attributes:
-        shards: what this worker holds of the optimizer's state where that is sharded. The reduction then leaves the sum
-            of each shard with its owners alone, and what speaks of the state means the owned shards.
+        layout: what this host has of the optimizer's state. Where that is sharded the reduction leaves the sum of each
+            shard with its owners alone, and what speaks of the state means the owned shards.
     """
+
+    layout: StateLayout
 
     def __init__(
         self, job: Job, index: int, message_shape: tuple[int, ...], message_type: torch.dtype = torch.float32
@@ -70,7 +218,6 @@ class Stage(ABC):
         self._flips = FlipsOfForwards()
         self._watched: frozenset[MicroBatch] = frozenset()
         self._made: dict[MicroBatch, ChecksumBuilder] = {}
-        self.shards: Shards | None = None
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
@@ -170,13 +317,6 @@ class Stage(ABC):
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
-    def sharded_bucket(self, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
-        """The same where the optimizer's state is sharded: of each buffer the parts of all shards, in order."""
-        assert self.shards is not None
-        if buckets == 1:
-            return self.shards.gradients()
-        return self.shards.gradients(*self.bucket_bounds(buckets)[bucket : bucket + 2])
-
     def tied_buffers(self) -> list[torch.Tensor]:
         """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.
 
@@ -189,14 +329,6 @@ class Stage(ABC):
         for buffer in self.gradient_buffers():
             buffer.fill_(math.nan)
 
-    @abstractmethod
-    def weights(self) -> list[torch.Tensor]:
-        """The live tensors that forwards compute with; [] of a stage that has none."""
-
-    @abstractmethod
-    def moments(self) -> list[torch.Tensor]:
-        """The live tensors of the optimizer's first moments, likewise."""
-
     def flip(self, target: str, bit: int) -> None:
         """Flip one bit of the largest entry of what a fault of the hardware strikes (flips.py).
 
@@ -207,9 +339,9 @@ class Stage(ABC):
         """
         # Of a stage's weights the last: every forward uses all of a layer, but few rows of an embedding.
         in_memory: dict[str, Callable[[], list[torch.Tensor]]] = {
-            "weight": lambda: self.weights()[::-1],
-            "moment": lambda: self.moments()[::-1],
-            "gradient": self.gradient_buffers if self.shards is None else self.shards.reduced,
+            "weight": lambda: self.layout.weights()[::-1],
+            "moment": lambda: self.layout.moments()[::-1],
+            "gradient": lambda: self.layout.summed(self),
         }
         if target not in in_memory:
             self._flips.order(target, bit)
@@ -248,7 +380,6 @@ class Stage(ABC):
         """
         return {}
 
-    @abstractmethod
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
@@ -258,41 +389,37 @@ class Stage(ABC):
             before: takes the state as it was, laid out as `state_tensors`.
             kept: how much of it `keep` has copied since the last step.
         """
+        self.layout.step(iteration, clip_factor, before, kept)
 
-    @abstractmethod
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
         """Copy the next piece of the state into `before`, laid out as `state_tensors`; 0 is the first one's `start`.
 
         Returns:
             the next one's start; `start` again when nothing was left.
         """
+        return self.layout.keep(before, start)
 
-    @abstractmethod
     def units(self) -> Mapping[int, UnitState]:
         """What this stage holds of each of its units, in order, complete before the first step."""
+        return self.layout.units()
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors of all units, one unit behind the other; or of the owned shards."""
-        if self.shards is not None:
-            return self.shards.state_tensors()
-        return [tensor for unit in self.units().values() for tensor in unit.state_tensors()]
+        return self.layout.state_tensors()
 
-    @abstractmethod
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Views of `tensors`, laid out as `state_tensors` are, by names that hold in the whole model.
 
         The names do not depend on how the model is split into stages. Counts that several parameters share appear once
         for each of them.
         """
+        return self.layout.named_state(tensors)
 
     def stored(self) -> dict[int, StoredPart]:
         """What checkpoints are made of, by number: the stage, or the owned shards."""
-        if self.shards is None:
-            return {self.index: StoredPart("stage", self.state_tensors(), self.named_state, self.cuts())}
-        return {
-            number: StoredPart("shard", shard.state_tensors(), partial(self._stored_here, shard), self.cuts())
-            for number, shard in zip(self.shards.numbers, self.shards.owned.values(), strict=True)
-        }
+        kind, cuts = self.layout.kind, self.cuts()
+        parts = self.layout.parts(self)
+        return {number: StoredPart(kind, tensors, named, cuts) for number, (tensors, named) in parts.items()}
 
     def compared(self) -> dict[int, StoredPart]:
         """What this host compares with other hosts of the stage that have the same numbers.
@@ -300,32 +427,26 @@ class Stage(ABC):
         Where all of the state is on each host, the state, by the stage's number. Else each owned shard that is
         complete, by the shard's number, and the live parameters, by `PARAMETERS` and the stage's number.
         """
-        if self.shards is None:
-            return self.stored()
-        shards = {number: part for number, part in self.stored().items() if number not in self.shards.incomplete}
-        return {**shards, PARAMETERS + self.index: StoredPart("parameters", [self.shards.live], lambda _: {}, {})}
+        compared = self._complete()
+        if live := self.layout.gathered():
+            compared[PARAMETERS + self.index] = StoredPart("parameters", live, lambda _: {}, {})
+        return compared
 
-    def _stored_here(self, shard: Shard, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The named state of a shard but what tied stages have of a shared weight too: the first of them stores it."""
-        return shard.named_state(tensors)
+    def _complete(self) -> dict[int, StoredPart]:
+        return {number: part for number, part in self.stored().items() if number not in self.layout.incomplete}
 
     def state_digest(self) -> str:
         """sha256 over `state_tensors`, as hexadecimal text."""
         return digest(self.state_tensors())
 
     def digests(self) -> dict[int, str]:
-        """`state_digest` by the stage's number; or the digest of each owned shard by the shard's."""
-        return {self.index: self.state_digest()} if self.shards is None else self.shards.digests()
+        """`state_digest` by the stage's number; or the digest of each owned shard that is complete by the shard's."""
+        return {number: digest(part.tensors) for number, part in self._complete().items()}
 
     def reduced(self) -> Iterator[tuple[int, list[float], Collection[int], int]]:
         """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
         each owned shard, by the shard's number."""
-        if self.shards is None:
-            yield self.index, self.gradient_norms_squared(), self.replicated(), self.gradient_checksum()
-            return
-        norms, common, checksums = self.shards.norms_squared(), self.shards.replicated(), self.shards.checksums()
-        for number in self.shards.numbers:
-            yield number, norms[number], common[number], checksums[number]
+        return self.layout.reduced(self)
 
     @abstractmethod
     def held_micro_batches(self) -> int:
@@ -342,3 +463,11 @@ def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -
     """Copy state tensors into others of the same layout."""
     for into, tensor in zip(target, source, strict=True):
         into.copy_(tensor, non_blocking=True)  # where one is on the host; in order on the device
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """sha256 over tensors, as hexadecimal text."""
+    result = hashlib.sha256()
+    for tensor in tensors:
+        result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()

@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLP
 
 from recycle.errors import JobError
-from recycle.exec.model.expert_parallel import first_expert
+from recycle.exec.model.layers.expert_parallel import first_expert
 from recycle.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02

@@ -49,7 +49,7 @@ PRELOADED = {
             "recycle.exec.model.gpt",
             "recycle.exec.model.part",
             "recycle.exec.model.parallel_state",
-            "recycle.exec.model.backward",
+            "recycle.exec.model.split.backward",
         ),
     ),
     "emulated": (),

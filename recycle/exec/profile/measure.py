@@ -30,10 +30,11 @@ from msgspec import Struct
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from recycle.child import serve
+from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.profile.allocations import allocated_by
 from recycle.exec.profile.capacity import capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -138,7 +139,7 @@ class Subject:
 
     def _build(self) -> None:
         self.stage = build_stages(self._job, [self._index])[self._index]
-        if (shards := self.stage.shards) is not None:  # those of any host: all have as many
+        if isinstance(shards := self.stage.layout, Shards):  # those of any host: all have as many
             count, copies = self._job.shape.pipelines, self._job.train.optimizer_copies
             shards.own([number for number in shards.all_numbers if number % count < copies])
             shards.settled()
@@ -269,14 +270,14 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         *held,
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
-        (0, 1) if stage.shards is None else _size_of(stage.shards.weights()),
+        _size_of(stage.layout.gathered()),
         dict(stage.placement()) if isinstance(stage, MegatronStage) else {},
     )
 
 
 def _size_of(parts: Sequence[torch.Tensor]) -> tuple[int, int]:
     """Bytes of tensors together, and of an entry."""
-    return sum(part.nbytes for part in parts), parts[0].element_size()
+    return sum(part.nbytes for part in parts), max((part.element_size() for part in parts), default=1)
 
 
 def measure_peers(request: PeerRequest) -> PeerFigures:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recycle.exec.transport.base import Pending, TransportError, lane_places
+from recycle.exec.transport.base import Messaged, Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.plans.shards import Owners
 from recycle.shape import Worker
@@ -109,6 +109,10 @@ class LocalTransport:
             for host, of_host in every.items():
                 if host not in owners:
                     of_host[place].copy_(every[owners[0]][place])
+
+    def messaged(self) -> list[Messaged]:
+        """Nothing: messages take no time here."""
+        return []
 
     def close(self) -> None:
         self._exchange.lanes.clear()

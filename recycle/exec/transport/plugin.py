@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from recycle.exec.device.clock import Clock
-from recycle.exec.device.cuda_clock import clock_of
+from recycle.exec.device.clock import Clock, clock_of
 from recycle.exec.device.device_progress import DeviceProgress, DeviceState
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.paced_links import PacedLinks

@@ -8,15 +8,18 @@ when the generation comes to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.stage import Stage
-from recycle.exec.model.unit_states import UnitState
-from recycle.exec.worker.kept_states import HostedStages
+from recycle.exec.model.stage import Stage, UnitState
+from recycle.exec.protocol import Copy, GenerationRecord
+from recycle.exec.transport.groups import GroupTransport
+from recycle.ir.schedule import Schedule
+from recycle.plans.shards import Owners
+from recycle.shape import Worker
 
 
 class Build(Protocol):
@@ -33,10 +36,19 @@ class Build(Protocol):
         """The stages, by their index."""
 
 
+Read = Callable[[Collection[Stage]], object]
+"""Fills stages from a checkpoint."""
+HostedStages = tuple[tuple[int, ...], tuple[int, ...]]
+"""Units of each stage of the model where the layout cuts it, and the stages that a worker hosts of it."""
+OwnersOfStages = dict[int, Owners]
+"""Stage -> the owners of each of its shards."""
+
+
 class Hosted:
     """The stages of one worker process.
 
     Args:
+        worker: position that the process started in.
         build: makes them.
         cut, indices: those that the process starts with.
         holds: whether their state counts, as the initial one does; else it is to be copied.
@@ -46,15 +58,21 @@ class Hosted:
         is_confirmed: whether the stages are those of the last generation that ran.
     """
 
-    def __init__(self, build: Build, cut: Sequence[int], indices: Iterable[int], holds: bool = True) -> None:
-        self._build, self._cut = build, tuple(cut)
+    def __init__(
+        self, worker: Worker, build: Build, cut: Sequence[int], indices: Iterable[int], holds: bool = True
+    ) -> None:
+        self.worker, self._build, self._cut = worker, build, tuple(cut)
         self.stages: dict[int, Stage] = build(sorted(indices), cut=self._cut)
         self._held: dict[int, UnitState] = {}
         self.is_confirmed = False
         self._confirmed: HostedStages | None = None
         self._stuck: int | None = None
         if holds:
-            self.confirm()
+            self._hold_units()
+
+    def read(self, read: Read) -> None:
+        """Fill the initial state."""
+        read(self.stages.values())
 
     @property
     def layout(self) -> HostedStages:
@@ -82,6 +100,9 @@ class Hosted:
 
     def confirm(self) -> None:
         """The state of all stages is complete, and nothing else counts from now on."""
+        self._hold_units()
+
+    def _hold_units(self) -> None:
         self._held = dict(self._placed())
         self._confirmed, self.is_confirmed = self.layout, True
 
@@ -90,30 +111,74 @@ class Hosted:
         if self.is_confirmed or self._confirmed is None:
             return False
         self.place(*self._confirmed)
-        self.confirm()
+        self._hold_units()
         return True
 
     def missing(self) -> set[int]:
         """Units of the stages whose state does not count yet."""
         return {unit for unit, _ in self._placed()} - self._held.keys()
 
+    def take(self, record: GenerationRecord, schedule: Schedule) -> bool:
+        """Hold what the record says of the stages; whether these are other parts of them than before.
+
+        Raises:
+            RunError: something is neither there nor to be copied; a bug.
+        """
+        if lacking := self.missing() - copied_to(self.worker, record.copies):
+            raise RunError(f"nobody gives worker {self.worker} unit {min(lacking)} of the model")
+        return False
+
+    def hold_only(self, numbers: Collection[int]) -> None:
+        """Hold these parts of the stages, whose state is written next: a kept one, which is gone back to."""
+
+    def hosts(self, record: GenerationRecord, schedule: Schedule) -> dict[int, list[str]]:
+        """Number of each stage, or shard, that this worker holds -> the processes that do."""
+        processes = {place: process for process, place in record.roles.items()}
+        return {index: [processes[str(role)] for role in schedule.hosts(index)] for index in self.stages}
+
+    def owners(self, record: GenerationRecord) -> tuple[OwnersOfStages, OwnersOfStages]:
+        """The roles of the owners of shards in this generation; and of those that hold them from the beginning."""
+        return {}, {}
+
+    def gather(self, transport: GroupTransport, record: GenerationRecord, is_stale: bool) -> bool:
+        """Have everybody's live parameters be those of the committed iteration, unless they are with all. Where layers
+        move, stages are built anew without them.
+
+        Args:
+            is_stale: live parameters of some process are not.
+
+        Returns:
+            whether hosts gather live parameters at all.
+        """
+        return False
+
     def held(self, first: int, last: int) -> list[torch.Tensor]:
-        """The state of units from `first` up to but without `last`, to be sent. Raises RunError for one not held."""
+        """The state of units, or shards, from `first` up to but without `last`, to be sent.
+
+        Raises:
+            RunError: one is not held.
+        """
         units = range(first, last)
         if lacking := [unit for unit in units if unit not in self._held]:
             raise RunError(f"unit {lacking[0]} of the model was to be copied from a worker that does not hold it")
-        return _tensors(self._held[unit] for unit in units)
+        return tensors_of(self._held[unit] for unit in units)
 
     def placed(self, first: int, last: int) -> list[torch.Tensor]:
         """The same of its stages, to be received."""
         of = dict(self._placed())
-        return _tensors(of[unit] for unit in range(first, last))
+        return tensors_of(of[unit] for unit in range(first, last))
 
     def _placed(self) -> Iterator[tuple[int, UnitState]]:
         for stage in self.stages.values():
             yield from stage.units().items()
 
 
-def _tensors(states: Iterable[UnitState]) -> list[torch.Tensor]:
+def copied_to(worker: Worker, copies: Iterable[Copy]) -> set[int]:
+    """What a worker copies from others."""
+    mine = (copy for copy in copies if copy.worker == str(worker))
+    return {number for copy in mine for number in range(copy.first, copy.last)}
+
+
+def tensors_of(states: Iterable[UnitState]) -> list[torch.Tensor]:
     """Those that have anything in them."""
     return [tensor for state in states for tensor in state.state_tensors() if tensor.numel()]

@@ -10,17 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from recycle.exec.device.clock import HostClock, Mark
+from recycle.exec.device.clock import ExecutedInstruction, HostClock, Mark
 from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
+from recycle.exec.device.streams import Streams
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport
-from recycle.exec.worker.streams import Streams
 from recycle.ir.dependencies import tie_groups
 from recycle.ir.instruction import (
     CARRIERS,
@@ -36,14 +36,6 @@ from recycle.ir.instruction import (
 from recycle.ir.replays import Checked
 from recycle.ir.values import Value, inputs, needs, produced
 from recycle.shape import MicroBatch
-
-
-class ExecutedInstruction(NamedTuple):
-    """An instruction that ran: its text, and the marks at which its stage began and ended it."""
-
-    text: str
-    began: Mark
-    ended: Mark
 
 
 class Interpreter:
@@ -75,7 +67,7 @@ class Interpreter:
         model_stages: int,
         transport: Transport,
         step: Callable[[int], None],
-        computed: Callable[[float], None] = lambda _: None,
+        computed: Sequence[Callable[[float], object]] = (),
         ties: Sequence[Sequence[int]] = (),
         streams: Streams | None = None,
         device: DeviceProgress | None = None,
@@ -172,7 +164,8 @@ class Interpreter:
         with self._streams.on_other_stream(tensors) if beside and self._streams is not None else nullcontext():
             began, started = self._device.clock.mark(), time.monotonic()
             self._run(instruction, tensors)
-            self._computed(time.monotonic() - started)
+            for computed in self._computed:
+                computed(time.monotonic() - started)
             executed = self._note(instruction, began)
         self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
         if instruction.row.required:
@@ -257,24 +250,17 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
-        if self.stages[stage].shards is not None:
-            self.transport.reduce_scatter(stage, self.stages[stage].sharded_bucket(self.buckets - 1, self.buckets))
-            return
-        self.transport.reduce(stage, self.stages[stage].gradient_bucket(self.buckets - 1, self.buckets))
+        summed = self.stages[stage]
+        summed.layout.reduce(summed, self.transport, self.buckets)
 
     def gather(self, stage: int) -> None:
         """Have the parameters of the stage that other hosts have stepped come from them, and give them this one's."""
-        shards = self.stages[stage].shards
-        assert shards is not None, "only hosts that step a part of the stage each gather"
-        self.transport.gather(stage, shards.weights())
+        self.transport.gather(stage, self.stages[stage].layout.weights())
 
     def begin_reduce(self, stage: int, bucket: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
-        if self.stages[stage].shards is not None:
-            parts = self.stages[stage].sharded_bucket(bucket, self.buckets)
-            self.transport.begin_reduce_scatter(stage, bucket, parts)
-            return
-        self.transport.begin_reduce(stage, bucket, self.stages[stage].gradient_bucket(bucket, self.buckets))
+        summed = self.stages[stage]
+        summed.layout.begin_reduce(summed, self.transport, bucket, self.buckets)
 
 
 def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:

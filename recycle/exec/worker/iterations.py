@@ -11,30 +11,22 @@ generation begins with an evaluation that the one before it did not come to an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
-from recycle.exec.checksums import Checksum
 from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.faults.injector import FaultInjector
-from recycle.exec.faults.kinds import GATHER, REDUCED
+from recycle.exec.device.streams import Streams
+from recycle.exec.hooks.hook import Generation, IterationHook, overridden
+from recycle.exec.hooks.phases import Phase
 from recycle.exec.leader.commit import MOST_LINKS, exact_parts
 from recycle.exec.leader.replay_votes import replayed_as
-from recycle.exec.leader.verified_states import Comparison, comparison
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.stage import Stage
-from recycle.exec.protocol import Commit, Computed, GenerationRecord, LinkTime, Report, StepMode
-from recycle.exec.transport.base import Messaged, Transport
-from recycle.exec.worker.background_copies import BackgroundCopies
-from recycle.exec.worker.evaluation import Evaluation
+from recycle.exec.protocol import Commit, Computed, LinkTime, Report, StepMode
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.progress import Progress
-from recycle.exec.worker.saver import Saver
-from recycle.exec.worker.streams import Streams
-from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import (
     Compute,
@@ -46,19 +38,7 @@ from recycle.ir.instruction import (
     StageWide,
     Transfer,
 )
-from recycle.ir.replays import Checked, Rotation
-from recycle.shape import Worker
-
-
-class Commits(Protocol):
-    """What decides the commits of iterations, for one worker: the leader, or the workers' reports themselves
-    where nothing fails (`commit_of`)."""
-
-    def report(self, step: int, report: Report) -> None:
-        """This worker's part of the commit of `step`."""
-
-    def decision(self, step: int) -> Commit:
-        """Wait for the commit of `step`. Raises GenerationOver when there will be none."""
+from recycle.ir.replays import Checked
 
 
 @dataclass(kw_only=True)
@@ -66,66 +46,45 @@ class Iterations:
     """The iterations of one generation.
 
     Args:
-        record: that the generation began with.
-        role: position of the plan that this worker plays.
-        program: of its role; the same in every iteration, however it steps, but for replays.
-        model_stages: S, the stages of the whole model.
+        generation: what runs, and who else takes part.
         stages: that this worker hosts.
-        transport: to the other workers.
-        commits: takes this worker's reports and decides the commits.
-        updates: the optimizer steps of `stages`.
-        ties: groups of stages that share a weight.
+        updates: their optimizer steps.
+        hooks: what is optional.
         progress: notes every operation, for the heartbeat.
-        injector: faults that strike here.
-        trace: log that executed instructions go to; None for none.
-        saver: is offered the state after each commit; None where nothing is saved.
         streams: of the device, for overlapped pairs; None where the host computes.
         device: that the stages compute on.
-        buckets: in how many the gradients of each stage are reduced.
-        evaluation: between iterations; None for a job without.
-        compared_every: iterations from one whose state hosts compare to the next (`Sections.compared_every`).
-        rotation: the plan with its replays, which gives the program of each iteration; None without any.
-        messaged: what messages took since it was asked last.
-        background: copies that are made meanwhile; None for none.
+
+    Attributes:
+        program: of this worker in the iteration at hand; the same in all but for replays, however an iteration steps.
     """
 
-    record: GenerationRecord
-    role: str
-    program: Sequence[Instruction]
-    model_stages: int
+    generation: Generation
     stages: Mapping[int, Stage]
-    transport: Transport
-    commits: Commits
     updates: Updates
-    ties: Sequence[Sequence[int]] = ()
+    hooks: Sequence[IterationHook] = ()
     progress: Progress = field(default_factory=Progress)
-    injector: FaultInjector = field(default_factory=FaultInjector)
-    trace: TraceLog | None = None
-    saver: Saver | None = None
     streams: Streams | None = None
     device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
-    buckets: int = 1
-    evaluation: Evaluation | None = None
-    compared_every: int = 0
-    rotation: Rotation | None = None
-    messaged: Callable[[], Sequence[Messaged]] = tuple
-    background: BackgroundCopies | None = None
+    program: Sequence[Instruction] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        plan = self.generation.rotation.whole
         self._interpreter = Interpreter(
             self.stages,
-            self.model_stages,
-            self.transport,
+            plan.shape.stages,
+            self.generation.transport,
             self._step,
-            self.injector.computed,
-            self.ties,
+            overridden(self.hooks, IterationHook.computed),
+            plan.ties,
             self.streams,
             self.device,
-            self.buckets,
+            plan.buckets,
         )
-        self._last_reduce = _last_reduce(self.program)
-        self._iteration = self.record.committed
-        self._commit = self.record.commit
+        self._before = overridden(self.hooks, IterationHook.before)
+        self._first = self.generation.record.committed + 1
+        self._iteration = self._first - 1
+        for hook in self.hooks:
+            hook.begin_generation(self.generation)
 
     def run(self) -> Commit:
         """Iterate until a commit says to leave; returns that commit.
@@ -133,9 +92,13 @@ class Iterations:
         Raises:
             GenerationOver, TransportError: the generation ended before that.
         """
-        if self.record.is_evaluation_due and (commit := self._evaluate()).finished:
-            return commit
-        while True:
+        record = self.generation.record
+        if record.commit is not None and record.is_evaluation_due:
+            self._end(is_last=True)
+            if record.commit.finished:
+                return record.commit
+        is_last = False
+        while not is_last:
             whole = False
             try:
                 self.begin()
@@ -144,59 +107,40 @@ class Iterations:
                 self.end()
                 whole = True
             finally:
-                if self.trace is not None:
-                    executed = self._interpreter.executed
-                    self.trace.append(self._iteration, self.record.generation, self.role, executed, whole)
-            self.injector.at_phase("stepped", self._iteration)
-            is_last = self._commit is not None and self._commit.last == self._iteration
-            if self.evaluation is not None and (is_last or self.evaluation.may_follow(self._iteration)):
-                self._evaluate()
-            if is_last:
-                return self._committed(self._iteration)
-
-    def _evaluate(self) -> Commit:
-        """Run the evaluation of the last step, if its commit asks for one; returns the commit."""
-        commit = self._committed(self._iteration)
-        if commit.evaluate:
-            assert self.evaluation is not None, "a commit asks for what the job has"
-            self.evaluation.run(commit.step)
-        return commit
+                for hook in self.hooks:
+                    hook.end_iteration(self._iteration, self._interpreter.executed, whole)
+            self._reach("stepped")
+            commit = self.generation.commit
+            is_last = commit is not None and commit.last == self._iteration
+            self._end(is_last)
+        return self.generation.committed(self._iteration)
 
     def begin(self) -> None:
         """Begin the next iteration."""
         self._iteration += 1
         self.progress.begins("begin")
-        checked: Collection[Checked] = ()
-        if self.rotation is not None:
-            self.program = self.rotation.program(Worker.parse(self.role), self._iteration)
-            self._last_reduce = _last_reduce(self.program)
-            checked = self.rotation.checked(self._iteration)
-        self.injector.begin(self.program, self._iteration)
-        self._interpreter.begin(self.program, self._iteration, checked=checked)
-        record, verified = self.record, self.record.verified
-        self._comparison: Comparison | None = comparison(
-            self._iteration,
-            record.committed + 1,
-            self.compared_every,
-            record.rounds,
-            None if verified is None else verified.step,
-        )
-        if self._iteration != record.committed + 1:  # the first of a generation waits for its own commit
-            self.updates.begin(self._iteration, self._comparison)
+        rotation = self.generation.rotation
+        program = rotation.program(self.generation.role, self._iteration)
+        if program is not self.program:
+            self.program, self._last_reduce = program, _last_reduce(program)
+        self._interpreter.begin(program, self._iteration, checked=rotation.checked(self._iteration))
+        if self._iteration != self._first:  # which waits for its own commit
+            self.updates.begin(self._iteration)
         self._late: list[StageWide] = []
         self._is_reported = False
-        if self.background is not None and self.background.begin():
-            self.injector.at_phase("copy", self._iteration)
+        for hook in self.hooks:
+            hook.begin_iteration(self._iteration, program)
         self.progress.ended()
 
     def execute(self, position: int) -> None:
         """Execute the instruction at a position of the program, or put it off to the iteration's end."""
         instruction = self.program[position]
         self.progress.begins(_operation(instruction))
-        self.injector.at(position)
+        for before in self._before:
+            before(position, instruction)
         if isinstance(instruction, OptimizerStep):
             mode = self._mode()
-            self._save()
+            self._keep()
             if mode == "barrier":
                 self._late.append(instruction)
                 return
@@ -213,14 +157,14 @@ class Iterations:
         if self._last_reduce < 0 and not self._is_reported:
             self._report()
         if self._late or self._last_reduce < 0:
-            self._committed(self._iteration)
+            self.generation.committed(self._iteration)
         self._catch_up(OptimizerStep)
 
     def end(self) -> None:
         """Do what waits for the iteration's commit: the steps unless `step` has taken them, and the gathers behind."""
         self.step()
         self._catch_up(GatherParameters)
-        self._save()
+        self._keep()
 
     def _catch_up(self, cls: type[StageWide]) -> None:
         """Execute what was put off, of one kind."""
@@ -231,59 +175,55 @@ class Iterations:
             self.progress.ended()
 
     def _run(self, instruction: Instruction) -> None:
-        if isinstance(instruction, GatherParameters):
-            self.injector.at_phase(GATHER, self._iteration)
+        if not isinstance(instruction, GatherParameters):
+            self._interpreter.execute(instruction)
+            return
+        self._reach("gather")
         self._interpreter.execute(instruction)
-        if isinstance(instruction, GatherParameters):
-            self.updates.gathered(instruction.stage, self._iteration)
-
-    def _save(self) -> None:
-        if self.saver is not None:
-            self.saver.keep(self.record, self._commit, self.updates)
+        self.updates.gathered(instruction.stage, self._iteration)
 
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self._is_reported = True
         self.updates.reduced(self._iteration)
         self.device.clock.set()
-        self.injector.at_phase(REDUCED, self._iteration)
-        states = self._compare_state() if self._comparison is not None else {}
+        self._reach("reduced")
         interpreter = self._interpreter
-        links = [LinkTime(one.process.pipeline, one.process.rank, *one[1:]) for one in self.messaged()]
-        report = report_of(self.stages, interpreter.compute, states, interpreter.replayed, links)
-        self.commits.report(self._iteration, report)
-        self.injector.at_phase("commit", self._iteration)
-
-    def _compare_state(self) -> Mapping[int, Checksum]:
-        """The checksums of the state that the iteration began with. The iteration before is committed by then, so that
-        an older state is not needed any more."""
-        assert self._comparison is not None
-        if self._iteration > self.record.committed + 1:
-            self._committed(self._iteration - 1)
-        self.updates.compare_state(self._comparison)
-        return self.updates.checksums()
+        messaged = self.generation.transport.messaged()
+        links = [LinkTime(one.process.pipeline, one.process.rank, *one[1:]) for one in messaged]
+        report = report_of(self.stages, interpreter.compute, interpreter.replayed, links)
+        for hook in self.hooks:
+            report = hook.report(report)
+        self.generation.commits.report(self._iteration, report)
+        self._reach("commit")
 
     def _mode(self) -> StepMode:
         """How this iteration steps; waits for the commit of the one before, which every step needs."""
-        if self._iteration == self.record.committed + 1:
-            return self.record.mode
-        return self._committed(self._iteration - 1).next_mode
-
-    def _committed(self, iteration: int) -> Commit:
-        if self._commit is None or self._commit.step != iteration:
-            self._commit = self.commits.decision(iteration)
-        return self._commit
+        if self._iteration == self._first:
+            return self.generation.record.mode
+        return self.generation.committed(self._iteration - 1).next_mode
 
     def _step(self, stage: int) -> None:
-        self.injector.at_phase("step", self._iteration)
-        if self.background is not None:
-            self.background.settle()
-        if self._comparison is not None:
-            self.updates.compare_state(self._comparison)
-        if self._commit is not None and self._commit.step == self._iteration:
-            self.updates.step(stage, self._commit)
+        self._reach("step")
+        for hook in self.hooks:
+            hook.before_step()
+        commit = self.generation.commit
+        if commit is not None and commit.step == self._iteration:
+            self.updates.step(stage, commit)
         else:
             self.updates.step_ahead(stage, self._iteration)
+
+    def _reach(self, phase: Phase) -> None:
+        for hook in self.hooks:
+            hook.reach(phase, self._iteration)
+
+    def _keep(self) -> None:
+        for hook in self.hooks:
+            hook.keep(self.generation.record, self.generation.commit)
+
+    def _end(self, is_last: bool) -> None:
+        for hook in self.hooks:
+            hook.after_iteration(self._iteration, is_last)
 
 
 def _last_reduce(program: Sequence[Instruction]) -> int:
@@ -302,7 +242,6 @@ def _operation(instruction: Instruction) -> str:
 def report_of(
     stages: Mapping[int, Stage],
     compute: Sequence[Computed] = (),
-    states: Mapping[int, Checksum] = MappingProxyType({}),
     replayed: Mapping[Checked, ChecksumBuilder] = MappingProxyType({}),
     links: Sequence[LinkTime] = (),
 ) -> Report:
@@ -310,7 +249,6 @@ def report_of(
 
     Args:
         compute: times of its instructions.
-        states: checksums of the states that the iteration began with.
         replayed: checksums of micro-batches that it has replayed.
         links: times of its messages.
     """
@@ -324,12 +262,9 @@ def report_of(
         if common:
             replicated[number] = exact_parts([found[place] for place in sorted(common)])
         checksums[number] = checksum
-    state_sums = {number: (checksum.words, checksum.places) for number, checksum in states.items()}
-    for number in states:
-        norms.setdefault(number, [])  # live parameters have none
     made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
     made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
     longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
     return Report(
-        norms, sum(losses) if losses else None, list(compute), replicated, checksums, state_sums, made, longest
+        norms, sum(losses) if losses else None, list(compute), replicated, checksums, replayed=made, links=longest
     )

@@ -12,8 +12,8 @@ those again when it goes back, and what the next generation wants is copied from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,31 +21,9 @@ from recycle.exec.checksums import PARAMETERS, Checksum
 from recycle.exec.leader.verified_states import Comparison
 from recycle.exec.model.checksum import PIECE, RunningChecksum
 from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.worker.hosted import Hosted, HostedStages
 
 _COPIES = 2
-HostedStages = tuple[tuple[int, ...], tuple[int, ...]]
-"""Units of each stage of the model where the layout cuts it, and the stages that a worker hosts of it."""
-
-
-class StageHost(Protocol):
-    """Who hosts the stages; `recycle.exec.worker.hosted.Hosted` of a worker whose layers may move."""
-
-    @property
-    def layout(self) -> HostedStages:
-        """What is hosted now."""
-
-    def place(self, cut: Sequence[int], indices: Sequence[int]) -> bool:
-        """Host these stages from now on; whether they are others than before."""
-
-    def confirm(self) -> None:
-        """The state of all stages is complete, and nothing else counts from now on."""
-
-
-class ShardHost(Protocol):
-    """Who holds shards; `recycle.exec.worker.held_shards.HeldShards` where the optimizer's state is sharded."""
-
-    def hold_only(self, numbers: Collection[int]) -> None:
-        """Hold these shards of the hosted stages, whose state is written next."""
 
 
 class _Kept(NamedTuple):
@@ -98,17 +76,15 @@ class KeptStates:
         stages: that it hosts, at any time.
         empty_like: makes a buffer for a tensor of a state.
         hosting: hosts them; None where it always hosts the same.
-        shards: holds their shards; None where all of the state is on each host.
     """
 
     def __init__(
         self,
         stages: Mapping[int, Stage],
         empty_like: Callable[[torch.Tensor], torch.Tensor],
-        hosting: StageHost | None = None,
-        shards: ShardHost | None = None,
+        hosting: Hosted | None = None,
     ) -> None:
-        self._stages, self._empty_like, self._hosting, self._shards = stages, empty_like, hosting, shards
+        self._stages, self._empty_like, self._hosting = stages, empty_like, hosting
         self._kept: dict[int, _Kept] = {}
         self._copying: dict[int, dict[int, _Copying]] = {}
         self._begun: Comparison | None = None
@@ -175,8 +151,7 @@ class KeptStates:
         layout, buffers = self._kept[step]
         if self._hosting is not None:
             self._hosting.place(*layout)
-        if self._shards is not None:
-            self._shards.hold_only(buffers.keys())
+            self._hosting.hold_only(buffers.keys())
         for stage in self._stages.values():
             for number, part in stage.compared().items():
                 if number in buffers:

@@ -177,7 +177,7 @@ class Member:
         device: Callable[[], DeviceState] = DeviceState,
     ) -> None:
         self.name, self.progress = name, Progress(device)
-        self.worker, _ = split_member(name)
+        self.worker, self._tensor_rank = split_member(name)
         self._incarnation, self._interrupt, self._lost = incarnation, interrupt, lost
         self._state = MemberState(name, incarnation, generation)
         self._changed = threading.Condition()
@@ -335,11 +335,9 @@ class Member:
         """A part of a checkpoint is written, or why not."""
         self._say(SavedPart(step, stage, tensor_rank, saved))
 
-    def describe_state(
-        self, number: int, tensor_rank: int, plan: str, tensors: list[tuple[str, int, int, int]]
-    ) -> None:
+    def describe_state(self, number: int, plan: str, tensors: list[tuple[str, int, int, int]]) -> None:
         """Where the tensors of a compared state lie, as of `StateTensors`."""
-        self._say(StateTensors(number, tensor_rank, plan, tensors))
+        self._say(StateTensors(number, self._tensor_rank, plan, tensors))
 
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""

@@ -25,7 +25,8 @@ from recycle.exec.checksums import Checksum
 from recycle.exec.leader.verified_states import Comparison
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.protocol import Commit
-from recycle.exec.worker.kept_states import KeptStates, ShardHost, StageHost
+from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.kept_states import KeptStates
 
 REHOST = "rehost"
 """What it is called to go back to a state in which the worker hosted other stages."""
@@ -43,7 +44,6 @@ class Updates:
             is copied early.
         on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
         hosting: hosts the stages; None where they are always the same.
-        shards: holds their shards; None where all of the state is on each host.
     """
 
     def __init__(
@@ -52,8 +52,7 @@ class Updates:
         at: int = -1,
         decided: Callable[[int], Commit | None] | None = None,
         on_host: bool = False,
-        hosting: StageHost | None = None,
-        shards: ShardHost | None = None,
+        hosting: Hosted | None = None,
     ) -> None:
         self._stages, self._decided, self._on_host = stages, decided, on_host
         self._at = dict.fromkeys(stages, at)
@@ -63,21 +62,22 @@ class Updates:
         self._kept: dict[int, int] = {}
         self._last, self._is_due = -1, False
         self._comparison: Comparison | None = None
-        self.kept_states = KeptStates(stages, self._empty_like, hosting, shards)
+        self.kept_states = KeptStates(stages, self._empty_like, hosting)
         self._waits = threading.Event()
         self._lock = threading.Lock()
         if decided is not None:
             threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
 
-    def begin(self, iteration: int, comparison: Comparison | None = None) -> None:
-        """`iteration` begins, and will end with a step; the steps of the one before are done.
-
-        Args:
-            comparison: of the state that it begins with; None where hosts do not compare that.
-        """
+    def begin(self, iteration: int) -> None:
+        """`iteration` begins, and will end with a step; the steps of the one before are done."""
         with self._lock:
-            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), comparison
+            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), None
             self._is_due = self._decided is not None
+
+    def compare_in_waits(self, comparison: Comparison) -> None:
+        """The state that the iteration begins with is to be compared as soon as it is committed."""
+        with self._lock:
+            self._comparison, self._is_due = comparison, self._decided is not None
 
     def waits(self, whether: bool) -> None:
         """The worker begins or ends a wait for others: time to copy the state that the next step may be undone to."""
@@ -94,9 +94,14 @@ class Updates:
         """All live parameters of a stage, whose hosts step a part of it each, are those behind `iteration`."""
         self._gathered[index] = iteration
 
-    def is_gathered(self, iteration: int) -> bool:
-        """Whether all live parameters of all stages are those behind `iteration`."""
-        return all(self._gathered.get(index) == iteration for index in self._stages)
+    def all_gathered(self, iteration: int) -> None:
+        """Those of all stages are."""
+        self._gathered = dict.fromkeys(self._stages, iteration)
+
+    def is_stale(self, iteration: int) -> bool:
+        """Whether live parameters that hosts gather are those of another iteration than this on some stage."""
+        every = self._stages.items()
+        return any(self._gathered.get(index) != iteration and stage.layout.gathered() for index, stage in every)
 
     def compare_state(self, comparison: Comparison) -> None:
         """The state, which is committed, is to be compared, in waits or when `checksums` is called."""

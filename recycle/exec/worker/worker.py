@@ -1,17 +1,20 @@
 """A worker process: forked by the fork server, one per live worker and tensor rank.
 
 It connects to the agent of its node, builds its stages, reports that it is ready and takes part in generations
-(recovery.py). SIGTERM has it leave at the next boundary (termination.py).
-It ends with the launcher or agent that started it, never the other way round.
+(main_loop.py). The first SIGTERM has it leave at the next boundary, a second ends the process: the signal is blocked in
+all threads but one that waits for it, so that it interrupts no transfer and is noticed however long the main thread
+waits. It ends with the launcher or agent that started it, never the other way round.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +25,12 @@ import torch
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
+from recycle.exec.hooks.background_copies import BackgroundCopies
+from recycle.exec.hooks.evaluation import Evaluation
+from recycle.exec.hooks.hook import IterationHook
+from recycle.exec.hooks.integrity import StateComparison
+from recycle.exec.hooks.saver import Saver
+from recycle.exec.hooks.trace import TraceLog, trace_every
 from recycle.exec.members import member_name
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
@@ -29,17 +38,19 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.held_shards import HeldShards
 from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.hosted_shards import HostedShards
+from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
-from recycle.exec.worker.recovery import WorkerLoop
-from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
-from recycle.exec.worker.termination import Termination
-from recycle.exec.worker.trace_log import TraceLog, trace_every
+from recycle.exec.worker.updates import Updates
 from recycle.job import Job
 from recycle.runs import log_path
 from recycle.shape import Worker
+
+_TOLD_TO_LEAVE = {signal.SIGTERM}
+ENDED = 128 + signal.SIGTERM
+"""Exit code of a process that was told to leave a second time."""
 
 
 def run_worker(text: str) -> None:
@@ -50,7 +61,7 @@ def run_worker(text: str) -> None:
     """
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     os.environ.update(specification.run.environment)  # before the first call of CUDA, which reads it
-    termination = Termination()
+    _block_termination()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     run, worker, tensor_rank = specification.run, Worker.parse(specification.worker), specification.tensor_rank
@@ -91,64 +102,83 @@ def run_worker(text: str) -> None:
         specification.generation,
         transport.device_state,
     )
-    termination.listen(member.leaves, end)
+    threading.Thread(target=_await_termination, args=(member.leaves, end), daemon=True).start()
     try:
         build = partial(build_stages, job, device=device, tensor_group=tensor_group)
         usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
         indices = run.stages.get(specification.worker, [] if run.stages else usual)
         is_first = not specification.generation or specification.restored is not None
-        hosted = Hosted(build, run.cut, indices, holds=is_first)
+        hosted: Hosted
+        if job.train.sharded_optimizer:
+            hosted = HostedShards(job, worker, build, run.cut, indices, is_first)
+        else:
+            hosted = Hosted(worker, build, run.cut, indices, is_first)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
         end(f"its stages cannot be made: {first_line(error)}")
     except RecycleError as error:
         end(str(error), REFUSED)
-    stages, shards = hosted.stages, None
-    read = None
+    stages = hosted.stages
     if specification.restored is not None:
         folder = folder_of(checkpoints, specification.restored)
-        read = partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel)
-    if job.train.sharded_optimizer:
-        shards = HeldShards(stages, is_first, read)
-    elif read is not None:
-        read(stages.values())
-    deadline = job.train.checkpoint_deadline
-    saver = Saver(checkpoints, name, stages, member.saved, tensor_parallel, deadline, member.progress.set_waiting)
-    injector = start_injector(
-        run.faults,
-        tensor_parallel,
-        member,
-        lambda: _spoil(stages),
-        hosted.flip,
-        links,
-    )
-    member.ready()
-    every, trace = trace_every(job.train.trace), None
-    if tensor_rank == 0 and every is not None:
-        trace = TraceLog(log_path(run.directory, worker), run.started, member.warn, every)
+        hosted.read(partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel))
     at = -1 if specification.restored is None else specification.restored
+    updates = Updates(stages, at, member.decided, job.train.undo == "host", hosted)
+    faults = start_injector(run.faults, tensor_parallel, member, lambda: _spoil(stages), hosted.flip, links)
+    hooks: list[IterationHook] = [faults] if run.faults else []
+    if isinstance(hosted, HostedShards):
+        hooks.append(BackgroundCopies(member.worker, hosted, member.has_copied, faults.reach, job.train.copy_bytes))
+    if job.integrity.compares_states:
+        hooks.append(StateComparison(job, stages, updates, member.describe_state))
+    deadline, waits = job.train.checkpoint_deadline, member.progress.set_waiting
+    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.saved, tensor_parallel, deadline, waits))
+    every = trace_every(job.train.trace)
+    if tensor_rank == 0 and every is not None:
+        hooks.append(TraceLog(log_path(run.directory, worker), run.started, member.warn, every))
+    if job.evaluation.every:
+        evaluation = Evaluation(
+            job=job,
+            results=member,
+            stages=stages,
+            hooks=list(hooks),
+            progress=member.progress,
+            device=transport.progress,
+        )
+        hooks.append(evaluation)
+    member.ready()
     try:
-        is_finished = WorkerLoop(
+        is_finished = MainLoop(
             job=job,
             member=member,
             hosted=hosted,
-            shards=shards,
-            injector=injector,
-            trace=trace,
-            saver=saver,
+            updates=updates,
+            hooks=hooks,
             transport=transport,
             plans=Path(run.directory) / "plans",
-            at=at,
             tensor_group=tensor_group,
         ).run()
-        saver.close()
-        if trace is not None:
-            trace.close()
+        for hook in hooks:
+            hook.close()
         if not is_finished:
             return
         member.progress.begins("digest")
         member.leave_digests({number: text for stage in stages.values() for number, text in stage.digests().items()})
     except RunError as error:
         end(str(error))
+
+
+def _block_termination() -> None:
+    """Before any other thread is made, because threads inherit what is blocked."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_LEAVE)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE))
+
+
+def _await_termination(notify: Callable[[], None], end: Callable[[str, int], object]) -> None:
+    signal.sigwait(_TOLD_TO_LEAVE)
+    with contextlib.suppress(RunError):  # the agent is gone, and the process ends by itself
+        notify()
+    signal.sigwait(_TOLD_TO_LEAVE)
+    end("it was told to leave a second time", ENDED)
 
 
 def _spoil(stages: Mapping[int, Stage]) -> None:

@@ -72,7 +72,7 @@ class QueuedStage:
         self._launch("step", iteration, clip_factor, before, kept)
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        if self._stage.shards is not None and self._stage.shards.incomplete:
+        if self._stage.layout.incomplete:
             return start  # which is kept with the step, when all has come
         if start < ALL_KEPT:
             self._device.launch(lambda: self._keep_all(before), "keep")

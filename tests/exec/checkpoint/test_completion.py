@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch.distributed.checkpoint  # noqa: F401  two threads of one process import it at once otherwise
@@ -13,17 +15,18 @@ from recycle import JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
+from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.hooks.hook import Generation
+from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
-from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
-from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
-from recycle.ir.families import one_f_one_b
 from recycle.job import Job
 from recycle.manifest import MANIFEST, VERSION, manifest_content, manifest_text
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]
+HOSTS = {0: ["0.0", "1.0"], 1: ["0.1", "1.1"]}
 RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
 PLAIN = Commit(1, 0.5, 0.25, 1.0)
 
@@ -38,9 +41,13 @@ class Run:
         self.completion = CheckpointCompletion(job, root, None, lambda step: step == 1, self._woken.set)
         self.stages = {name: {int(name[2]): EmulatedStage(job, int(name[2]))} for name in LIVE}
         self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
-        self.savers = {name: Saver(root, name, stages, self._announce) for name, stages in self.stages.items()}
-        for saver in self.savers.values():
-            saver.use_hosts_of(one_f_one_b(job.shape), RECORD)
+        self.savers = {
+            name: Saver(root, name, stages, self.updates[name].stand_at, self._announce)
+            for name, stages in self.stages.items()
+        }
+        for name, saver in self.savers.items():
+            hosts = {stage: HOSTS[stage] for stage in self.stages[name]}
+            saver.begin_generation(cast(Generation, SimpleNamespace(hosts=hosts)))
 
     def _announce(self, step: int, stage: int, tensor_rank: int, saved: Saved) -> None:
         self.saved[step, stage] = saved
@@ -55,7 +62,7 @@ class Run:
     def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
         """Workers write their parts of a committed state."""
         for name in names or LIVE:
-            self.savers[name].keep(record, commit, self.updates[name])
+            self.savers[name].keep(record, commit)
         for name in names or LIVE:
             self.savers[name].close()
 
@@ -109,7 +116,7 @@ def test_checkpoint_holds_the_committed_state_although_training_goes_on_at_once(
     commit = run.commit(1)
     expected = [run.stages[name][stage].state_digest() for stage, name in ((0, "0.0"), (1, "1.1"))]
     for name in LIVE:
-        run.savers[name].keep(RECORD, commit, run.updates[name])
+        run.savers[name].keep(RECORD, commit)
         for tensor in next(iter(run.stages[name].values())).state_tensors():
             tensor.fill_(3)
     run.write(commit)

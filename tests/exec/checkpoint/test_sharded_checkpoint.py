@@ -12,6 +12,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.checkpoint.checkpoint import load, write_stage
 from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.model.build import build_stages
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.model.stored_tensors import StoredTensors, piece_name, piece_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
@@ -59,14 +60,14 @@ def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
     """The state of all stages of a job, read from a checkpoint."""
     stages = build_stages(of, range(of.shape.stages), torch.device("cpu"))
     for stage in stages.values():
-        if stage.shards is not None:
+        if isinstance(stage.layout, Shards):
             first = stage.index * of.shape.pipelines
-            stage.shards.own(range(first, first + of.shape.pipelines))
+            stage.layout.own(range(first, first + of.shape.pipelines))
     load(folder, stages.values())
     for stage in stages.values():
-        if stage.shards is not None:
-            stage.shards.publish()
-            assert bool(torch.cat(stage.shards.weights()).any())
+        if isinstance(stage.layout, Shards):
+            stage.layout.publish()
+            assert bool(torch.cat(stage.layout.weights()).any())
     return joined(stage.named_state(stage.state_tensors()) for stage in stages.values())
 
 

@@ -11,6 +11,7 @@ import pytest
 from recycle import Shape, Worker
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.hooks.phases import Phase
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 
@@ -41,10 +42,10 @@ def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monk
     injector = FaultInjector([(7, parse_fault(f"kill:1.0@3{phase}"))], claimed_by(claimed), no_poison)
     at = []
     for step in (2, 3, 3):
-        injector.begin(program, step)
+        injector.begin_iteration(step, program)
         for position, instruction in enumerate(program):
             before = len(claimed)
-            injector.at(position)
+            injector.before(position, instruction)
             if len(claimed) > before:
                 at.append((step, str(instruction)))
     assert at[0] == (3, struck)
@@ -63,9 +64,9 @@ def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: killed.set())
     faults = [(7, parse_fault("kill=0.5:1.0@3"))]
     injector = FaultInjector(faults, claimed_by(claimed), no_poison)
-    injector.begin(program, 3)
-    for position in range(len(program)):
-        injector.at(position)
+    injector.begin_iteration(3, program)
+    for position, instruction in enumerate(program):
+        injector.before(position, instruction)
     assert claimed == []
     go.set()
     assert killed.wait(60.0)
@@ -74,19 +75,19 @@ def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on
 
 @pytest.mark.parametrize("phase", ["commit", "step", "stepped", "undo"])
 def test_a_kill_between_instructions_strikes_once_whatever_iteration_the_worker_is_in_by_then(
-    phase: str, monkeypatch: pytest.MonkeyPatch
+    phase: Phase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
     injector = FaultInjector([(7, parse_fault(f"kill:1.0@3.{phase}"))], claimed_by(claimed), no_poison)
-    injector.begin(program, 4)
-    for position in range(len(program)):
-        injector.at(position)
-    injector.at_phase(phase, 4)
+    injector.begin_iteration(4, program)
+    for position, instruction in enumerate(program):
+        injector.before(position, instruction)
+    injector.reach(phase, 4)
     assert claimed == []
-    injector.at_phase(phase, 3)
-    injector.at_phase(phase, 3)
+    injector.reach(phase, 3)
+    injector.reach(phase, 3)
     assert claimed == [7]
 
 
@@ -99,9 +100,9 @@ def test_a_nan_spoils_the_gradients_right_before_the_reduce_and_once_per_run() -
         [(0, parse_fault("nan:1.0@3"))], lambda _: granted.pop(0), lambda: spoiled.append(str(program[place]))
     )
     for _ in range(2):
-        injector.begin(program, 3)
-        for place in range(len(program)):
-            injector.at(place)
+        injector.begin_iteration(3, program)
+        for place, instruction in enumerate(program):
+            injector.before(place, instruction)
     assert spoiled == ["0REDUCE_GRAD"]
     assert granted == []
 
@@ -114,9 +115,9 @@ def test_gradients_are_spoiled_before_whatever_ends_the_worker_at_the_same_place
     monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
     faults = [(0, parse_fault("kill:1.0@3.reduce")), (1, parse_fault("nan:1.0@3"))]
     injector = FaultInjector(faults, claimed_by(claimed), lambda: None)
-    injector.begin(program, 3)
-    for position in range(len(program)):
-        injector.at(position)
+    injector.begin_iteration(3, program)
+    for position, instruction in enumerate(program):
+        injector.before(position, instruction)
     assert claimed == [1, 0]
 
 
@@ -130,6 +131,6 @@ def test_a_slow_worker_sleeps_in_proportion_through_its_range_and_in_repeated_it
     faults = [(0, parse_fault("slow=3:1.0@2-3")), (1, parse_fault("slow=2:1.0@5"))]
     injector = FaultInjector(faults, lambda _: bool(first) and first.pop(0), no_poison)
     for step in (1, 2, 3, 3, 4, 5, 6):
-        injector.begin(program, step)
+        injector.begin_iteration(step, program)
         injector.computed(0.25)
     assert slept == [0.5, 0.5, 0.5, 0.25]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from recycle.errors import JobError
-from recycle.exec.faults.kinds import GATHER, KINDS
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import ENDING, JOB, SCENARIOS, SHARDED_COLUMNS, STEPS, matrix_row, phases, scenario_rows
@@ -30,7 +30,7 @@ def reference(launch: Run) -> RunResult:
 @pytest.mark.parametrize(
     ("name", "struck"),
     [
-        ("kill", ["reduce", "step", GATHER, "undo", "copy"]),
+        ("kill", ["reduce", "step", "gather", "undo", "copy"]),
         *(pytest.param(name, phases(KINDS[name], SHARDED_COLUMNS), marks=pytest.mark.soak) for name in ENDING),
     ],
 )

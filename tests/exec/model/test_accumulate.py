@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from recycle.exec.model.accumulate import ALIGNMENT, ExactSum, FastSum, FlatLayout, grid_exponent
+from recycle.exec.model.state.accumulate import ALIGNMENT, ExactSum, FastSum, FlatLayout, grid_exponent
 from recycle.footprint import ON_CPU
 
 CPU = torch.device("cpu")

@@ -10,8 +10,7 @@ import torch
 from recycle import RunError
 from recycle.exec.checksums import NOTHING, MicroBatchChecksums, differing_bit
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import RunningChecksum
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder, word_sums
+from recycle.exec.model.checksum import ChecksumBuilder, RunningChecksum, word_sums
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from recycle.shape import MicroBatch

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import cast
 
 import pytest
 import torch
 
-from recycle.exec.model.accumulate import ExactSum, FlatLayout
-from recycle.exec.model.joined_sums import JoinedSums, Summed
-from recycle.exec.model.optimizer import UnitOptimizer
-from recycle.exec.model.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.shards import Shards
-from recycle.exec.model.stage import copy_state
+from recycle.exec.model.stage import Stage, copy_state, digest
+from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
+from recycle.exec.model.state.joined_sums import JoinedSums, Summed
+from recycle.exec.model.state.optimizer import UnitOptimizer
+from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
+from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.stored_names import StoredNames
 from recycle.footprint import ON_CPU
 from recycle.sections import TrainSection
 from tests.exec.sharded import joined, require_equal
@@ -23,6 +25,8 @@ SHAPES = [torch.Size([300, 200]), torch.Size([50, 1000]), torch.Size([7, 3]), to
 NAMES = ["wide", "gated", "small", "norm", "bias"]
 TRAIN = TrainSection(weight_decay=0.1, warmup=1)
 DIVISOR = 4
+GATED = StoredNames({}, {"gated"})
+NO_STAGE = cast(Stage, None)
 
 
 def parameters() -> dict[str, torch.nn.Parameter]:
@@ -42,9 +46,27 @@ def summed() -> ExactSum:
 
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
-    halves = {"gated"}, (".gate", ".up")
     joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
-    return ShardedOptimizer(parameters(), halves, joined_sums, TRAIN, working, 10, count).shards
+    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count).shards
+
+
+def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
+    """The state of all parameters, in the order of `NAMES`, the halves of the gated one apart."""
+    counts, shaped = whole.state_tensors()[3], [*whole.state_tensors()[:3], *whole.state_tensors()[4:]]
+    found = {f"step.{name}": counts[place : place + 1] for name, place in zip(NAMES, (0, 0, 0, 1, 1), strict=True)}
+    for prefix, flat in zip(("", "exp_avg.", "exp_avg_sq.", "rounded."), shaped, strict=False):
+        found |= {f"{prefix}{name}": view for name, view in zip(NAMES, whole.layout.views(flat), strict=True)}
+        both = found.pop(f"{prefix}gated").chunk(2)
+        found |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
+    return found
+
+
+def norms_of(shards: Shards) -> list[list[float]]:
+    return [norms for _, norms, _, _ in shards.reduced(NO_STAGE)]
+
+
+def digests_of(shards: Shards) -> dict[int, str]:
+    return {number: digest(tensors) for number, (tensors, _) in shards.parts(NO_STAGE).items()}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
@@ -64,12 +86,10 @@ def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
     sums = summed()
     shards = sharded(sums, count)
     shards.own(range(10, 10 + count))
-    terms = [norm for norms in shards.norms_squared().values() for norm in norms]
+    terms = [norm for norms in norms_of(shards) for norm in norms]
     assert terms == sums.mean_norms_squared(DIVISOR)
     sums.buffer[-64] = math.nan
-    assert [math.isfinite(math.fsum(norms)) for norms in shards.norms_squared().values()] == [True] * (count - 1) + [
-        False
-    ]
+    assert [math.isfinite(math.fsum(norms)) for norms in norms_of(shards)] == [True] * (count - 1) + [False]
 
 
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
@@ -84,18 +104,14 @@ def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> 
     digests = []
     for iteration in range(3):
         if iteration == 2:
-            digests.append(shards.digests())
+            digests.append(digests_of(shards))
         whole.step(lambda start, out: sums.mean(DIVISOR, out, start), iteration, 0.5)
         shards.step(iteration, 0.5, before, kept if not iteration else 0)
-    expected = whole.named_state(NAMES, whole.state_tensors())
-    for prefix in ("", "exp_avg.", "exp_avg_sq.") + (("rounded.",) if working != torch.float32 else ()):
-        both = expected.pop(f"{prefix}gated").chunk(2)
-        expected |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
-    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([expected]))
+    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
     live = torch.cat(shards.weights())
     assert torch.equal(live, whole.state_tensors()[-1] if working != torch.float32 else whole.parameters)
     copy_state(shards.state_tensors(), before)
-    assert [shards.digests()] == digests
+    assert [digests_of(shards)] == digests
     shards.publish()
     assert not torch.equal(live, torch.cat(shards.weights()))
 
@@ -103,17 +119,17 @@ def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> 
 def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None:
     shards = sharded(summed(), 4, torch.bfloat16)
     shards.own([11, 12])
-    assert shards.numbers == [11, 12]
+    assert list(shards.pieces) == [11, 12]
     elements = sum(len(shards.weights()[place]) for place in (1, 2))
     counted = sum(tensor.numel() for tensor in shards.state_tensors() if tensor.numel() > 2)
     assert counted == 3 * elements, "fp32 parameters and two moments"
-    masters = shards.tensors(11)[0]  # held on to, so that its memory is not what the next one gets
+    masters = shards.pieces[11].state_tensors()[0]  # held on to, so that its memory is not what the next one gets
     assert bool(masters.any())
     shards.keep_only([12])
-    assert shards.numbers == [12]
+    assert list(shards.pieces) == [12]
     shards.settled()
     shards.own([11])
-    assert not torch.equal(shards.tensors(11)[0], masters), "it is to come from an owner"
+    assert not torch.equal(shards.pieces[11].state_tensors()[0], masters), "it is to come from an owner"
 
 
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
@@ -128,21 +144,16 @@ def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: t
     for name, shape in zip(NAMES, SHAPES, strict=True):
         sums.add(order.index(name), torch.randn(shape, generator=generator))
     joined_sums = JoinedSums([Summed(sums, order)], DIVISOR)
-    halves = {"gated"}, (".gate", ".up")
-    found = ShardedOptimizer(named, halves, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
+    found = ShardedOptimizer(named, GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
     shards = found.shards
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
     shards.own(shards.all_numbers)
-    terms = sorted(norm for norms in shards.norms_squared().values() for norm in norms)
+    terms = sorted(norm for norms in norms_of(shards) for norm in norms)
     assert terms == sorted(whole_sums.mean_norms_squared(DIVISOR))
     whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
     for iteration in range(2):
         whole.step(lambda start, out: whole_sums.mean(DIVISOR, out, start), iteration, 0.5)
         shards.step(iteration, 0.5)
-    expected = whole.named_state(NAMES, whole.state_tensors())
-    for prefix in ("", "exp_avg.", "exp_avg_sq.") + (("rounded.",) if working != torch.float32 else ()):
-        both = expected.pop(f"{prefix}gated").chunk(2)
-        expected |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
-    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([expected]))
+    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))

@@ -12,8 +12,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle import Job
 from recycle.errors import JobError
-from recycle.exec.model import transformer_engine
 from recycle.exec.model.config import transformer_config
+from recycle.exec.model.layers import transformer_engine
 from tests.exec.drive import build_pipeline, differing, execute, gradients_by_name, micro_batches, one_f_one_b
 from tests.exec.drive import split as w_last
 from tests.exec.model.test_delayed_layers import Delays

@@ -65,7 +65,7 @@ def test_a_model_that_is_cut_anew_between_steps_gives_the_same_bits(name: str) -
     def build(indices: object, **how: object) -> dict[int, Stage]:
         return build_stages(of, indices, **how)  # type: ignore[arg-type]
 
-    still, moved = Hosted(build, (), [0, 1]), Hosted(build, (), [0, 1])  # type: ignore[arg-type]
+    still, moved = Hosted(Worker(0, 0), build, (), [0, 1]), Hosted(Worker(0, 0), build, (), [0, 1])  # type: ignore[arg-type]
     for step, cut in enumerate([(), (1, 1, 2), (3, 1), ()]):
         tensors = {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()}
         if cut or step:
@@ -97,7 +97,7 @@ def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None
     def build(indices: object, **how: object) -> dict[int, Stage]:
         return build_stages(of, indices, **how)  # type: ignore[arg-type]
 
-    hosted = Hosted(build, (), [0])  # type: ignore[arg-type]
+    hosted = Hosted(Worker(0, 0), build, (), [0])  # type: ignore[arg-type]
     assert not hosted.place_held()
     given, kept = hosted.layout, [tensor.clone() for tensor in hosted.held(0, 3)]
     assert hosted.place((1, 3), [1])

@@ -14,6 +14,7 @@ import torch
 from recycle import Job, Link, Profile, analytic, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.profile.allocations import Allocated, allocated_by
 from recycle.exec.profile.measure import StageFigures, Subject, message_bytes
 from recycle.exec.profile.profiler import assemble
@@ -107,7 +108,7 @@ def measured(of: Job, schedule: Schedule, worker: Worker) -> Allocated:
     def live() -> None:
         stages: dict[int, Stage] = build_stages(of, [worker.rank])
         shape = stages[worker.rank].message_spec()
-        if (shards := stages[worker.rank].shards) is not None:
+        if isinstance(shards := stages[worker.rank].layout, Shards):
             owned = shards_of_schedule(of, schedule).owned(schedule.live).stages[worker]
             shards.own(owned)
             shards.settled()

@@ -11,7 +11,7 @@ import torch
 
 from recycle import Job, JobError, Link, Profile, RunError
 from recycle.exec.checkpoint.checkpoint import PART_BYTES
-from recycle.exec.model.accumulate import ALIGNMENT
+from recycle.exec.model.state.accumulate import ALIGNMENT
 from recycle.exec.profile.allocations import allocated_by
 from recycle.exec.profile.capacity import capacity, machine_memory
 from recycle.exec.profile.executed import executed

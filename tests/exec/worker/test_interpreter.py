@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from recycle import Schedule, Shape, check, lower
+from recycle.exec.model.stage import ReplicatedState
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import Backward, Forward, Instruction, OptimizerStep, ReduceGradients
@@ -39,9 +40,13 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
 def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that the interpreter of a worker asks its transport for, in their order."""
     asked: list[int] = []
-    stage = SimpleNamespace(gradient_bucket=lambda *_: [], tied_buffers=list, shards=None)
     transport = SimpleNamespace(reduce=lambda group, _: asked.append(group))
-    stages = cast(Any, dict.fromkeys(schedule.stages_of(worker), stage))
+    state = cast(Any, ReplicatedState)
+    layout = SimpleNamespace(reduce=lambda *given: state.reduce(None, *given))
+    stages: dict[int, Any] = {
+        index: SimpleNamespace(index=index, gradient_bucket=lambda *_: [], tied_buffers=list, layout=layout)
+        for index in schedule.stages_of(worker)
+    }
     interpreter = Interpreter(stages, schedule.shape.stages, cast(Any, transport), lambda _: None, ties=schedule.ties)
     for instruction in schedule.program(worker):
         if isinstance(instruction, ReduceGradients):

@@ -18,6 +18,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
+from recycle.shape import Worker
 from tests.exec.drive import execute, micro_batches, one_f_one_b
 from tests.exec.runs import job
 from tests.exec.worker.test_updates import commit, digests, pipeline, train
@@ -62,7 +63,7 @@ def test_the_last_two_are_kept_and_each_can_be_gone_back_to(stages: list[Stage])
 
 
 def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -> None:
-    hosted = Hosted(partial(build_stages, job(1, 2, 2)), (), [0, 1])
+    hosted = Hosted(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0, 1])
     updates, step = Updates(hosted.stages, hosting=hosted), 0
 
     def iterate(of: Hosted, its: Updates, step: int) -> None:
@@ -92,7 +93,7 @@ def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -
     assert kept(-1) == initial
     for step in (0, 1):
         iterate(hosted, updates, step)
-    calm = Hosted(partial(build_stages, job(1, 2, 2)), (), [0, 1])
+    calm = Hosted(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0, 1])
     still = Updates(calm.stages)
     for step in (0, 1):
         iterate(calm, still, step)
@@ -100,7 +101,7 @@ def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -
 
 
 def test_who_hosted_nothing_goes_back_to_what_it_hosted_before() -> None:
-    hosted = Hosted(partial(build_stages, job(1, 2, 2)), (), [0])
+    hosted = Hosted(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0])
     updates, given = Updates(hosted.stages, hosting=hosted), hosted.layout
     updates.compare_state(Comparison(-1))
     before = updates.checksums()
@@ -161,7 +162,8 @@ def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_s
     updates = Updates(dict(enumerate(stages)), decided=known.get)
     take(stages, updates, 0)
     expected = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
-    updates.begin(1, Comparison(0))
+    updates.begin(1)
+    updates.compare_in_waits(Comparison(0))
     updates.waits(True)
     assert not updates.kept_states.checksums
     known[0] = replace(commit(0), next_mode="barrier")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.exec.model import optimizer
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state import optimizer
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.updates import Updates
 from recycle.footprint import ON_CPU

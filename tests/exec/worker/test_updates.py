@@ -10,8 +10,9 @@ import torch
 from msgspec.structs import replace
 
 from recycle import MicroBatch, RunError
-from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.updates import Updates
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
@@ -174,8 +175,8 @@ def test_the_state_before_a_step_lies_where_the_job_wants_it() -> None:
 def test_a_step_of_other_shards_is_taken_back_in_memory_that_fits_them() -> None:
     of = sharded(job(3, 2, 2, model={"layers": 6}))
     stages = [EmulatedStage(of, index, scale=0.0) for index in (0, 1)]
-    shards = stages[0].shards
-    assert shards is not None
+    shards = stages[0].layout
+    assert isinstance(shards, Shards)
     updates = Updates({0: stages[0]})
     shards.own([0, 1])
     for step, owned in enumerate(([0, 1], [1], [0, 1, 2])):
@@ -183,11 +184,11 @@ def test_a_step_of_other_shards_is_taken_back_in_memory_that_fits_them() -> None
             updates.reshard()
             shards.own(owned)
             shards.keep_only(owned)
-        before = shards.digests()
+        before = stages[0].digests()
         assert sorted(before) == owned
         train(stages, updates, step)
         updates.step_ahead(0, step)
-        assert all(shards.digests()[number] != text for number, text in before.items())
+        assert all(stages[0].digests()[number] != text for number, text in before.items())
         updates.settle(step - 1, commit(step - 1) if step else None)
-        assert shards.digests() == before
+        assert stages[0].digests() == before
         updates.step(0, commit(step))

@@ -12,18 +12,20 @@ Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.optim.adamw import adamw
 
-from recycle.exec.model.accumulate import FlatLayout
-from recycle.exec.model.learning_rate import learning_rate
+from recycle.exec.model.state.accumulate import FlatLayout
+from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.footprint import ON_CPU, ON_GPU
 from recycle.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `UnitOptimizer.named_state`."""
+"""Before a parameter's name: what of the state has its shape, see `StateNames.named`."""
+UNROUNDED = 4
+"""Tensors of a state without rounded parameters."""
 COUNTED = "step."
 """Before a parameter's name: how many steps it has taken."""
 
@@ -89,6 +91,11 @@ class FlatOptimizer:
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=parameters.device)
         self._piece = piece_of_step(parameters.device)
+
+    @property
+    def size(self) -> int:
+        """n."""
+        return len(self.parameters)
 
     @property
     def live(self) -> torch.Tensor:
@@ -227,17 +234,57 @@ class UnitOptimizer(FlatOptimizer):
         state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
 
-    def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of tensors laid out as `state_tensors`: each parameter under its name, its moments and step count
-        under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under `rounded.`.
 
-        Args:
-            names: of the parameters, in the order of the layout.
-        """
-        counts = tensors[3]
-        named: dict[str, torch.Tensor] = {}
-        for prefix, tensor in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False):
-            named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
-        for name, offset in zip(names, self.layout.offsets, strict=True):
-            named[f"{COUNTED}{name}"] = self.count_of(counts, offset)
-        return named
+class StateNames:
+    """What lies where in a range of the state.
+
+    Args:
+        shaped: name in checkpoints of a parameter, a half of one, or the part of it that the range has -> first element
+            and end in the range, and the shape of all of it.
+        counted: parameters that begin in the range -> their first element.
+    """
+
+    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
+        self._shaped, self._counted = shaped, counted
+
+    def named(self, optimizer: FlatOptimizer, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of tensors laid out as the optimizer's state, rounded parameters behind: each parameter under its name,
+        its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under
+        `rounded.`."""
+        named = {
+            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
+            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
+            for name, (begin, end, shape) in self._shaped.items()
+        }
+        counts = {f"{COUNTED}{name}": optimizer.count_of(tensors[3], place) for name, place in self._counted.items()}
+        return named | counts
+
+
+class OptimizerPiece:
+    """What of a stage steps by itself, a unit or a shard (`StatePiece`).
+
+    Args:
+        optimizer: of its range.
+        gradient, scratch: as `FlatOptimizer.step` takes them.
+        names: what lies where.
+    """
+
+    def __init__(
+        self,
+        optimizer: FlatOptimizer,
+        gradient: Callable[[int, torch.Tensor], object],
+        scratch: torch.Tensor,
+        names: StateNames,
+    ) -> None:
+        self._optimizer, self._gradient, self._scratch, self._names = optimizer, gradient, scratch, names
+        self.size, self.state_tensors = optimizer.size, optimizer.state_tensors
+        self.keep, self.publish = optimizer.keep, optimizer.publish
+
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
+        self._optimizer.step(self._gradient, iteration, clip_factor, before, kept, self._scratch)
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Rounded parameters that are no part of the state are made of the others: to read them changes nothing."""
+        live = self._optimizer.live
+        is_rounded = live.dtype != torch.float32 and len(tensors) == UNROUNDED
+        return self._names.named(self._optimizer, [*tensors, tensors[0].to(live.dtype)] if is_rounded else tensors)

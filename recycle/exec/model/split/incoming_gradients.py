@@ -12,9 +12,9 @@ from typing import Literal
 
 import torch
 
-from recycle.exec.model.accumulate import ExactSum
-from recycle.exec.model.gradient_sums import GradientSums
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder, word_count
+from recycle.exec.model.checksum import ChecksumBuilder, word_count
+from recycle.exec.model.state.accumulate import ExactSum
+from recycle.exec.model.state.gradient_sums import GradientSums
 
 Half = Literal["I", "W"]
 

@@ -18,23 +18,21 @@ import torch
 
 from recycle.errors import RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage
+from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.leader.checkpoints import writer_of
 from recycle.exec.members import split_member
 from recycle.exec.model.stage import Stage, StoredPart
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
-from recycle.exec.worker.updates import Updates
-from recycle.ir.schedule import Schedule
-from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 
 
-class Saver:
+class Saver(IterationHook):
     """Writes what this process has to write of each checkpoint.
 
     Args:
         root: folder of all checkpoints.
         name: of the process.
         stages: that it hosts, at any time.
+        stand_at: whether every stage's last step was that of an iteration (`Updates.stand_at`).
         announce: called with (step, stage, tensor rank, what was saved), from any thread.
         tensor_parallel: T. Each tensor rank writes its own part.
         deadline: seconds that writing may take.
@@ -46,14 +44,15 @@ class Saver:
         root: Path,
         name: str,
         stages: Mapping[int, Stage],
+        stand_at: Callable[[int], bool],
         announce: Callable[[int, int, int, Saved], object],
         tensor_parallel: int = 1,
         deadline: float = math.inf,
         waits: Callable[[bool], None] = lambda whether: None,
     ) -> None:
         self._deadline, self._waits = deadline, waits
-        self._root, self._name, self._stages = root, name, stages
-        self._hosts: dict[int, list[str]] = {}
+        self._root, self._name, self._stages, self._stand_at = root, name, stages, stand_at
+        self._hosts: Mapping[int, Sequence[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
         self._announce = announce
@@ -63,24 +62,18 @@ class Saver:
         self._writing: Future[None] | None = None
         self._kept = -1
 
-    def use_hosts_of(self, schedule: Schedule, record: GenerationRecord, owned: Hosts | None = None) -> None:
-        """Commits from now on are of this schedule's stages; or of the shards that workers own."""
-        if owned is None:
-            processes = {place: process for process, place in record.roles.items()}
-            of = {stage: [processes[str(worker)] for worker in schedule.hosts(stage)] for stage in self._stages}
-        else:
-            mine, owners = owned.stages.get(Worker.parse(self._worker), ()), owned.hosts_of_stages()
-            of = {number: list(map(str, owners[number])) for number in mine}
-        if of.keys() != self._hosts.keys():
+    def begin_generation(self, generation: Generation) -> None:
+        """Commits from now on are of this plan's stages; or of the shards that workers hold."""
+        if generation.hosts.keys() != self._hosts.keys():
             self._copies = {}
-        self._hosts = of
+        self._hosts = generation.hosts
 
-    def keep(self, record: GenerationRecord, commit: Commit | None, updates: Updates) -> None:
+    def keep(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Copy and write this process's stages if the commit asks for it and they stand there; else do nothing.
 
         The last checkpoint of a run waits for the one before; any other that finds it unfinished is given up.
         """
-        if commit is None or not commit.checkpoint or commit.step == self._kept or not updates.stand_at(commit.step):
+        if commit is None or not commit.checkpoint or commit.step == self._kept or not self._stand_at(commit.step):
             return
         mine = [
             index
@@ -101,9 +94,9 @@ class Saver:
         copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in mine]
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
-    def went_back(self, committed: int) -> None:
-        """Training goes on behind this iteration; later states will be kept again, and what is written of them now is
-        waited for, so that it does not come on top of that."""
+    def go_back(self, committed: int) -> None:
+        """Later states will be kept again, and what is written of them now is waited for, so that it does not come on
+        top of that."""
         if committed < self._kept:
             self.close()
             self._kept = -1

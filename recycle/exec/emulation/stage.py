@@ -28,12 +28,11 @@ from types import MappingProxyType
 
 import torch
 
+from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.flips import flipped
-from recycle.exec.model.microbatch_checksums import ChecksumBuilder
-from recycle.exec.model.shards import Shards, SumBuffer
-from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
+from recycle.exec.model.state.shards import Shards, SumBuffer
 from recycle.exec.model.stored_tensors import piece_name
-from recycle.exec.model.unit_states import UnitState
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
 from recycle.ir.kinds import ValueKind
 from recycle.ir.redundant_forward import RedundantForward
@@ -52,61 +51,54 @@ _LEAST_ELEMENTS = 3
 """Of a message: its mark, its error, and the mark again at its end."""
 
 
-class EmulatedLayer:
-    """The state of a layer.
+class EmulatedPiece:
+    """The state of a layer, or of a shard (`recycle.exec.model.state.shards.Shard`).
 
     Args:
-        number: in the whole model.
-        seed: of the model.
+        parameters: the live ones, fp64 [n].
 
     Attributes:
-        parameters: fp64 [ENTRIES].
+        parameters: as given.
         count: fp64 [1], steps taken.
     """
 
-    def __init__(self, number: int, seed: int) -> None:
-        self.parameters = torch.tensor(_draw(ENTRIES, "parameters", number, seed), dtype=torch.float64)
-        self.count = torch.zeros(1, dtype=torch.float64)
+    def __init__(self, parameters: torch.Tensor) -> None:
+        self.parameters, self.count = parameters, torch.zeros(1, dtype=torch.float64)
 
-    def state_tensors(self) -> list[torch.Tensor]:
-        """Both."""
-        return [self.parameters, self.count]
-
-
-class EmulatedShard:
-    """A shard of the state of an emulated stage (`recycle.exec.model.shards.Shard`).
-
-    Args:
-        parameters: the live ones of the shard, fp64 [n].
-        sums: of their gradients.
-        begin: first element in the stage.
-        layers: numbers of the stage's layers in the whole model.
-        step: called with parameters, sums and clip factor; updates the parameters.
-    """
-
-    def __init__(
+    def bind(
         self,
-        parameters: torch.Tensor,
         sums: torch.Tensor,
         begin: int,
         layers: range,
-        step: Callable[[torch.Tensor, torch.Tensor, float], object],
-    ) -> None:
-        self._parameters, self._sums, self._begin, self._layers, self._step = parameters, sums, begin, layers, step
-        self._count = torch.zeros(1, dtype=torch.float64)
+        update: Callable[[torch.Tensor, torch.Tensor, float], object],
+    ) -> EmulatedPiece:
+        """Be a part of a stage.
+
+        Args:
+            sums: of its gradients.
+            begin: first element in the stage.
+            layers: numbers of the stage's layers in the whole model.
+            update: called with parameters, sums and clip factor; updates the parameters.
+        """
+        self._sums, self._begin, self._layers, self._update = sums, begin, layers, update
+        return self
+
+    @property
+    def size(self) -> int:
+        return len(self.parameters)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        return [self._parameters, self._count]
+        return [self.parameters, self.count]
 
     def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
         if before is not None and not kept:
             copy_state(before, self.state_tensors())
-        self._step(self._parameters, self._sums, clip_factor)
-        self._count.add_(1)
+        self._update(self.parameters, self._sums, clip_factor)
+        self.count.add_(1)
 
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
         copy_state(before, self.state_tensors())
-        return len(self._parameters)
+        return self.size
 
     def publish(self) -> None:
         return
@@ -129,8 +121,30 @@ class Stateless:
     """The state of the embedding or the head, which have none."""
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """None."""
         return []
+
+
+class EmulatedUnits(ReplicatedState):
+    """The units of a stage.
+
+    Args:
+        units: by number, in order.
+    """
+
+    pieces: dict[int, EmulatedPiece]
+
+    def __init__(self, units: Mapping[int, EmulatedPiece | Stateless]) -> None:
+        self._units = units
+        self.pieces = {number: unit for number, unit in units.items() if isinstance(unit, EmulatedPiece)}
+
+    def units(self) -> Mapping[int, UnitState]:
+        return self._units
+
+    def weights(self) -> list[torch.Tensor]:
+        return [piece.parameters for piece in self.pieces.values()]
+
+    def moments(self) -> list[torch.Tensor]:
+        return [piece.count for piece in self.pieces.values()]
 
 
 class EmulatedStage(Stage):
@@ -163,42 +177,39 @@ class EmulatedStage(Stage):
         layers = layers_of(job)
         self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
         self._sum = torch.zeros(ENTRIES * len(self._numbers), dtype=torch.float64)
-        self._units: dict[int, UnitState] = {}
-        self._layers: list[EmulatedLayer] = []
+        units: dict[int, EmulatedPiece | Stateless] = {}
         for unit in range(*stage_units(layers)[index]):
-            state = held.get(unit)
+            state, begin = held.get(unit), ENTRIES * (unit - 1 - self._numbers.start)
             if unit - 1 not in self._numbers:
-                self._units[unit] = Stateless()
+                units[unit] = Stateless()
                 continue
-            layer = state if isinstance(state, EmulatedLayer) else EmulatedLayer(unit - 1, job.model.seed)
-            self._units[unit] = layer
-            self._layers.append(layer)
-        if job.train.sharded_optimizer:
-            self._shard(job)
+            if not isinstance(state, EmulatedPiece):
+                drawn = _draw(ENTRIES, "parameters", unit - 1, job.model.seed)
+                state = EmulatedPiece(torch.tensor(drawn, dtype=torch.float64))
+            units[unit] = state.bind(self._sum[begin : begin + ENTRIES], begin, self._numbers, self._update)
+        replicated = EmulatedUnits(units)
+        self.layout = self._sharded(job, replicated) if job.train.sharded_optimizer else replicated
         self._loss = 0.0
         self._evaluates, self._evaluated = False, list[tuple[float, float]]()
         self._held: dict[MicroBatch, float] = {}
         self._waiting: dict[MicroBatch, float] = {}
         """Of each micro-batch behind its F, or its I, the error of what is held of it."""
 
-    def _shard(self, job: Job) -> None:
-        """Have the layers' parameters lie in one flat tensor, cut into shards of as many entries as can be; or each
-        layer's."""
-        flat, count, size = torch.zeros_like(self._sum), job.shape.pipelines, len(self._sum)
-        for layer, part in zip(self._layers, torch.split(flat, ENTRIES), strict=False):
-            part.copy_(layer.parameters)
-            layer.parameters = part
+    def _sharded(self, job: Job, units: EmulatedUnits) -> Shards:
+        """The layers' parameters in one flat tensor, cut into shards of as many entries as can be; or each layer's."""
+        count, size = job.shape.pipelines, len(self._sum)
+        flat = torch.cat([torch.zeros(0, dtype=torch.float64), *units.weights()])
         first, ends = self.index, [0, size]
         if has_unit_shards(job):
-            first, ends = min(self._units), [0]
-            for unit in self._units:
+            first, ends = min(units.units()), [0]
+            for unit in units.units():
                 ends.append(ends[-1] + ENTRIES * (unit - 1 in self._numbers))
         parts = pairwise(ends)
         bounds = [begin + (end - begin) * shard // count for begin, end in parts for shard in range(count)] + [size]
 
-        def make(place: int) -> EmulatedShard:
+        def make(place: int) -> EmulatedPiece:
             begin, end = bounds[place : place + 2]
-            return EmulatedShard(flat[begin:end], self._sum[begin:end], begin, self._numbers, self._update)
+            return EmulatedPiece(flat[begin:end]).bind(self._sum[begin:end], begin, self._numbers, self._update)
 
         def norms(begin: int, end: int) -> list[float]:
             return self._norms_squared(self._sum[begin:end])
@@ -207,7 +218,7 @@ class EmulatedStage(Stage):
             return range(end - begin) if self._is_one_of_several else ()
 
         sums = [SumBuffer(0, size, self._sum)]
-        self.shards = Shards(first * count, bounds, flat, sums, make, norms, common=common)
+        return Shards(first * count, bounds, flat, sums, make, norms, common=common)
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False
@@ -232,7 +243,7 @@ class EmulatedStage(Stage):
                 if not self._is_last:
                     return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
                 drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _propagated("loss", error)
-                seen = sum(float(layer.parameters[0]) for layer in self._layers[-1:])
+                seen = float(torch.cat(self.layout.weights())[-ENTRIES]) if self._numbers else 0.0
                 self._evaluated.append((drawn + seen, 1.0))
                 return None
             error = self._hold(Forward, micro_batch, activation)
@@ -333,39 +344,10 @@ class EmulatedStage(Stage):
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
         with self._lasting("step"):
-            if self.shards is not None:
-                self.shards.step(iteration, clip_factor, before, kept)
-                return
-            if before is not None and not kept:
-                self.keep(before, 0)
-            for layer, part in zip(self._layers, torch.split(self._sum, ENTRIES), strict=False):
-                self._update(layer.parameters, part, clip_factor)
-                layer.count.add_(1)
+            super().step(iteration, clip_factor, before, kept)
 
     def _update(self, parameters: torch.Tensor, sums: torch.Tensor, clip_factor: float) -> None:
         parameters.sub_(sums / self._divisor * (clip_factor * self._train.learning_rate))
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        if self.shards is not None:
-            return self.shards.keep(before, start)
-        if not start:
-            copy_state(before, self.state_tensors())
-        return 1
-
-    def units(self) -> Mapping[int, UnitState]:
-        return self._units if self.shards is None else {}
-
-    def weights(self) -> list[torch.Tensor]:
-        return [layer.parameters for layer in self._layers]
-
-    def moments(self) -> list[torch.Tensor]:
-        return [layer.count for layer in self._layers] if self.shards is None else self.shards.moments()
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        if self.shards is not None:
-            return self.shards.named_state(tensors)
-        names = [f"layers.{number}.{name}" for number in self._numbers for name in ("parameters", "count")]
-        return dict(zip(names, tensors, strict=True))
 
     def held_micro_batches(self) -> int:
         return len(self._held) + len(self._waiting)

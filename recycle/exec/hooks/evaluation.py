@@ -14,16 +14,13 @@ from typing import Protocol
 
 from recycle.exec.device.clock import HostClock
 from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.hooks.hook import Generation, IterationHook, overridden
 from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Evaluated, EvaluationReport
-from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.progress import Progress
-from recycle.exec.worker.trace_log import TraceLog
 from recycle.ir.forward_only import forward_only
-from recycle.ir.instruction import Instruction
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
@@ -40,49 +37,46 @@ class Results(Protocol):
 
 
 @dataclass(kw_only=True)
-class Evaluation:
-    """Evaluations in one generation.
+class Evaluation(IterationHook):
+    """The evaluations of one worker.
 
     Args:
         job: says when they are, and of how many batches.
-        program: of the worker's role, forward-only and lowered.
-        role: position of the plan that this worker plays.
-        generation: its number.
         results: takes this worker's reports.
-        model_stages, stages, transport, progress, injector, trace, device: as of its `Iterations`.
+        stages: that the worker hosts, at any time.
+        hooks: of the worker, that take part in evaluations.
+        progress, device: as of `Iterations`.
     """
 
     job: Job
-    program: Sequence[Instruction]
-    role: str
-    generation: int
     results: Results
-    model_stages: int
     stages: Mapping[int, Stage]
-    transport: Transport
+    hooks: Sequence[IterationHook] = ()
     progress: Progress = field(default_factory=Progress)
-    injector: FaultInjector = field(default_factory=FaultInjector)
-    trace: TraceLog | None = None
     device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
 
-    def __post_init__(self) -> None:
+    def begin_generation(self, generation: Generation) -> None:
+        schedule = generation.evaluated_by
+        assert schedule is not None, "the job has [eval]"
+        self._generation, self.program = generation, schedule.program(generation.role)
         self._interpreter = Interpreter(
             self.stages,
-            self.model_stages,
-            self.transport,
+            schedule.shape.stages,
+            generation.transport,
             _step,
-            self.injector.computed,
+            overridden(self.hooks, IterationHook.computed),
             device=self.device,
         )
         self._losses: list[tuple[float, float]] = []
         middle = self.job.evaluation.batches // 2, len(self.program) // 2
         self._struck_at = middle if self.program else (0, -1)
 
-    def may_follow(self, step: int) -> bool:
-        """Whether an evaluation follows a step that may not be the last; its commit says so."""
-        return self.job.is_evaluated(step, is_last=False)
+    def after_iteration(self, iteration: int, is_last: bool) -> None:
+        may_follow = is_last or self.job.is_evaluated(iteration, is_last=False)
+        if may_follow and self._generation.committed(iteration).evaluate:
+            self._run(iteration)
 
-    def run(self, step: int) -> Evaluated:
+    def _run(self, step: int) -> None:
         """The evaluation after `step`, which is committed and which every stage has stepped.
 
         Raises:
@@ -96,12 +90,11 @@ class Evaluation:
                     self.execute(position)
                 whole = True
             finally:
-                if self.trace is not None:
-                    executed = self._interpreter.executed
-                    self.trace.append(step, self.generation, self.role, executed, whole, batch)
+                for hook in self.hooks:
+                    hook.end_iteration(step, self._interpreter.executed, whole, batch)
             self.end()
-        self.report(step)
-        return self.results.evaluated(step)
+        self.finish(step)
+        self.results.evaluated(step)
 
     def begin(self, step: int, batch: int) -> None:
         """Begin a batch."""
@@ -118,7 +111,8 @@ class Evaluation:
         instruction = self.program[position]
         self.progress.begins(f"evaluation:{instruction.token}")
         if (self._batch, position) == self._struck_at:
-            self.injector.at_phase("evaluation", self._step)
+            for hook in self.hooks:
+                hook.reach("evaluation", self._step)
         self._interpreter.execute(instruction)
         self.progress.ended()
 
@@ -126,7 +120,7 @@ class Evaluation:
         """The batch is done: take its losses."""
         self._losses += [pair for stage in self.stages.values() for pair in stage.evaluated()]
 
-    def report(self, step: int) -> None:
+    def finish(self, step: int) -> None:
         """All batches are done."""
         self.results.report_evaluation(step, evaluation_report(self._losses))
 

@@ -19,7 +19,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.transformer import attention
 from megatron.core.transformer.mlp import MLP
 
-from recycle.exec.model.on_device import Rotary
+from recycle.exec.model.layers.on_device import Rotary
 
 
 def fuse(part: torch.nn.Module) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.backward import Deferred, Sink, WeightGradientStore, delays_itself
+from recycle.exec.model.split.backward import Deferred, Sink, WeightGradientStore, delays_itself
 
 
 class DelayedLayers:

@@ -26,8 +26,12 @@ from itertools import accumulate
 
 import torch
 
-from recycle.exec.protocol import Copied
+from recycle.exec.hooks.hook import Generation, IterationHook
+from recycle.exec.hooks.phases import Phase
+from recycle.exec.protocol import Copied, Copy
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
+from recycle.exec.worker.hosted_shards import HostedShards
+from recycle.ir.instruction import Instruction
 from recycle.plans.hosting import UnitRange
 from recycle.shape import Worker
 
@@ -131,42 +135,69 @@ class BackgroundCopy:
             self._next = transport.begin_receive_state(self.peer, [self._size])
 
 
-class BackgroundCopies:
-    """All of one worker in one generation.
+class BackgroundCopies(IterationHook):
+    """All of one worker.
 
     Args:
-        copies: that it takes part in.
-        transport: of the generation.
-        come: called when shards that this worker copies have come, with these and all that have so far.
+        worker: position that the process started in.
+        shards: that it holds.
+        has_copied: takes what has come so far in a generation.
+        reach: told when an iteration begins in which something is copied, as `IterationHook.reach`.
+        most: as of `BackgroundCopy`.
     """
 
     def __init__(
         self,
-        copies: Sequence[BackgroundCopy],
-        transport: GroupTransport,
-        come: Callable[[Sequence[Copied], list[Copied]], object],
+        worker: str,
+        shards: HostedShards,
+        has_copied: Callable[[Sequence[Copied]], object],
+        reach: Callable[[Phase, int], object],
+        most: int | None,
     ) -> None:
-        self._copies, self._transport, self._come = list(copies), transport, come
-        self._copied: list[Copied] = []
-        self._is_first = True
+        self._worker, self._shards, self._has_copied, self._reach, self._most = worker, shards, has_copied, reach, most
 
-    def begin(self) -> bool:
-        """An iteration begins; whether something is under way in it."""
+    def begin_generation(self, generation: Generation) -> None:
+        self._copies, self._copied, self._is_first = list[BackgroundCopy](), list[Copied](), True
+        record = generation.record
+        pairs: dict[tuple[str, str], list[Copy]] = {}
+        for copy in record.behind:
+            if self._worker in (copy.source, copy.worker):
+                pairs.setdefault((copy.source, copy.worker), []).append(copy)
+        if not pairs:
+            return
+        assert isinstance(generation.transport, GroupTransport)
+        self._transport = generation.transport
+        for (source, worker), of_pair in pairs.items():
+            sends = source == self._worker
+            peer = Worker.parse(record.roles[worker if sends else source])
+            parts = [
+                (
+                    (one.first, one.last),
+                    [part for number in range(one.first, one.last) for part in self._shards.apart(number)],
+                )
+                for one in of_pair
+            ]
+            self._copies.append(BackgroundCopy(peer, sends, parts, source, self._most))
+
+    def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
         is_first, self._is_first, lanes = self._is_first, False, set[tuple[Worker, bool]]()
         for copy in self._copies:
             lane = copy.peer, copy.sends
             if self._transport.tells_times or not (is_first or lane in lanes):
                 copy.begin(self._transport)
             lanes.add(lane)
-        return bool(self._copies)
+        if self._copies:
+            self._reach("copy", iteration)
 
-    def settle(self) -> None:
-        """A step is due: what was begun is there when this returns. Raises TransportError when it cannot be."""
+    def before_step(self) -> None:
+        """Have what was begun be there. Raises TransportError when it cannot be."""
         for copy in list(self._copies):
             complete = copy.settle(self._transport)
             if copy.is_over:
                 self._copies.remove(copy)
             if complete and not copy.sends:
                 self._transport.settle()  # else it might still be under way when others count on it
+                for one in complete:
+                    self._shards.complete(range(one.first, one.last))
                 self._copied += complete
-                self._come(complete, self._copied)
+                self._has_copied(self._copied)

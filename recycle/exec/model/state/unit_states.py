@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 
-from recycle.exec.model.accumulate import Accumulator
-from recycle.exec.model.optimizer import UnitOptimizer, piece_of_step
+from recycle.exec.model.stage import ReplicatedState, UnitState
+from recycle.exec.model.state.accumulate import Accumulator
+from recycle.exec.model.state.optimizer import OptimizerPiece, UnitOptimizer, piece_of_step
+from recycle.exec.model.state.stored_names import StoredNames
 from recycle.sections import TrainSection
 
 
-class UnitState(Protocol):
-    """What a worker holds of one unit."""
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        """All that a new host of the unit must copy: the live tensors, in fixed order."""
-
-
-class UnitOptimizers:
+class UnitOptimizers(ReplicatedState):
     """The optimizers of a stage's units, as one.
 
     Args:
@@ -35,9 +29,10 @@ class UnitOptimizers:
         train, working_type: as of `UnitOptimizer`.
         divisor: of a sum of gradients.
         held: units whose state is there already; that of all others begins with the parameters as they are.
+        stored: what parameters are called in checkpoints.
 
     Attributes:
-        of: unit -> its optimizer.
+        optimizers: of each unit.
         names: unit -> its parameters, in the order of its optimizer's layout.
     """
 
@@ -51,20 +46,21 @@ class UnitOptimizers:
         working_type: torch.dtype,
         divisor: int,
         held: Mapping[int, UnitState],
+        stored: StoredNames,
     ) -> None:
         self._divisor = divisor
         self.names: dict[int, list[str]] = {unit: [] for unit in units}
         for name in parameters:
             self.names[unit_of[name]].append(name)
-        self.of: dict[int, UnitOptimizer] = {}
+        self.optimizers: dict[int, UnitOptimizer] = {}
         for unit, names in self.names.items():
             mine = [parameters[name] for name in names]
             state = held.get(unit)
             if isinstance(state, UnitOptimizer):
                 state.bind(mine)
-                self.of[unit] = state
+                self.optimizers[unit] = state
             else:
-                self.of[unit] = UnitOptimizer(mine, train, working_type)
+                self.optimizers[unit] = UnitOptimizer(mine, train, working_type)
         where: dict[str, tuple[Accumulator, int]] = {}
         names_in_order = iter(parameters)
         for accumulator in sums:
@@ -73,15 +69,21 @@ class UnitOptimizers:
         self._segments = {unit: list(self._segments_of(unit, where)) for unit in units}
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         # As `recycle.analytic` counts it, from the stage's size.
-        size = min(piece_of_step(device), sum(optimizer.layout.size for optimizer in self.of.values()))
+        size = min(piece_of_step(device), sum(optimizer.size for optimizer in self.optimizers.values()))
         # Kept, since a fresh tensor costs more in page faults than what fills it.
-        self._scratch = torch.empty(size, dtype=torch.float32, device=device)
+        scratch = torch.empty(size, dtype=torch.float32, device=device)
+        self.pieces = {}
+        for unit, optimizer in self.optimizers.items():
+            names, layout = self.names[unit], optimizer.layout
+            shapes, places = dict(zip(names, layout.shapes, strict=True)), dict(zip(names, layout.offsets, strict=True))
+            named = stored.between(shapes, places, 0, layout.size)
+            self.pieces[unit] = OptimizerPiece(optimizer, partial(self.write_mean, unit), scratch, named)
 
     def _segments_of(
         self, unit: int, where: Mapping[str, tuple[Accumulator, int]]
     ) -> Iterator[tuple[int, int, Accumulator, int]]:
         """(first and last element of a unit's tensors, where its gradients lie, from which element on), in order."""
-        layout = self.of[unit].layout
+        layout = self.optimizers[unit].layout
         ends = [*layout.offsets, layout.size][1:]
         last: tuple[int, int, Accumulator, int] | None = None
         for name, begin, end in zip(self.names[unit], layout.offsets, ends, strict=True):
@@ -102,44 +104,11 @@ class UnitOptimizers:
             if low < high:
                 accumulator.mean(self._divisor, mean[low - start : high - start], offset + low - begin)
 
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        """As `Stage.step`."""
-        for (unit, optimizer), mine in zip(self.of.items(), self._split(before), strict=True):
-            mean = partial(self.write_mean, unit)
-            optimizer.step(mean, iteration, clip_factor, mine, max(0, kept), self._scratch)
-            kept -= optimizer.layout.size
+    def units(self) -> Mapping[int, UnitState]:
+        return self.optimizers
 
     def weights(self) -> list[torch.Tensor]:
-        """As `Stage.weights`."""
-        return [optimizer.live for optimizer in self.of.values()]
+        return [optimizer.live for optimizer in self.optimizers.values()]
 
     def moments(self) -> list[torch.Tensor]:
-        """As `Stage.moments`."""
-        return [optimizer.averages for optimizer in self.of.values()]
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`; pieces count in elements of all units, one behind the other."""
-        offset = 0
-        for optimizer, mine in zip(self.of.values(), self._split(before), strict=True):
-            if mine is not None and start < offset + optimizer.layout.size:
-                return offset + optimizer.keep(mine, start - offset)
-            offset += optimizer.layout.size
-        return start
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `UnitOptimizer.named_state`, of tensors laid out as `Stage.state_tensors`."""
-        named: dict[str, torch.Tensor] = {}
-        for (unit, optimizer), mine in zip(self.of.items(), self._split(tensors), strict=True):
-            assert mine is not None
-            named |= optimizer.named_state(self.names[unit], mine)
-        return named
-
-    def _split(self, tensors: Sequence[torch.Tensor] | None) -> Iterator[Sequence[torch.Tensor] | None]:
-        """Of each unit, its part of tensors laid out as `Stage.state_tensors`."""
-        begin = 0
-        for optimizer in self.of.values():
-            end = begin + len(optimizer.state_tensors())
-            yield None if tensors is None else tensors[begin:end]
-            begin = end
+        return [optimizer.averages for optimizer in self.optimizers.values()]

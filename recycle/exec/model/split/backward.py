@@ -31,7 +31,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle.errors import RunError
-from recycle.exec.model.sequence_parallel import begin_reduce_scatter, gathered
+from recycle.exec.model.layers.sequence_parallel import begin_reduce_scatter, gathered
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.shape import MicroBatch
 

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 import torch
 
-from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, FlatLayout
-from recycle.exec.model.joined_sums import JoinedSums, Summed
-from recycle.exec.model.optimizer import decays
+from recycle.exec.model.state.accumulate import ACCUMULATORS, Accumulator, FlatLayout
+from recycle.exec.model.state.joined_sums import JoinedSums, Summed
+from recycle.exec.model.state.optimizer import decays
 from recycle.job import Job
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge
 
-from recycle.exec.model.backward import Sink, WeightGradientStore
+from recycle.exec.model.split.backward import Sink, WeightGradientStore
 
 _BIASED, _PLAIN, _TRANSPOSED, _LEAF = "AddmmBackward0", "MmBackward0", "TBackward0", "AccumulateGrad"
 

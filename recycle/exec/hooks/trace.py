@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from recycle.errors import RecycleError
-from recycle.exec.device.clock import has_reached
-from recycle.exec.worker.interpreter import ExecutedInstruction
+from recycle.exec.device.clock import ExecutedInstruction, has_reached
+from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.runs import append_iteration
 
 SPARSE_BYTES = 2**28
@@ -27,7 +27,7 @@ CLOSE_SECONDS = 10.0
 _Iteration = tuple[int, int, str, list[ExecutedInstruction], int | None]
 
 
-class TraceLog:
+class TraceLog(IterationHook):
     """This process's log.
 
     Args:
@@ -54,17 +54,13 @@ class TraceLog:
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
-    def append(
-        self,
-        iteration: int,
-        generation: int,
-        role: str,
-        executed: list[ExecutedInstruction],
-        whole: bool = True,
-        batch: int | None = None,
+    def begin_generation(self, generation: Generation) -> None:
+        self._generation, self._role = generation.record.generation, str(generation.role)
+
+    def end_iteration(
+        self, iteration: int, executed: list[ExecutedInstruction], whole: bool, batch: int | None = None
     ) -> None:
-        """Add what was executed of one iteration, or of a batch of the evaluation that follows it, a list that nobody
-        changes any more.
+        """Add what was executed.
 
         An iteration whose last instructions the device has still to run is written when their times are known; of one
         that is not whole, what the device has run by now.
@@ -73,7 +69,7 @@ class TraceLog:
             return
         if not whole:
             executed = [one for one in executed if has_reached(one.ended)]
-        self._behind.append((iteration, generation, role, executed, batch))
+        self._behind.append((iteration, self._generation, self._role, executed, batch))
         self._take_reached()
 
     def end_generation(self) -> None:

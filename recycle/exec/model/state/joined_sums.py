@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from recycle.exec.model.accumulate import Accumulator, FlatLayout
-from recycle.exec.model.shards import SumBuffer
+from recycle.exec.model.state.accumulate import Accumulator, FlatLayout
+from recycle.exec.model.state.shards import SumBuffer
 
 
 class Summed(NamedTuple):

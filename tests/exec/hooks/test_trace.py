@@ -6,16 +6,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from recycle.exec.worker import trace_log
-from recycle.exec.worker.interpreter import ExecutedInstruction
-from recycle.exec.worker.trace_log import TraceLog, trace_every
+from recycle.exec.device.clock import ExecutedInstruction
+from recycle.exec.hooks import trace
+from recycle.exec.hooks.hook import Generation
+from recycle.exec.hooks.trace import TraceLog, trace_every
+from recycle.exec.protocol import GenerationRecord
 from recycle.ir.trace import Trace, TraceBuilder
 from recycle.runs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
 from recycle.shape import Shape, Worker
@@ -41,12 +44,19 @@ class At:
 RAN = [ExecutedInstruction("0F0.0", At(10.0), At(11.0)), ExecutedInstruction("0B0.0", At(11.0), At(13.0))]
 
 
+def started(path: Path, warn: Callable[[str], None], **options: int) -> TraceLog:
+    log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warn, **options)
+    record = GenerationRecord(1, [], {}, "")
+    log.begin_generation(cast(Generation, SimpleNamespace(record=record, role=Worker(0, 0))))
+    return log
+
+
 def logged(path: Path, steps: int, **options: int) -> list[int]:
     """The steps that are in the log of a worker that ran this many."""
     warnings: list[str] = []
-    log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warnings.append, **options)
+    log = started(path, warnings.append, **options)
     for step in range(steps):
-        log.append(step, 1, "0.0", RAN)
+        log.end_iteration(step, RAN, whole=True)
         while not log._waiting.empty():  # no faster than the disk
             time.sleep(0.0005)
     log.close()
@@ -55,14 +65,14 @@ def logged(path: Path, steps: int, **options: int) -> list[int]:
 
 
 def test_what_the_device_has_still_to_run_is_written_when_its_times_are_known(tmp_path: Path) -> None:
-    log = TraceLog(log_path(tmp_path, Worker(0, 0)), 10.0, [].append)
+    log = started(tmp_path, [].append)
     late = At(14.0, reached=False)
-    log.append(0, 1, "0.0", [*RAN, ExecutedInstruction("0STEP", At(13.0), late)])
-    log.append(1, 1, "0.0", [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=False)
+    log.end_iteration(0, [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=True)
+    log.end_iteration(1, [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=False)
     assert log._waiting.empty()
     late.is_reached = True
     log.end_generation()
-    log.append(2, 1, "0.0", [ExecutedInstruction("0STEP", At(13.0), At(14.0, reached=False))])
+    log.end_iteration(2, [ExecutedInstruction("0STEP", At(13.0), At(14.0, reached=False))], whole=True)
     log.end_generation()
     log.close()
     iterations = [json.loads(line) for line in log_path(tmp_path, Worker(0, 0)).read_text().splitlines()]
@@ -92,16 +102,16 @@ def test_training_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path, mon
         goes_on.wait(30)
         return append_iteration(*iteration)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(trace_log, "append_iteration", slow)
-    log = TraceLog(log_path(tmp_path, Worker(0, 0)), 10.0, warnings.append)
-    for step in range(3 * trace_log.MOST_WAITING):
-        log.append(step, 1, "0.0", RAN)
+    monkeypatch.setattr(trace, "append_iteration", slow)
+    log = started(tmp_path, warnings.append)
+    for step in range(3 * trace.MOST_WAITING):
+        log.end_iteration(step, RAN, whole=True)
     assert [warning.partition(":")[0] for warning in warnings] == ["the trace has gaps"]
     goes_on.set()
     log.close()
     steps = read_logs(tmp_path, SHAPE).steps
     assert steps == list(range(len(steps)))
-    assert trace_log.MOST_WAITING <= len(steps) <= trace_log.MOST_WAITING + 2
+    assert trace.MOST_WAITING <= len(steps) <= trace.MOST_WAITING + 2
 
 
 @pytest.mark.parametrize(("setting", "steps"), [("all", [0, 1, 2, 3, 4]), (2, [0, 2, 4]), ("off", [])])

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from recycle.exec.device.streams import streams_of
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.exec.worker.streams import streams_of
 from recycle.ir.instruction import parse_instruction
 from recycle.shape import MicroBatch
 from tests.exec.accelerator.device import Device

@@ -7,16 +7,16 @@ that has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 
-from recycle.exec.model.accumulate import FlatLayout
-from recycle.exec.model.joined_sums import JoinedSums
-from recycle.exec.model.optimizer import COUNTED, SHAPED, FlatOptimizer, decays, flattened, piece_of_step
-from recycle.exec.model.shards import Shards
-from recycle.exec.model.stored_tensors import piece_name
+from recycle.exec.model.state.accumulate import FlatLayout
+from recycle.exec.model.state.joined_sums import JoinedSums
+from recycle.exec.model.state.optimizer import FlatOptimizer, OptimizerPiece, decays, flattened, piece_of_step
+from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.stored_names import StoredNames
 from recycle.sections import TrainSection
 
 
@@ -26,7 +26,7 @@ class ShardedOptimizer:
     Args:
         parameters: of the stage by name; their data moves into one flat tensor in `working_type`, in the order of
             `sums`. In the stage, or in each of its units, those that decay come first or last.
-        halved: those that are two of equal size in checkpoints, and the ends of the halves' names.
+        names: what they are called in checkpoints.
         sums: of their gradients.
         train, working_type: as of `Optimizer`.
         first: number of the stage's first shard in the whole model.
@@ -38,7 +38,7 @@ class ShardedOptimizer:
     def __init__(
         self,
         parameters: Mapping[str, torch.nn.Parameter],
-        halved: tuple[set[str], tuple[str, str]],
+        names: StoredNames,
         sums: JoinedSums,
         train: TrainSection,
         working_type: torch.dtype,
@@ -48,7 +48,7 @@ class ShardedOptimizer:
         tells_shapes: bool = False,
     ) -> None:
         layout, listed = sums.layout, [parameters[name] for name in sums.names]
-        self._sums, self._train, self._tells_shapes = sums, train, tells_shapes
+        self._sums, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
         self._initial: torch.Tensor | None = flattened(listed, layout)
         self._decays = [decays(parameter) for parameter in listed]
         is_rounded = working_type != torch.float32
@@ -56,7 +56,7 @@ class ShardedOptimizer:
         for parameter, view in zip(listed, layout.views(self._weights), strict=True):
             parameter.data = view
         self._places = dict(zip(sums.names, layout.offsets, strict=True))
-        self._segments = dict(_segments(parameters, self._places, *halved))
+        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._bounds = layout.shards(count, sums.grain)
         if units is not None:
             ends = _ends_of_units(units[0], [units[1][name] for name in sums.names], layout)
@@ -79,7 +79,7 @@ class ShardedOptimizer:
         """Shards come from their owners from now on, not from the initial state."""
         self._initial = None
 
-    def _make(self, place: int) -> OptimizerShard:
+    def _make(self, place: int) -> OptimizerPiece:
         begin, end = self._bounds[place : place + 2]
         live = self._weights[begin:end]
         masters, working = live, None
@@ -90,7 +90,8 @@ class ShardedOptimizer:
             working = live
         is_new = self._initial is not None
         optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working, is_new)
-        return OptimizerShard(optimizer, self._mean(begin), self._scratch, self._names(begin, end), working)
+        names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
+        return OptimizerPiece(optimizer, self._mean(begin), self._scratch, names)
 
     def _decayed(self, begin: int, end: int) -> slice:
         """The elements of a shard that decay, counted from its first."""
@@ -104,83 +105,6 @@ class ShardedOptimizer:
 
     def _mean(self, begin: int) -> Callable[[int, torch.Tensor], object]:
         return lambda start, mean: self._sums.mean(begin + start, mean)
-
-    def _names(self, begin: int, end: int) -> ShardNames:
-        shaped = {
-            piece_name(name, low - first, high - first, shape, self._tells_shapes): (low - begin, high - begin, shape)
-            for name, (first, shape) in self._segments.items()
-            if (low := max(first, begin)) < (high := min(first + shape.numel(), end))
-        }
-        counted = {name: place - begin for name, place in self._places.items() if begin <= place < end}
-        return ShardNames(shaped, counted)
-
-
-class ShardNames:
-    """What lies where in a shard.
-
-    Args:
-        shaped: name in checkpoints of a parameter, a half of one, or the part of it that the shard has -> first element
-            and end in the shard, and the shape of all of it.
-        counted: parameters that begin in the shard -> their first element.
-    """
-
-    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
-        self.counted = counted
-        self._shaped = shaped
-
-    def views(self, prefix: str, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Parts of a tensor laid out as the shard."""
-        return {
-            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
-            for name, (begin, end, shape) in self._shaped.items()
-        }
-
-
-class OptimizerShard:
-    """The state of one shard (`Shard`).
-
-    Args:
-        optimizer: of its range.
-        mean: as `FlatOptimizer.step` takes it.
-        scratch: likewise.
-        names: what lies where.
-        working: its live parameters where they are rounded.
-    """
-
-    def __init__(
-        self,
-        optimizer: FlatOptimizer,
-        mean: Callable[[int, torch.Tensor], object],
-        scratch: torch.Tensor,
-        names: ShardNames,
-        working: torch.Tensor | None,
-    ) -> None:
-        self._optimizer, self._mean, self._scratch = optimizer, mean, scratch
-        self._names, self._working = names, working
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        return self._optimizer.state_tensors()
-
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        self._optimizer.step(self._mean, iteration, clip_factor, before, kept, self._scratch)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        return self._optimizer.keep(before, start)
-
-    def publish(self) -> None:
-        self._optimizer.publish()
-
-    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The rounded parameters are made of the others, so to read them changes nothing."""
-        counts, shaped = tensors[3], tensors[:3]
-        if self._working is not None:
-            shaped = [*shaped, tensors[0].to(self._working.dtype)]
-        named: dict[str, torch.Tensor] = {}
-        for prefix, tensor in zip(SHAPED, shaped, strict=False):
-            named |= self._names.views(prefix, tensor)
-        for name, place in self._names.counted.items():
-            named[f"{COUNTED}{name}"] = self._optimizer.count_of(counts, place)
-        return named
 
 
 def _ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> list[int]:
@@ -196,19 +120,3 @@ def _ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> list[
         raise ValueError("parameters must lie unit by unit")
     offsets = [*layout.offsets, layout.size]
     return [offsets[sum(one < unit for one in of)] for unit in (*units, units.stop)]
-
-
-def _segments(
-    parameters: Mapping[str, torch.nn.Parameter],
-    places: Mapping[str, int],
-    halved: set[str],
-    ends: tuple[str, str],
-) -> Iterator[tuple[str, tuple[int, torch.Size]]]:
-    """(name in checkpoints, (first element in the stage, shape)) of each parameter, or of each of its halves."""
-    for name, parameter in parameters.items():
-        if name not in halved:
-            yield name, (places[name], parameter.shape)
-            continue
-        half = parameter.data.chunk(2, 0)[0]
-        for number, end in enumerate(ends):
-            yield name + end, (places[name] + number * half.numel(), half.shape)

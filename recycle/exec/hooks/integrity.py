@@ -1,0 +1,72 @@
+"""Hosts of a stage compare the states that some iterations begin with, by checksums in the workers' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from recycle.exec.hooks.hook import Generation, IterationHook
+from recycle.exec.leader.verified_states import Comparison, comparison
+from recycle.exec.model.checksum import layout_of
+from recycle.exec.model.stage import Stage
+from recycle.exec.protocol import Report
+from recycle.exec.worker.updates import Updates
+from recycle.ir.instruction import Instruction
+from recycle.job import Job
+
+Describe = Callable[[int, str, list[tuple[str, int, int, int]]], object]
+
+
+class StateComparison(IterationHook):
+    """The comparisons of one worker.
+
+    Args:
+        job: says when they are.
+        stages: that the worker hosts, at any time.
+        updates: of these.
+        describe: takes where the tensors of a compared state lie, as `Member.describe_state`, for events that name one.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stages: Mapping[int, Stage],
+        updates: Updates,
+        describe: Describe = lambda number, plan, tensors: None,
+    ) -> None:
+        self._job, self._stages, self._updates, self._describe = job, stages, updates, describe
+        self._described: set[tuple[int, str]] = set()
+        self._comparison: Comparison | None = None
+
+    def begin_generation(self, generation: Generation) -> None:
+        self._generation = generation
+        for stage in self._stages.values():
+            for number, part in stage.compared().items():
+                plan = generation.record.holds if part.kind == "stage" else ""  # shards are the same in all plans
+                if (number, plan) not in self._described:
+                    self._described.add((number, plan))
+                    layout = layout_of(part.tensors, part.named(part.tensors))
+                    self._describe(number, plan, [(one.name, one.first, one.elements, one.size) for one in layout])
+
+    def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
+        record = self._generation.record
+        first, verified = record.committed + 1, record.verified
+        every, before = self._job.compared_every(record.rounds), None if verified is None else verified.step
+        self._iteration, self._comparison = iteration, comparison(iteration, first, every, record.rounds, before)
+        if self._comparison is not None and iteration != first:  # the first waits for the commit that it begins with
+            self._updates.compare_in_waits(self._comparison)
+
+    def before_step(self) -> None:
+        if self._comparison is not None:
+            self._updates.compare_state(self._comparison)
+
+    def report(self, report: Report) -> Report:
+        if self._comparison is None:
+            return report
+        if self._iteration > self._generation.record.committed + 1:
+            self._generation.committed(self._iteration - 1)  # so an older state is not needed any more
+        self._updates.compare_state(self._comparison)
+        states = {number: (one.words, one.places) for number, one in self._updates.checksums().items()}
+        norms: dict[int, list[float]] = {number: [] for number in states}  # live parameters have none
+        return msgspec.structs.replace(report, norms=norms | report.norms, states=states)

@@ -1,0 +1,176 @@
+"""What a host of a stage holds where the optimizer's state is sharded: all live parameters, the state of some shards.
+
+Sum of gradients and live parameters are flat tensors of one layout, and a shard is a range of both: from where one of
+the blocks begins that norms are made of up to where another does. The state of a shard is a tensor of its own for each
+moment, made when the worker comes to own the shard and let go of when it owns it no more. After a step the parameters
+of shards that others own come from them (`GATHER_PARAMS`), and likewise at the beginning of each generation: so a step
+that is taken back is taken back on the owned shards alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+
+from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState
+from recycle.exec.transport.base import Transport
+
+
+class Shard(StatePiece, Protocol):
+    """The state of one shard."""
+
+    def publish(self) -> None:
+        """Write the live parameters that follow from the state."""
+
+
+class SumBuffer(NamedTuple):
+    """A buffer of sums of gradients, and the range of the stage's parameters that it is of.
+
+    Attributes:
+        begin: of the range.
+        size: its elements.
+        buffer: flat [at least size]; what lies behind goes with the shard that has the range's last element.
+        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
+        is_own: whether it is that of the stage's own parameters, which is summed in buckets.
+    """
+
+    begin: int
+    size: int
+    buffer: torch.Tensor
+    is_apart: bool = False
+    is_own: bool = True
+
+    def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """The part of a range of the stage's parameters, as far as it lies between two elements of the buffer."""
+        low, high = (min(max(0, bound - self.begin), self.size) for bound in (begin, end))
+        if low < high == self.size:
+            high = self.buffer.numel()
+        low, high = max(low, first), high if last is None else min(high, last)
+        return self.buffer[low : max(low, high)]
+
+
+class Shards(StateLayout):
+    """The shards of one stage on one of its hosts.
+
+    Args:
+        first: number of the stage's first shard in the whole model.
+        bounds: elements at which the shards begin, and the end of the last: [count + 1]. Where shards are of units,
+            those of one unit lie behind those of another.
+        weights: the live parameters, flat [bounds[-1]].
+        sums: of the gradients.
+        make: the initial state of the shard at a place.
+        norms: the squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`.
+        settled: called when no shard is made of the initial state any more.
+        common: places in `norms` of a range that all tensor ranks of a worker have alike.
+
+    Attributes:
+        settled: as given.
+        pieces: number in the whole model -> the state of a shard that this worker holds, in order.
+    """
+
+    kind = "shard"
+    pieces: dict[int, Shard]
+
+    def __init__(
+        self,
+        first: int,
+        bounds: Sequence[int],
+        weights: torch.Tensor,
+        sums: Sequence[SumBuffer],
+        make: Callable[[int], Shard],
+        norms: Callable[[int, int], list[float]],
+        settled: Callable[[], None] = lambda: None,
+        common: Callable[[int, int], Collection[int]] = lambda begin, end: (),
+    ) -> None:
+        self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
+        self._weights, self._sums, self.settled, self._common = weights, list(sums), settled, common
+        self.pieces = {}
+
+    @property
+    def all_numbers(self) -> range:
+        """Of the stage's shards in the whole model, whoever owns them."""
+        return range(self._first, self._first + len(self._bounds) - 1)
+
+    def own(self, numbers: Collection[int]) -> None:
+        """Hold the state of these shards of the stage too; of a new one the initial state."""
+        new = {number: self._make(number - self._first) for number in sorted(set(numbers) - self.pieces.keys())}
+        self.pieces = dict(sorted((self.pieces | new).items()))
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Free all other shards."""
+        self.pieces = {number: shard for number, shard in self.pieces.items() if number in numbers}
+
+    def units(self) -> Mapping[int, UnitState]:
+        return {}
+
+    def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
+        return {number: (shard.state_tensors(), shard.named_state) for number, shard in self.pieces.items()}
+
+    def gathered(self) -> list[torch.Tensor]:
+        return [self._weights]
+
+    def apart(self, number: int) -> list[torch.Tensor]:
+        """The state of an owned shard without live parameters, which gathers bring, flat.
+
+        In an order in which it may be copied in pieces between steps: those of an element that its others follow from
+        come first, the step counts before the moments and these before the parameters.
+        """
+        live = self._weights.untyped_storage().data_ptr()
+        apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
+        return [one.detach().view(-1) for one in reversed(apart) if one.numel()]
+
+    def gradients(self, begin: int = 0, end: int | None = None) -> list[list[torch.Tensor]]:
+        """Of each buffer of sums that the stage's hosts reduce the parts of all shards, in order.
+
+        Args:
+            begin, end: elements of the stage's own sums between which a bucket lies; other buffers are in the last one.
+        """
+        own = next(one for one in self._sums if one.is_own)
+        found = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
+        if end in (None, own.buffer.numel()):
+            others = [one for one in self._sums if not (one.is_own or one.is_apart)]
+            found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others]
+        return found
+
+    def summed(self, stage: Stage) -> list[torch.Tensor]:
+        return [part for number in self.pieces for part in self._summed(number)]
+
+    def _summed(self, number: int) -> list[torch.Tensor]:
+        return [buffer.part(*self._range(number)) for buffer in self._sums]
+
+    def _range(self, number: int) -> tuple[int, int]:
+        """The elements at which a shard begins and ends."""
+        place = number - self._first
+        return self._bounds[place], self._bounds[place + 1]
+
+    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.begin_reduce_scatter(stage.index, bucket, self.bucket(stage, bucket, buckets))
+
+    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
+        transport.reduce_scatter(stage.index, self.bucket(stage, buckets - 1, buckets))
+
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        """Of each buffer that is reduced with a bucket the parts of all shards, in order."""
+        return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
+
+    def moments(self) -> list[torch.Tensor]:
+        return [shard.state_tensors()[1] for shard in self.pieces.values()]
+
+    def weights(self) -> list[torch.Tensor]:
+        """The live parameters of all shards, in order, whoever owns them."""
+        return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
+
+    def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+        for number in self.pieces:
+            words = sum(int(part.view(torch.int64).sum().item()) for part in self._summed(number))
+            bounds = self._range(number)
+            yield number, self._norms(*bounds), self._common(*bounds), words % (1 << 64)
+
+    def publish(self) -> None:
+        """Write the live parameters of the owned shards that are complete."""
+        for number, shard in self.pieces.items():
+            if number not in self.incomplete:
+                shard.publish()

@@ -1,0 +1,236 @@
+"""A worker's loop over generations; every change of membership or plan goes through it.
+
+Whenever a generation ends a worker drops its groups and brings its stages to the iteration that the register says is
+committed: it rolls forward (the reduced gradient is still there) or takes a step back that it took too early. The next
+generation starts from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from recycle.exec.device.streams import streams_of
+from recycle.exec.hooks.evaluation import evaluation_schedule
+from recycle.exec.hooks.hook import Generation, IterationHook
+from recycle.exec.hooks.phases import Phase
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.protocol import Commit, Copied, GenerationRecord
+from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
+from recycle.exec.transport.formation import lanes_of
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.plugin import TransportPlugin
+from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.iterations import Iterations
+from recycle.exec.worker.member import GenerationOver, Member
+from recycle.exec.worker.plan_files import read_plan
+from recycle.exec.worker.updates import REHOST, Updates
+from recycle.ir.check import check, require_no_errors
+from recycle.ir.replays import Checked
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from recycle.plans.replaying import programs_of
+from recycle.shape import MicroBatch, Worker
+
+
+@dataclass(kw_only=True)
+class MainLoop:
+    """One worker process.
+
+    Args:
+        job: the job.
+        member: its side of membership.
+        hosted: its stages.
+        updates: the optimizer steps of its stages.
+        hooks: what is optional.
+        transport: opens the groups of each generation.
+        plans: folder of the run directory that plan files lie in.
+        tensor_group: that this worker's stages compute in; None without tensor parallelism.
+    """
+
+    job: Job
+    member: Member
+    hosted: Hosted
+    updates: Updates
+    hooks: Sequence[IterationHook]
+    transport: TransportPlugin
+    plans: Path
+    tensor_group: TensorGroup | None = None
+
+    def __post_init__(self) -> None:
+        self._streams = streams_of(self.transport.settings.device)
+        self._undone: int | None = None  # the step that was taken back last, until a generation forms
+
+    def run(self) -> bool:
+        """Take part in generations until the last iteration is committed; False when this worker leaves before, as it
+        was told to."""
+        while (record := self.member.next_record()) is not None:
+            self._settle(record)
+            is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
+            if is_over and self.hosted.place_held():  # a generation that formed since may have placed other stages
+                self.updates.rehost(record.committed)
+            if self.hosted.is_confirmed:
+                self._keep(record, record.commit)
+            if is_over:
+                return True
+            commit = self._live_through(record)
+            self._keep(record, commit)
+            if commit is not None and commit.finished:
+                return True
+        return False
+
+    def _keep(self, record: GenerationRecord, commit: Commit | None) -> None:
+        for hook in self.hooks:
+            hook.keep(record, commit)
+
+    def _reach(self, phase: Phase, record: GenerationRecord) -> None:
+        for hook in self.hooks:
+            hook.reach(phase, record.committed + 1)
+
+    def _settle(self, record: GenerationRecord) -> None:
+        """Roll forward or undo, so that every stage is at the committed iteration."""
+        if self.member.worker in record.joins:
+            return
+        ahead = self.updates.ahead(record.committed)
+        way = self.updates.way_to(record.committed, record.has_gone_back)
+        self.member.progress.begins(way, warms_up=way == REHOST)  # which makes stages
+        if ahead:
+            self._reach("undo", record)
+        self.updates.settle(record.committed, record.commit, record.has_gone_back)
+        for hook in self.hooks:
+            hook.go_back(record.committed)
+        if ahead:
+            self._undone = record.committed + 1
+
+    def _live_through(self, record: GenerationRecord) -> Commit | None:
+        """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
+        self._reach("acknowledge", record)
+        self.member.progress.ended()
+        self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
+        self.member.acknowledge(self._undone == record.committed + 1, self.updates.is_stale(record.committed))
+        if not self.member.permitted("form"):
+            return None
+        self._undone = None
+        self.member.progress.begins("form")
+        self._reach("form", record)
+        role = Worker.parse(record.roles[self.member.worker])
+        transport: GroupTransport | None = None
+        began = time.monotonic()
+        try:
+            schedule = read_plan(self.plans, self.member.plan, record.generation, record.plan, self.member.over)
+            disputed = [Checked(stage, MicroBatch(k, j)) for stage, k, j in record.disputed]
+            rotation = programs_of(schedule, self.job, disputed)
+            if disputed:
+                require_no_errors(check(rotation.whole, about_to_run=True))
+            self._place(record, schedule, role)
+            transport, copied = self._form(record, rotation.whole, role)
+            if self.tensor_group is not None:
+                self.tensor_group.exchange = transport.exchange
+            self.member.progress.ended()
+            self.member.formed(copied=copied)
+            if not self.member.permitted("run"):
+                return None
+            self.hosted.confirm()
+            return Iterations(
+                generation=Generation(
+                    record=record,
+                    role=role,
+                    schedule=schedule,
+                    rotation=rotation,
+                    transport=transport,
+                    commits=self.member,
+                    evaluated_by=evaluation_schedule(schedule, self.job),
+                    hosts=self.hosted.hosts(record, schedule),
+                ),
+                stages=self.hosted.stages,
+                updates=self.updates,
+                hooks=self.hooks,
+                progress=self.member.progress,
+                streams=self._streams,
+                device=self.transport.progress,
+            ).run()
+        except TransportError as error:
+            if isinstance(error, Unreachable):
+                (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
+                self.member.cut_off(peer)
+            elif transport is None:
+                expired = time.monotonic() - began >= self.job.membership.form_timeout
+                self.member.formed(str(error), expired)
+            else:
+                self.member.trouble(str(error))
+            return None
+        except GenerationOver:
+            return None
+        finally:
+            self.member.progress.begins("leave")  # until a device is idle that is behind its host
+            self.transport.end()
+            for hook in self.hooks:
+                hook.end_generation()
+            self.member.progress.ended()
+            if self.tensor_group is not None:
+                self.tensor_group.exchange = None
+
+    def _place(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> None:
+        """Host what the plan says."""
+        self.member.progress.begins("place")
+        if self.hosted.place(schedule.shape.cut, schedule.stages_of(role)):
+            self.updates.rehost(record.committed)
+        if self.hosted.take(record, schedule):
+            self.updates.reshard()
+        self.member.progress.begins("form")
+
+    def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> tuple[GroupTransport, list[Copied]]:
+        """The generation's groups, and what was copied over them."""
+        processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
+        roles = {process: Worker.parse(place) for process, place in record.roles.items()}
+        stage = next(iter(self.hosted.stages.values()), None)
+        owners, givers = self.hosted.owners(record)
+        groups = GroupsOfGeneration(
+            generation_name(record.generation),
+            role,
+            sorted(processes),
+            sum_groups(schedule),
+            ((0,), torch.float32) if stage is None else stage.message_spec(),
+            {
+                *lanes_of(schedule),
+                *((roles[copy.source], roles[copy.worker]) for copy in (*record.copies, *record.behind)),
+            },
+            processes,
+            self.member.over,
+            self._waits,
+            owners,
+            self.member.warn,
+            givers,
+        )
+        transport = self.transport.open(groups)
+        copied: list[Copied] = []
+        for copy in record.copies:
+            if self.member.worker not in (copy.source, copy.worker):
+                continue
+            self._reach("copy", record)
+            if self.member.worker == copy.source:
+                transport.send_state(roles[copy.worker], self.hosted.held(copy.first, copy.last))
+                continue
+            tensors, began = self.hosted.placed(copy.first, copy.last), time.monotonic()
+            transport.receive_state(roles[copy.source], tensors)
+            transport.settle()  # else its state might still be under way when others count on it
+            seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
+            copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
+        if self.member.worker in record.joins:
+            self.updates.joined(record.committed)
+        if self.hosted.gather(transport, record, self.member.is_stale_anywhere()):
+            self.updates.all_gathered(record.committed)
+        return transport, copied
+
+    def _waits(self, whether: bool) -> None:
+        self.member.progress.set_waiting(whether)
+        self.updates.waits(whether)
+
+
+def generation_name(generation: int) -> str:
+    """What the names of a generation's groups begin with; sorted as the generations are."""
+    return f"generation{generation:08d}"
