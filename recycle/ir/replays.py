@@ -23,9 +23,8 @@ import numpy as np
 
 from recycle.ir.columns import Flags, Ints, Rows, offsets_of
 from recycle.ir.dependencies import crossings, find
-from recycle.ir.instruction import CARRIERS, Instruction, StageWide, Transfer, is_kind
+from recycle.ir.instruction import CARRIERS, Instruction, Replay, StageWide, Transfer, is_kind
 from recycle.ir.lower import lower
-from recycle.ir.replay import Replay
 from recycle.ir.replay_places import inserted
 from recycle.ir.replay_room import that_fit
 from recycle.ir.schedule import Schedule

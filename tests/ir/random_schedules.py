@@ -18,9 +18,9 @@ from recycle.ir.instruction import (
     Forward,
     Instruction,
     OverlappedPair,
+    RedundantForward,
     Transfer,
 )
-from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.simulate import event_graph
 
 

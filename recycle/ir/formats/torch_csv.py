@@ -32,6 +32,7 @@ from recycle.ir.columns import require_few
 from recycle.ir.formats.left_out import left_out
 from recycle.ir.formats.torch_actions import (
     OLD_NOTATION,
+    TORCH_KINDS,
     Actions,
     Program,
     final_steps,
@@ -105,7 +106,7 @@ def dumps(schedule: Schedule) -> str:
     for rank, program in enumerate(programs):
         for position, one in enumerate(program):
             where = f"{one} on worker 0.{rank} (position {position})"
-            if not (one.row.in_torch or isinstance(one, OverlappedPair)):
+            if not isinstance(one, (*TORCH_KINDS, OverlappedPair)):
                 raise _refusal(where, "torch has no such action")
             if isinstance(one, Transfer) and one.peer != (peer := implied_peer(one, Worker(0, rank), home)):
                 raise _refusal(where, f"torch exchanges with the home of the neighbouring stage, worker {peer}")
