@@ -39,7 +39,7 @@ from recycle.ir.instruction import (
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
-from recycle.ir.unmet import Unmet, Why
+from recycle.ir.values import Unmet, Why
 
 
 class Cause(IntEnum):

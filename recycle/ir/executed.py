@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.chains import compute_order
-from recycle.ir.columns import Columns, Floats, Rows
+from recycle.ir.columns import Columns, Floats, Rows, compute_order
 from recycle.ir.dependencies import Dependencies, dependencies
+from recycle.ir.event_graph import event_edges
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -30,7 +30,7 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.ir.reduce_buckets import buckets_of
-from recycle.ir.simulate import Timeline, event_edges
+from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.profile import Link, Profile
 
@@ -59,7 +59,7 @@ def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     end = _with_arrivals(schedule.columns, graph, start, end)
     span = float(end.max()) if len(end) else 0.0
     source, target, _ = event_edges(schedule.columns, graph)
-    return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), span, graph)
+    return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), graph, span)
 
 
 def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Floats) -> Floats:

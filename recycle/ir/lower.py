@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recycle.ir.chains import compute_order
-from recycle.ir.columns import Columns, Flags, Rows, is_nothing, offsets_of
+from recycle.ir.columns import Columns, Flags, Rows, compute_order, is_nothing, offsets_of
 from recycle.ir.dependencies import crossings, dependencies
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import (

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recycle.ir.chains import compute_chains
-from recycle.ir.columns import Columns, Rows
+from recycle.ir.columns import Columns, Rows, compute_chains
 from recycle.ir.dependencies import find
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, ReduceBucket, WeightPart
 from recycle.ir.kinds import ValueKind, is_kind, kinds_where

@@ -14,13 +14,14 @@ import numpy as np
 
 from recycle.cut import profile_of_cut
 from recycle.ir.columns import Floats, Rows
+from recycle.ir.event_graph import event_graph
 from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, Replay, is_kind
 from recycle.ir.kinds import ValueKind
 from recycle.ir.lower import insert, lower_with_origin
 from recycle.ir.memory import TOLERANCE, activation_changes
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import event_graph, time_graph
+from recycle.ir.simulate import time_graph
 from recycle.ir.turns import Turn
 from recycle.profile import Profile
 

@@ -15,10 +15,11 @@ import numpy as np
 from recycle.ir.columns import Flags, Rows, offsets_of
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import Dependencies
+from recycle.ir.event_graph import EventGraph, event_edges, event_graph
 from recycle.ir.graph import group_edges, load_compiled
 from recycle.ir.memory import TOLERANCE
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, event_edges, event_graph, time_graph
+from recycle.ir.simulate import time_graph
 from recycle.ir.turns import ALWAYS, Turn
 from recycle.profile import Profile
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from recycle import Link, MicroBatch, Profile, Schedule, Shape, Worker
 from recycle.ir.dependencies import Cause, dependencies
+from recycle.ir.event_graph import event_graph
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -21,7 +22,6 @@ from recycle.ir.instruction import (
     RedundantForward,
     Transfer,
 )
-from recycle.ir.simulate import event_graph
 
 
 def random_schedule(rng: random.Random, most: int = 4) -> Schedule:

@@ -7,8 +7,7 @@ import pytest
 from recycle import MicroBatch, Schedule, Shape
 from recycle.ir.dependencies import Cause, Dependencies, ValueKind, crossings, dependencies, tie_groups
 from recycle.ir.instruction import parse_instruction
-from recycle.ir.unmet import Why
-from recycle.ir.values import needs
+from recycle.ir.values import Why, needs
 
 A, G = ValueKind.ACTIVATION, ValueKind.INPUT_GRADIENT
 

@@ -20,10 +20,10 @@ from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.worker.held_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
+from recycle.ir.event_graph import event_graph
 from recycle.ir.lower import with_barrier
 from recycle.ir.replays import ALWAYS
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import event_graph
 from recycle.job import Job
 from recycle.plans.replaying import rotation_of
 from recycle.shape import Worker

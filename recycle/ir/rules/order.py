@@ -11,15 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.chains import compute_order
-from recycle.ir.columns import Flags, Rows
+from recycle.ir.columns import Flags, Rows, compute_order
 from recycle.ir.dependencies import Cause
+from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
 from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
 from recycle.ir.rules.transfers import are_reported
-from recycle.ir.simulate import EventGraph, event_graph
 
 _CYCLES = 5
 """Independent cycles that are reported at most."""

@@ -19,7 +19,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
-from recycle.ir.unmet import Why
+from recycle.ir.values import Why
 
 
 @rule("redundant", "a redundant forward that could not stand in for anything")

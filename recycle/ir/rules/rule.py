@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Floats, Ints, Rows
 from recycle.ir.dependencies import Dependencies
+from recycle.ir.event_graph import EventGraph
 from recycle.ir.graph import group_edges
 from recycle.ir.instruction import (
     Backward,
@@ -36,8 +37,8 @@ from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds
 from recycle.ir.pieces import Work, is_whole, parts_of_weight, work
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, timeline_of
-from recycle.ir.unmet import Unmet, Why
+from recycle.ir.simulate import timeline_of
+from recycle.ir.values import Unmet, Why
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
 
