@@ -98,8 +98,10 @@ class Columns:
         names = (*self.FIELDS, "offsets")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
-    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
-        """The given rows in the given order, grouped by `offsets`."""
+    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64] | None = None) -> Columns:
+        """The given rows in the given order, grouped by `offsets`; of the same workers, in their order, if left out."""
+        if offsets is None:
+            offsets = offsets_of(self.worker[rows], len(self.offsets) - 1)
         taken = {name: getattr(self, name) for name in self.FIELDS}
         return Columns.from_arrays(offsets, **{name: c[rows] for name, c in taken.items() if not is_nothing(c)})
 

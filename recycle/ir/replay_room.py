@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Rows, offsets_of
+from recycle.ir.columns import Flags, Rows
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import Dependencies
 from recycle.ir.event_graph import EventGraph, event_edges, event_graph
@@ -79,7 +79,7 @@ def part_of(graph: EventGraph, kept: Flags) -> EventGraph:
     number = np.full(within.nodes, -1, dtype=np.int64)
     number[rows] = np.arange(len(rows))
     number[within.rows :] = len(rows) + np.arange(joins)
-    columns = whole.columns.take(rows, offsets_of(whole.columns.worker[rows], whole.shape.worker_count))
+    columns = whole.columns.take(rows)
     source, target = number[within.source], number[within.target]
     edges = (source >= 0) & (target >= 0)
     carried_source, carried_target = number[within.carried_source], number[within.carried_target]

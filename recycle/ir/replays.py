@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Ints, Rows, offsets_of
+from recycle.ir.columns import Flags, Ints, Rows
 from recycle.ir.dependencies import crossings, find
 from recycle.ir.instruction import CARRIERS, Instruction, Replay, StageWide, Transfer, is_kind
 from recycle.ir.lower import lower
@@ -90,7 +90,7 @@ class Rotation:
         found[at] = find(key(worker, 0, stage, micro_batch), key(c.worker[at], 0, c.stage[at], of_rows[at]))
         # A transfer is there for a turn alone if nothing that runs in any case needs the value there.
         kept = np.flatnonzero(~is_kind(c.kind, (Transfer, StageWide)) & (found < 0))
-        base = replace(self.whole, columns=c.take(kept, offsets_of(c.worker[kept], shape.worker_count)))
+        base = replace(self.whole, columns=c.take(kept))
         needed = crossings(base)
         always = key(base.columns.worker[needed.consumer], needed.value, needed.stage, needed.micro_batch)
         needs = [key(worker, need.value, stage + need.offset, micro_batch) for need in Replay.row.needs]
@@ -113,7 +113,7 @@ class Rotation:
         """
         kept = np.flatnonzero(np.append(stays, True)[self.turn_of_rows])
         c = self.whole.columns
-        columns = c.take(kept, offsets_of(c.worker[kept], self.whole.shape.worker_count))
+        columns = c.take(kept)
         turns = tuple(turn for turn, does in zip(self.turns, stays.tolist(), strict=True) if does)
         return Rotation(replace(self.whole, columns=columns), self.rounds if turns else 0, turns)
 
@@ -158,7 +158,7 @@ class Rotation:
         """The lowered schedule of an iteration."""
         kept = np.flatnonzero(np.isin(self._rounds_of_rows, (ALWAYS, self.round_of(iteration))))
         c = self.whole.columns
-        return replace(self.whole, columns=c.take(kept, offsets_of(c.worker[kept], self.whole.shape.worker_count)))
+        return replace(self.whole, columns=c.take(kept))
 
 
 def with_replays(
@@ -219,4 +219,4 @@ def _without_transfers(schedule: Schedule) -> Schedule:
     kept = np.flatnonzero(~is_kind(c.kind, Transfer))
     if len(kept) == len(c):
         return schedule
-    return replace(schedule, columns=c.take(kept, offsets_of(c.worker[kept], schedule.shape.worker_count)))
+    return replace(schedule, columns=c.take(kept))

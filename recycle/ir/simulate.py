@@ -226,11 +226,9 @@ def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
     seconds[:rows] = durations(graph.schedule, profile)
     if seconds.max(initial=0.0) > _MOST_SECONDS / max(nodes, 1):
         raise JobError(f"the times add up to more than {_MOST_SECONDS:g}: state them in another unit")
-    order, placed = graph.order, seconds[graph.order]
-    start, last = np.empty(nodes), np.empty(nodes, dtype=np.int64)
-    by_place = earliest_ranked(graph.ranked, placed, np.zeros(nodes))
-    start[order] = by_place[0]
-    last[order] = np.where(by_place[1] >= 0, order[by_place[1]], -1)
+    placed, release = seconds[graph.order], np.zeros(nodes)
+    by_place = earliest_ranked(graph.ranked, placed, release)
+    start, last = graph.ranked.by_node(*by_place, release)
     period = period_of(graph.ranked, graph.repeats, placed, *by_place) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, graph.dependencies, period)
 

@@ -128,7 +128,7 @@ class Trace:
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Trace:
         rows = np.flatnonzero(keep)
-        columns = self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count))
+        columns = self.columns.take(rows)
         kept = {name: getattr(self, name)[rows] for name in _PER_ROW}
         return replace(self, columns=columns, evaluations=None, **kept)
 
