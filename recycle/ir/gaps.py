@@ -30,7 +30,7 @@ from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import Times
 from recycle.ir.instruction import Beside, Compute, OverlappedPair, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
-from recycle.ir.memory import TOLERANCE, activation_changes, require_limits, static_bytes
+from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
@@ -235,10 +235,8 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, times: Times, limit: Floats, *, in_bytes: bool) -> _Memory:
-        c = times.schedule.columns
-        added, freed = activation_changes(times.schedule, times.profile, in_bytes=in_bytes)
-        total = np.append(0.0, np.cumsum(added - freed))
-        return cls(added, added - freed, total[1:] + freed - total[c.offsets[c.worker]], limit)
+        added, freed, before = held_before(times.schedule, times.profile, in_bytes=in_bytes)
+        return cls(added, added - freed, before + added, limit)
 
 
 def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | None) -> list[_Memory]:

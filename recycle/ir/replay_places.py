@@ -1,4 +1,5 @@
-"""Writes replays into a schedule: each into the first gap of its worker that holds it.
+"""Who replays what, and where: the work of a host is assigned to its peers and spread over iterations, and each replay
+goes into the first gap of its worker that holds it.
 
 A gap begins behind all that the replay needs and has room for an activation, in the timeline of the schedule without
 any. Where there is none the replay goes behind the worker's computing, before the stage is reduced. So all that it
@@ -7,8 +8,9 @@ needs comes before it in one order that respects every dependency.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +20,72 @@ from recycle.ir.event_graph import event_graph
 from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, Replay, is_kind
 from recycle.ir.kinds import ValueKind
 from recycle.ir.lower import insert, lower_with_origin
-from recycle.ir.memory import TOLERANCE, activation_changes
+from recycle.ir.memory import TOLERANCE, held_before
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
-from recycle.ir.turns import Turn
 from recycle.profile import Profile
+from recycle.shape import MicroBatch, Worker
 
+ALWAYS = -1
+"""The round of what runs in every iteration."""
 _MAKERS = {ValueKind.ACTIVATION: (Forward,), ValueKind.INPUT_GRADIENT: (Backward, BackwardInput)}
+
+
+class Checked(NamedTuple):
+    """What a replay checks: a stage's work on a micro-batch."""
+
+    stage: int
+    micro_batch: MicroBatch
+
+
+class Turn(NamedTuple):
+    """A replay and when it has its turn: in the iterations whose number leaves `round` when divided by the rounds."""
+
+    checked: Checked
+    worker: Worker
+    round: int
+
+
+def who_ran(schedule: Schedule) -> dict[Checked, Worker]:
+    """Who runs the forward of each stage and micro-batch."""
+    pieces, shape = work(schedule), schedule.shape
+    at = np.flatnonzero((pieces.kind == Forward.kind) & pieces.valid)
+    columns = (pieces.stage[at], pieces.micro_batch[at], pieces.worker[at])
+    workers = list(shape.workers())
+    return {
+        Checked(stage, MicroBatch(*divmod(number, shape.micro_batches))): workers[w]
+        for stage, number, w in zip(*(one.tolist() for one in columns), strict=True)
+    }
+
+
+def assigned_to_peers(schedule: Schedule, hosts: Mapping[Checked, Worker]) -> dict[Worker, list[Checked]]:
+    """Worker -> what it replays, in the order of its turns: first one of each peer, then another one of each.
+
+    Args:
+        hosts: as of `who_ran`.
+    """
+    of_host: dict[tuple[int, Worker], list[Checked]] = {}
+    for checked, host in sorted(hosts.items()):
+        of_host.setdefault((checked.stage, host), []).append(checked)
+    found: dict[Worker, list[tuple[int, Checked]]] = {}
+    of_stage = {stage: schedule.hosts(stage) for stage in {stage for stage, _ in of_host}}
+    for (stage, host), ran in of_host.items():
+        others = of_stage[stage]
+        behind = sum(other <= host for other in others)
+        peers = [other for other in (*others[behind:], *others[:behind]) if other != host]
+        for place, checked in enumerate(ran if peers else ()):
+            found.setdefault(peers[place % len(peers)], []).append((place, checked))
+    return {worker: [checked for _, checked in sorted(mine)] for worker, mine in found.items()}
+
+
+def in_turn(assigned: Mapping[Worker, Sequence[Checked]], rounds: int) -> list[Turn]:
+    """The turns of what was assigned, spread over so many iterations; by worker and round."""
+    return [
+        Turn(checked, worker, place * rounds // len(mine))
+        for worker, mine in sorted(assigned.items())
+        for place, checked in enumerate(mine)
+    ]
 
 
 def inserted(schedule: Schedule, profile: Profile, turns: Sequence[Turn]) -> Schedule:
@@ -83,9 +143,7 @@ class _Times:
         np.maximum.at(order, origin[given], place[given])
         c, held, peak = schedule.columns, [], []
         for in_bytes in (False, True):
-            added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
-            total = np.append(0.0, np.cumsum(added - freed))
-            before = total[:-1] - total[c.offsets[c.worker]]
+            added, _, before = held_before(schedule, profile, in_bytes=in_bytes)
             most = np.zeros(schedule.shape.worker_count)
             np.maximum.at(most, c.worker, before + added)
             held.append(before)
