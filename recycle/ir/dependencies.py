@@ -152,8 +152,7 @@ class _Builder:
 
     def _unmet(self) -> Unmet:
         none = [np.empty(0, dtype=np.int64)] * 5
-        columns = (np.concatenate(parts) for parts in zip(none, *self.missing, strict=True))
-        unmet = Unmet(self.shape.micro_batches, *columns)
+        unmet = Unmet(*(np.concatenate(parts) for parts in zip(none, *self.missing, strict=True)))
         return unmet.take(np.lexsort((unmet.why, unmet.row)))
 
     def crossings(self) -> Crossings:

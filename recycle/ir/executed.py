@@ -11,6 +11,7 @@ Times count from the first start. Limits: the times must be of one clock (see `f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from statistics import median_low
 from typing import NamedTuple
 
@@ -138,16 +139,14 @@ def worker_times(ran: Trace, stages: int) -> WorkerTimes:
     """What each worker took for the instructions of each stage; a W that ran in parts counts as their sum."""
     c, seconds, buckets = ran.columns, ran.end - ran.start, buckets_of(ran.columns)
     found: dict[tuple[str, int, int], float] = {}
-    for stage in range(stages):
-        of_stage = np.flatnonzero(c.stage == stage)
-        for kind, name in _NAMES.items():
-            rows = of_stage[c.kind[of_stage] == kind]
-            for worker in np.unique(ran.process[rows]).tolist():
-                found[name, stage, worker] = float(np.median(seconds[rows[ran.process[rows] == worker]]))
-        rows = of_stage[c.kind[of_stage] == WeightPart.kind]
+    for stage, kind in product(range(stages), (*_NAMES, WeightPart.kind)):
+        rows = np.flatnonzero((c.stage == stage) & (c.kind == kind))
         for worker in np.unique(ran.process[rows]).tolist():
-            mean = float(seconds[rows[ran.process[rows] == worker]].mean())
-            found.setdefault(("backward_weight", stage, worker), buckets * mean)
+            took = seconds[rows[ran.process[rows] == worker]]
+            if kind == WeightPart.kind:
+                found.setdefault(("backward_weight", stage, worker), buckets * float(took.mean()))
+            else:
+                found[_NAMES[kind], stage, worker] = float(np.median(took))
     return found
 
 

@@ -8,7 +8,7 @@ transfers one at a time, unbuffered, then never deadlocks, and no lane is ever o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -131,29 +131,25 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
         worker, place, stage, bucket = bucket_starts(schedule)
         begins = {"kind": np.full(len(stage), ReduceBucket.kind), "stage": stage, "bucket": bucket}
         schedule, came_from = insert(schedule, worker, place, begins)
-    ends = [
-        (w, cls.kind, stage)
-        for w, worker in enumerate(schedule.shape.workers())
-        if worker not in schedule.failed
-        for cls in implied_kinds()
-        for stage in sorted(schedule.placement[w], reverse=True)
-    ]
-    worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
-    lowered, rows = insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
+    lowered, rows = _at_the_ends(schedule, implied_kinds())
     return lowered, np.append(came_from, -1)[rows]
 
 
 def add_gathers(schedule: Schedule) -> tuple[Schedule, Rows]:
     """End each live worker's program with a GATHER_PARAMS for each stage it hosts, last stage first."""
-    hosted = [
-        (w, stage)
+    return _at_the_ends(schedule, (GatherParameters,))
+
+
+def _at_the_ends(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tuple[Schedule, Rows]:
+    ends = [
+        (w, cls.kind, stage)
         for w, worker in enumerate(schedule.shape.workers())
         if worker not in schedule.failed
+        for cls in classes
         for stage in sorted(schedule.placement[w], reverse=True)
     ]
-    worker, stage = np.array(hosted, dtype=np.int64).reshape(-1, 2).T
-    gathers = {"kind": np.full(len(stage), GatherParameters.kind), "stage": stage}
-    return insert(schedule, worker, schedule.columns.offsets[worker + 1], gathers)
+    worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
+    return insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
 
 
 def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:

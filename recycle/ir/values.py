@@ -3,15 +3,11 @@ that nothing in a schedule meets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from recycle.ir.columns import Rows
+from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import Compute, Instruction, OverlappedPair, Transfer
 from recycle.ir.kinds import Origin, ValueKind
 from recycle.shape import MicroBatch
@@ -72,26 +68,16 @@ class Why(IntEnum):
     """a step without a reduce of its stage on the same worker, or another kind without the one that it follows"""
 
 
-class Missing(NamedTuple):
-    """A need that nothing meets: of row `row`, for value `value` (None for NO_PREDECESSOR)."""
-
-    row: int
-    why: Why
-    value: Value | None
-
-
 @dataclass(frozen=True, eq=False)
 class Unmet:
-    """All needs that nothing meets, as columns, because a broken file may have millions: iterating makes `Missing`.
+    """All needs that nothing meets, as columns, because a broken file may have millions.
 
     Attributes:
-        per_pipeline: m, the micro-batches of a pipeline.
-        row, why: as in `Missing`.
-        value: `ValueKind` of what is missing, -1 where `Missing.value` is None.
+        row: which needs something; why: what is wrong, a `Why`.
+        value: `ValueKind` of what is missing, -1 for NO_PREDECESSOR.
         stage, micro_batch: who would make it; the micro-batch as global id.
     """
 
-    per_pipeline: int
     row: Rows
     why: Rows
     value: Rows
@@ -101,21 +87,9 @@ class Unmet:
     def __len__(self) -> int:
         return len(self.row)
 
-    def __iter__(self) -> Iterator[Missing]:
-        return map(self.at, range(len(self)))
-
-    def at(self, place: int) -> Missing:
-        """The entry in one place."""
-        value = None
-        if self.value[place] >= 0:
-            micro_batch = MicroBatch(*divmod(int(self.micro_batch[place]), self.per_pipeline))
-            value = Value(ValueKind(int(self.value[place])), int(self.stage[place]), micro_batch)
-        return Missing(int(self.row[place]), Why(int(self.why[place])), value)
-
-    def take(self, places: Rows | npt.NDArray[np.bool_]) -> Unmet:
+    def take(self, places: Rows | Flags) -> Unmet:
         """The entries in these places."""
-        columns = (column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch))
-        return Unmet(self.per_pipeline, *columns)
+        return Unmet(*(column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch)))
 
     def with_reason(self, why: Why) -> Unmet:
         """The entries with this reason."""

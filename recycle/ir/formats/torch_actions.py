@@ -39,7 +39,7 @@ from recycle.ir.instruction import (
 from recycle.ir.schedule import Placement, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
-TORCH_KINDS = (
+TORCH_KINDS: tuple[type[Instruction], ...] = (
     *(Forward, Backward, BackwardInput, BackwardWeight, ReduceGradients),
     *(end for ends in CARRIERS.values() for end in ends),
 )

@@ -97,6 +97,9 @@ class Place:
     count: int
 
 
+Tells = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
+
+
 @dataclass(frozen=True, eq=False)
 class Defect:
     """One way in which a schedule breaks a rule, as columns with an entry for each time that it does.
@@ -121,7 +124,7 @@ class Defect:
     where: Flags | None = None
     per: Rows | Ints | None = None
     more: str = ""
-    tells: Mapping[str, npt.NDArray[Any] | Callable[[Place], object]] = field(default_factory=dict)
+    tells: Tells = field(default_factory=dict)
 
     def told(self) -> tuple[Rows, Rows]:
         """(entry, entries that it stands for) of each finding."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Rows
+from recycle.ir.columns import Flags, Ints, Rows
 from recycle.ir.dependencies import find
 from recycle.ir.instruction import (
     CARRIERS,
@@ -29,9 +28,9 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
-from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, firsts, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
 from recycle.ir.values import Unmet, Why
-from recycle.shape import Worker
+from recycle.shape import MicroBatch, Worker
 
 
 def are_reported(inspection: Inspection, rows: Rows) -> Flags:
@@ -121,23 +120,6 @@ def _examined(inspection: Inspection) -> _TransferExamination:
     return examination
 
 
-@dataclass(frozen=True)
-class _Values:
-    """What some transfers carry or some instructions wait for, as columns.
-
-    Attributes:
-        kind: `ValueKind`.
-        stage, micro_batch: who makes it, -1 or P * V where there is no such stage; the micro-batch as global id.
-    """
-
-    kind: Rows
-    stage: Rows
-    micro_batch: Rows
-
-    def take(self, places: Rows | Flags) -> _Values:
-        return _Values(self.kind[places], self.stage[places], self.micro_batch[places])
-
-
 _CONSUMER = np.array([-receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
 """`ValueKind` -> where a transfer brings such a value: the stage, relative to that which makes it."""
 _CARRIED, _MAKER = (np.zeros(MOST_KINDS, dtype=np.int64) for _ in range(2))
@@ -159,28 +141,52 @@ class _TransferExamination:
         self.inspection, self.shape = inspection, inspection.schedule.shape
         self.columns = inspection.schedule.columns
         self.found: dict[str, list[Defect]] = {}
-        self._reported = np.zeros((len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches), np.bool_)
+        self._span = (self.shape.stages + 2) * self.shape.global_micro_batches
+        self._reported = np.zeros(len(CARRIERS) * self._span, np.bool_)
         if inspection.has_transfers:
             self._examine()
 
-    def values(self, rows: Rows) -> _Values:
+    def values(self, rows: Rows) -> Rows:
         """What the transfers in given rows carry."""
         kind, pieces = self.columns.kind[rows], self.inspection.pieces
-        return _Values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
+        return self._values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
 
-    def are_reported(self, values: _Values) -> Flags:
+    def _values(self, kind: Rows, stage: Rows, micro_batch: Rows) -> Rows:
+        """Values as one number each.
+
+        Args:
+            kind: `ValueKind`.
+            stage, micro_batch: who makes it, -1 or P * V where there is no such stage; the micro-batch as global id.
+        """
+        return kind * self._span + (stage + 1) * self.shape.global_micro_batches + micro_batch
+
+    def _read(self, value: int, onward: bool = False) -> tuple[ValueKind, int, MicroBatch]:
+        """(kind, the stage that makes it, or `onward` the one that needs it, micro-batch) of a value."""
+        kind, rest = divmod(int(value), self._span)
+        stage, micro_batch = divmod(rest, self.shape.global_micro_batches)
+        return ValueKind(kind), stage - 1 + int(_CONSUMER[kind]) * onward, self.inspection.micro_batch(micro_batch)
+
+    def _runs_at(self, values: Rows, onward: bool) -> Rows:
+        """The kind and the cell that makes each value, or `onward` the one that needs it, as one number; -1 where the
+        model has no such stage."""
+        kind, rest = np.divmod(values, self._span)
+        cell = rest + (_CONSUMER[kind] * onward - 1) * self.shape.global_micro_batches
+        cells = self.inspection.cells
+        return np.where((cell >= 0) & (cell < cells), kind * cells + cell, -1)
+
+    def are_reported(self, values: Rows) -> Flags:
         """Whether a defect of each value is reported, or its producer or consumer has one from which others follow."""
-        reported: Flags = self._reported[values.kind, values.stage + 1, values.micro_batch]
+        reported: Flags = self._reported[values]
         for onward in (False, True):
-            cells = self._cells(values, onward)
-            reported = reported | ((cells >= 0) & self.inspection.broken[cells])
+            at = self._runs_at(values, onward)
+            reported = reported | ((at >= 0) & self.inspection.broken[at % self.inspection.cells])
         return reported
 
     def _examine(self) -> None:
         inspection, c, pieces = self.inspection, self.columns, self.inspection.pieces
         rows = np.flatnonzero(is_kind(pieces.kind, Transfer) & pieces.valid)  # a transfer's row is its piece
         gone = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
-        self._mark(self.values(rows[gone]))
+        self._reported[self.values(rows[gone])] = True
         rows = rows[~gone]
         self._to_itself(rows[c.peer[rows] == c.worker[rows]])
         self._twice(rows)
@@ -199,20 +205,11 @@ class _TransferExamination:
         self._untransferred()
         self._unused(np.sort(receives))
 
-    def _keys(self, values: _Values) -> Rows:
-        """Each value as one number."""
-        stage = values.kind * (self.shape.stages + 2) + values.stage + 1
-        return stage * self.shape.global_micro_batches + values.micro_batch
-
-    def _mark(self, values: _Values) -> None:
-        self._reported[values.kind, values.stage + 1, values.micro_batch] = True
-
-    def _fresh(self, values: _Values) -> Rows:
+    def _fresh(self, values: Rows) -> Rows:
         """The places of the values that are not reported already, each value once; they are reported then."""
         fresh = np.flatnonzero(~self.are_reported(values))
-        kept = values.take(fresh)
-        self._mark(kept)
-        return fresh[np.sort(firsts(self._keys(kept))[1])]
+        self._reported[values[fresh]] = True
+        return fresh[np.sort(firsts(values[fresh])[1])]
 
     def _report(self, code: str, defect: Defect) -> None:
         self.found.setdefault(code, []).append(defect)
@@ -246,18 +243,12 @@ class _TransferExamination:
         hint, first = "move the send to the worker that runs its producer", self._first_row(values)
         self._report("not-made-here", Defect(message, hint, rows, others=first, tells={"maker": maker}))
 
-    def _given(self, unmet: Unmet) -> tuple[Rows, _Values]:
+    def _given(self, unmet: Unmet) -> tuple[Rows, Rows]:
         """The given rows that miss a value which is not reported yet, and that value."""
         unmet = unmet.take(self.inspection.origin[unmet.row] >= 0)
-        values = _Values(unmet.value, unmet.stage, unmet.micro_batch)
+        values = self._values(unmet.value, unmet.stage, unmet.micro_batch)
         fresh = self._fresh(values)
-        return self.inspection.origin[unmet.row[fresh]], values.take(fresh)
-
-    def _cells(self, values: _Values, onward: bool) -> Rows:
-        """The cell that makes each value, or `onward` the one that needs it; -1 where there is no such stage."""
-        stage = values.stage + _CONSUMER[values.kind] * onward
-        inside = (stage >= 0) & (stage < self.shape.stages)
-        return np.where(inside, stage * self.shape.global_micro_batches + values.micro_batch, -1)
+        return self.inspection.origin[unmet.row[fresh]], values[fresh]
 
     @cached_property
     def _runs(self) -> tuple[Rows, Rows]:
@@ -267,38 +258,36 @@ class _TransferExamination:
         keys = [value * cells + self.inspection.cell[these] for value, these in zip(_SIDES, found, strict=True)]
         return np.concatenate(keys), pieces.row[np.concatenate(found)]
 
-    def _run_keys(self, values: _Values, onward: bool) -> Rows:
-        cells = self._cells(values, onward)
-        return np.where(cells >= 0, values.kind * self.inspection.cells + cells, -1)
-
-    def _first_row(self, values: _Values, onward: bool = False) -> Rows:
+    def _first_row(self, values: Rows, onward: bool = False) -> Rows:
         """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
+        if not len(values):  # as in nearly every schedule, where nothing need be sorted
+            return values
         keys, rows = self._runs
-        return np.append(rows, -1)[find(keys, self._run_keys(values, onward))]
+        return np.append(rows, -1)[find(keys, self._runs_at(values, onward))]
 
-    def _is_run_by(self, workers: Rows, values: _Values, onward: bool = False) -> Flags:
+    def _is_run_by(self, workers: Rows | Ints, values: Rows, onward: bool = False) -> Flags:
         """Whether each of the workers makes the value, or `onward` needs it."""
         keys, rows = self._runs
         count = self.shape.worker_count
-        wanted = self._run_keys(values, onward)
+        wanted = self._runs_at(values, onward)
         return (wanted >= 0) & np.isin(wanted * count + workers, keys * count + self.columns.worker[rows])
 
     def _lacking(self, code: str, verb: str, rows: Rows) -> None:
         """Report transfers whose other end is missing."""
         rows = rows[self._fresh(self.values(rows))]
         values, onward = self.values(rows), code == "unreceived"
-        stages, peers = values.stage + _CONSUMER[values.kind] * onward, self.columns.peer[rows]
+        peers = self.columns.peer[rows]
 
         def peer(place: Place) -> Worker:
             return self.shape.worker_at(peers[place.index])
 
         def remedy(place: Place) -> str:
-            end, stage = CARRIERS[ValueKind(values.kind[place.index])][onward], int(stages[place.index])
+            kind, stage, micro_batch = self._read(values[place.index], onward)
+            end = CARRIERS[kind][onward]
             receives = issubclass(end, Receive)
             if not 0 <= stage < self.shape.stages:
                 needs, this = ("needs", "send") if receives else ("makes", "receive")
                 return f"no stage {needs} this value: remove the {this}"
-            micro_batch = self.inspection.micro_batch(values.micro_batch[place.index])
             worker = self.shape.worker_at(self.columns.worker[rows[place.index]])
             where = "before its consumer" if receives else "behind its producer"
             return f"add {stage}{end.token}{micro_batch}@{worker} to worker {peer(place)} {where}"
@@ -310,12 +299,13 @@ class _TransferExamination:
     def _mismatched(self, sends: Rows, receives: Rows) -> None:
         """Both ends of one value, which do not match."""
         c = self.columns
-        sent, received = self._keys(self.values(sends)), self._keys(self.values(receives))
-        _, first_send, first_receive = np.intersect1d(sent, received, return_indices=True)
+        _, first_send, first_receive = np.intersect1d(self.values(sends), self.values(receives), return_indices=True)
         sends, receives = sends[first_send], receives[first_receive]
         fresh = self._fresh(self.values(sends))
         sends, receives = sends[fresh], receives[fresh]
         values = self.values(sends)
+        if not len(values):
+            return
         # The end that disagrees with where the value is made and needed is the wrong one.
         is_needed = self._is_run_by(c.worker[receives], values, onward=True)
         send_fits = self._is_run_by(c.worker[sends], values)
@@ -334,18 +324,16 @@ class _TransferExamination:
     def _untransferred(self) -> None:
         rows, values = self._given(self.inspection.graph.missing.with_reason(Why.NOT_RECEIVED))
 
-        def ends(place: Place) -> tuple[str, ...]:
-            return tuple(end.token for end in CARRIERS[ValueKind(values.kind[place.index])])
+        def lacks(place: Place) -> str:
+            _, stage, micro_batch = self._read(values[place.index])
+            where = f" on worker {place.others[0].worker}" if place.others else ""
+            return f"what stage {stage} makes of micro-batch {micro_batch}{where}"
 
-        tells = {
-            "stage": values.stage,
-            "micro_batch": lambda place: self.inspection.micro_batch(values.micro_batch[place.index]),
-            "where": lambda place: f" on worker {place.others[0].worker}" if place.others else "",
-            "ends": ends,
-        }
-        message = (
-            "it needs what stage {stage} makes of micro-batch {micro_batch}{where}, and no transfer brings it here"
-        )
+        def ends(place: Place) -> tuple[str, ...]:
+            return tuple(end.token for end in CARRIERS[self._read(values[place.index])[0]])
+
+        tells: Tells = {"lacks": lacks, "ends": ends}
+        message = "it needs {lacks}, and no transfer brings it here"
         hint, first = "add a {ends[0]} there and a {ends[1]} here", self._first_row(values)
         self._report("no-transfer", Defect(message, hint, rows, others=first, tells=tells))
 
