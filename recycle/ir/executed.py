@@ -30,7 +30,7 @@ from recycle.ir.instruction import (
     OverlappedPair,
     WeightPart,
 )
-from recycle.ir.reduce_buckets import buckets_of
+from recycle.ir.lower import buckets_of
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.profile import Link, Profile

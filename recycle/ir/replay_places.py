@@ -109,46 +109,22 @@ def inserted(schedule: Schedule, profile: Profile, turns: Sequence[Turn]) -> Sch
     return insert(schedule, workers[by_place], before[by_place], added)[0]
 
 
-@dataclass(frozen=True)
-class _Times:
-    """When the rows of a schedule run without replays.
-
-    Attributes:
-        start, end: seconds.
-        order: place of each row in one order of all that respects every dependency.
-        held: activations, and bytes of activations, that its worker holds before each row, [2, rows].
-        peak: the most that each worker ever holds, [2, workers].
-    """
-
-    start: Floats
-    end: Floats
-    order: Rows
-    held: Floats
-    peak: Floats
-
-    @classmethod
-    def of(cls, schedule: Schedule, profile: Profile) -> _Times:
-        lowered, origin = lower_with_origin(schedule)
-        graph = event_graph(lowered)
-        timeline = time_graph(graph, profile)
-        rows = len(lowered.columns)
-        rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
-        rank[graph.order] = np.arange(len(graph.order))
-        place = np.empty(rows, dtype=np.int64)
-        place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
-        given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
-        start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
-        np.minimum.at(start, origin[given], timeline.start[given])
-        np.maximum.at(end, origin[given], timeline.end[given])
-        np.maximum.at(order, origin[given], place[given])
-        c, held, peak = schedule.columns, [], []
-        for in_bytes in (False, True):
-            added, _, before = held_before(schedule, profile, in_bytes=in_bytes)
-            most = np.zeros(schedule.shape.worker_count)
-            np.maximum.at(most, c.worker, before + added)
-            held.append(before)
-            peak.append(most)
-        return cls(start, end, order, np.array(held), np.array(peak))
+def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
+    """(start, end, place in one order of all that respects every dependency) of each row, without replays."""
+    lowered, origin = lower_with_origin(schedule)
+    graph = event_graph(lowered)
+    timeline = time_graph(graph, profile)
+    rows = len(lowered.columns)
+    rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
+    rank[graph.order] = np.arange(len(graph.order))
+    place = np.empty(rows, dtype=np.int64)
+    place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+    given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
+    start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
+    np.minimum.at(start, origin[given], timeline.start[given])
+    np.maximum.at(end, origin[given], timeline.end[given])
+    np.maximum.at(order, origin[given], place[given])
+    return start, end, order
 
 
 @dataclass(frozen=True)
@@ -157,7 +133,7 @@ class _Candidates:
 
     Attributes:
         rows: in order. last: behind all computing; the replay goes there where no gap holds it.
-        idle: when the worker is idle before each. start, order: of each, as in `_Times`.
+        idle: when the worker is idle before each. start, order: of each, as of `_times_without`.
     """
 
     rows: Rows
@@ -172,13 +148,18 @@ class _Places:
 
     def __init__(self, schedule: Schedule, profile: Profile) -> None:
         self._schedule, self._profile, self._shape = schedule, profile, schedule.shape
-        self._times = _Times.of(schedule, profile)
-        self._beside = is_kind(schedule.columns.kind, Beside)
-        self._reduces = is_kind(schedule.columns.kind, ReduceGradients)
+        self._start, self._end, self._order = _times_without(schedule, profile)
+        c, shape = schedule.columns, schedule.shape
+        self._beside, self._reduces = is_kind(c.kind, Beside), is_kind(c.kind, ReduceGradients)
         self._of: dict[tuple[int, int], _Candidates] = {}
-        shape = schedule.shape
         self._seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
+        # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
         self._weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
+        held = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
+        self._held = np.array([before for _, _, before in held])
+        self._peak = np.zeros((len(held), shape.worker_count))
+        for peak, (added, _, before) in zip(self._peak, held, strict=True):
+            np.maximum.at(peak, c.worker, before + added)
 
     def find(self, turns: Sequence[Turn], workers: Rows, stage: Rows, micro_batch: Rows) -> Rows:
         """The row that each replay comes before."""
@@ -204,22 +185,22 @@ class _Places:
 
     def _candidates(self, w: int, stage: int) -> _Candidates:
         if (w, stage) not in self._of:
-            c, times = self._schedule.columns, self._times
+            c = self._schedule.columns
             first, end = (int(offset) for offset in c.offsets[w : w + 2])
-            holds = times.held[:, first:end].T + self._weights[:, stage] <= times.peak[:, w] * (1 + TOLERANCE)
+            holds = self._held[:, first:end].T + self._weights[:, stage] <= self._peak[:, w] * (1 + TOLERANCE)
             fits = holds.all(axis=1) & ~self._beside[first:end]
             until = self._reduces[first:end] & (c.stage[first:end] == stage)
-            ends = np.where(self._beside[first:end], 0.0, times.end[first:end])
+            ends = np.where(self._beside[first:end], 0.0, self._end[first:end])
             idle = np.append(0.0, np.maximum.accumulate(ends))
             last = int(until.argmax()) if until.any() else end - first
             at = np.flatnonzero(fits[:last])
             rows = first + at
-            self._of[w, stage] = _Candidates(rows, idle[at], times.start[rows], times.order[rows], first + last)
+            self._of[w, stage] = _Candidates(rows, idle[at], self._start[rows], self._order[rows], first + last)
         return self._of[w, stage]
 
     def _ready(self, workers: Rows, stage: Rows, micro_batch: Rows) -> tuple[Floats, Rows]:
         """(when all that each replay needs is there, the last place in the order that has some of it made)."""
-        pieces, shape, times = work(self._schedule), self._shape, self._times
+        pieces, shape = work(self._schedule), self._shape
         ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
         for need in Replay.row.needs:
             makers = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
@@ -231,6 +212,6 @@ class _Places:
             maker, receiver = made[there], workers[there]
             sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
             way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
-            ready[there] = np.maximum(ready[there], times.end[maker] + np.where(sender == receiver, 0.0, way))
-            behind[there] = np.maximum(behind[there], times.order[maker])
+            ready[there] = np.maximum(ready[there], self._end[maker] + np.where(sender == receiver, 0.0, way))
+            behind[there] = np.maximum(behind[there], self._order[maker])
         return ready, behind

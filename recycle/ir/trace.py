@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats, Ints, Rows, offsets_of
 from recycle.ir.instruction import GatherParameters, Instruction, Transfer, parse_instruction
-from recycle.ir.reduce_buckets import buckets_of
+from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Placement, Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
