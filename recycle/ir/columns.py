@@ -18,16 +18,12 @@ import numpy.typing as npt
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import (
     Beside,
-    Compute,
-    ComputePart,
     Instruction,
     OverlappedPair,
     Receive,
     ReduceBucket,
     ReduceGradients,
     Send,
-    StagePart,
-    StageWide,
     Transfer,
     is_kind,
 )
@@ -165,25 +161,18 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
     """The columns of an instruction; raises TypeError, ValueError or AttributeError where it is not a whole one."""
     kind = int(instruction.kind)
-    if isinstance(instruction, Compute):
-        pipeline, place = instruction.micro_batch
-        bucket = index(instruction.bucket) if isinstance(instruction, ComputePart) else -1
-        return (kind, index(instruction.stage), index(pipeline), index(place), -1, -1, -1, -1, bucket)
+    if isinstance(instruction, OverlappedPair):
+        forward, backward = instruction.forward, instruction.backward
+        of_forward = (index(forward.stage), *map(index, forward.micro_batch))
+        return (kind, *of_forward, -1, index(backward.stage), *map(index, backward.micro_batch), -1)
+    pipeline, place = getattr(instruction, "micro_batch", (-1, -1))
+    peer, bucket = -1, index(getattr(instruction, "bucket", -1))
     if isinstance(instruction, Transfer):
         with errors_as(ScheduleError):
             shape.require(instruction.peer, f"worker {worker}: {instruction}")
-        pipeline, place = instruction.micro_batch
         peer = shape.worker_index(instruction.peer)
-        return (kind, index(instruction.stage), index(pipeline), index(place), peer, -1, -1, -1, -1)
-    if isinstance(instruction, StageWide):
-        bucket = index(instruction.bucket) if isinstance(instruction, StagePart) else -1
-        return (kind, index(instruction.stage), -1, -1, -1, -1, -1, -1, bucket)
-    if isinstance(instruction, OverlappedPair):
-        forward, backward = instruction.forward, instruction.backward
-        (pipeline, place), (pipeline2, place2) = forward.micro_batch, backward.micro_batch
-        of_forward = (index(forward.stage), index(pipeline), index(place))
-        return (kind, *of_forward, -1, index(backward.stage), index(pipeline2), index(place2), -1)
-    raise TypeError
+    stage: int = index(instruction.stage)  # type: ignore[attr-defined]
+    return (kind, stage, index(pipeline), index(place), peer, -1, -1, -1, bucket)
 
 
 def _repr(value: object) -> str:

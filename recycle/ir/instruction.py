@@ -30,6 +30,7 @@ from recycle.ir.kinds import StagePart as StagePart
 from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
 from recycle.ir.kinds import is_kind as is_kind
+from recycle.ir.kinds import made as made
 from recycle.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
@@ -318,38 +319,29 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
         return _parse_pair(text, one_pipeline)
     if any(number and number.isdigit() and len(number) > DIGITS for number in match.groups()):
         raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
-    cls = kind_of_token(match[2])
-    stage = int(match[1])
-    if issubclass(cls, Part) != (match[5] is not None):
+    cls, stage = kind_of_token(match[2]), int(match[1])
+    bucket = "" if match[5] is None else f"/{match[5]}"
+    if issubclass(cls, StageWide) and (match[4] is not None or match[6] is not None):
         raise ScheduleError(
-            f"{text!r}: {cls.token} takes no bucket"
-            if match[5] is not None
-            else f"{text!r}: the bucket is missing, write for example {text}/0"
+            f"{text!r}: {cls.token} takes no micro-batch and no worker, write {stage}{cls.token}{bucket}"
         )
-    if issubclass(cls, StageWide):
-        if match[4] is not None or match[6] is not None:
-            bucket = "" if match[5] is None else f"/{match[5]}"
-            raise ScheduleError(
-                f"{text!r}: {cls.token} takes no micro-batch and no worker, write {stage}{cls.token}{bucket}"
-            )
-        return cls(stage, int(match[5])) if issubclass(cls, StagePart) else cls(stage)
-    if match[4] is None:
+    if bucket and not issubclass(cls, Part):
+        raise ScheduleError(f"{text!r}: {cls.token} takes no bucket")
+    if match[6] is not None and not issubclass(cls, Transfer):
+        raise ScheduleError(f"{text!r}: {cls.token} is local and takes no @worker")
+    if match[4] is None and not issubclass(cls, StageWide):
         raise ScheduleError(f"{text!r}: the micro-batch is missing, write for example {stage}{cls.token}0.1")
-    if match[3] is None and not one_pipeline:
+    if match[4] is not None and match[3] is None and not one_pipeline:
         raise ScheduleError(
             f"{text!r}: the pipeline of the micro-batch is missing, write for example {stage}{cls.token}0.{match[4]}"
         )
-    micro_batch = MicroBatch(int(match[3] or 0), int(match[4]))
-    if issubclass(cls, Transfer):
-        if match[6] is None:
-            raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
-        return cls(stage, micro_batch, Worker(int(match[6]), int(match[7])))
-    if match[6] is not None:
-        raise ScheduleError(f"{text!r}: {cls.token} is local and takes no @worker")
-    if issubclass(cls, ComputePart):
-        return cls(stage, micro_batch, int(match[5]))
-    assert issubclass(cls, Compute)
-    return cls(stage, micro_batch)
+    if not bucket and issubclass(cls, Part):
+        raise ScheduleError(f"{text!r}: the bucket is missing, write for example {text}/0")
+    if match[6] is None and issubclass(cls, Transfer):
+        raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
+    micro_batch = MicroBatch(int(match[3] or 0), int(match[4] or 0))
+    peer = Worker(int(match[6]), int(match[7])) if match[6] else None
+    return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(match[5] or 0))
 
 
 def _parse_pair(text: str, one_pipeline: bool) -> OverlappedPair:

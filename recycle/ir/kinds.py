@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -110,11 +110,13 @@ class Instruction:
         kind: number of its kind, its place in `KIND_CLASSES`.
         row: its kind's row.
         token: the row's.
+        operands: names of its fields, in order.
     """
 
     kind: ClassVar[int]
     row: ClassVar[InstructionKind]
     token: ClassVar[str]
+    operands: ClassVar[tuple[str, ...]]
 
     def __repr__(self) -> str:
         return str(self)
@@ -197,6 +199,11 @@ class StagePart(StageWide, Part):
         return f"{self.stage}{self.token}/{self.bucket}"
 
 
+def made(cls: type[Instruction], **operands: Any) -> Instruction:
+    """The instruction of a kind; of the operands those count that the kind has."""
+    return cls(*[operands[name] for name in cls.operands])
+
+
 KIND_CLASSES: list[type[Instruction]] = []
 """The table: class of each kind, by number. It grows when a kind is registered, so look it up when it is needed."""
 _READ: list[Any] = []
@@ -225,6 +232,7 @@ def register(row: InstructionKind) -> Callable[[C], C]:
         if len(KIND_CLASSES) == MOST_KINDS:
             raise ValueError(f"there are {MOST_KINDS} kinds already, which is the most")
         cls.kind, cls.row, cls.token = len(KIND_CLASSES), row, row.token
+        cls.operands = tuple(field.name for field in fields(cls))
         KIND_CLASSES.append(cls)
         _table_changed()
         return cls
