@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +89,21 @@ class Dependencies:
     carried_target: Rows
     missing: Unmet
     sends: Rows
+
+    @property
+    def between_rows(self) -> Rows:
+        """The edges of one iteration that lead from row to row."""
+        return np.flatnonzero((self.source < self.rows) & (self.target < self.rows))
+
+    @cached_property
+    def into_joins(self) -> Rows:
+        """The edges from rows to joins."""
+        return np.flatnonzero((self.source < self.rows) & (self.target >= self.rows))
+
+    @cached_property
+    def out_of_joins(self) -> Rows:
+        """The edges from joins to rows."""
+        return np.flatnonzero((self.source >= self.rows) & (self.target < self.rows))
 
 
 def dependencies(schedule: Schedule) -> Dependencies:

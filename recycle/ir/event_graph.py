@@ -162,7 +162,7 @@ def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[
     Args:
         row_before: for each row the one before it on its worker, -1 for none.
     """
-    out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows))
+    out = graph.out_of_joins
     out = out[is_kind(columns.kind[graph.target[out]], (ReduceGradients, ReduceBucket))]
     join, reduce = graph.source[out], graph.target[out]
     by_row = np.argsort(reduce, kind="stable")

@@ -71,11 +71,17 @@ def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Fl
     before, after = compute_order(columns)
     idle_from = np.zeros(len(end))
     idle_from[after] = end[before]
-    edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
-    edges = edges[graph.sends[graph.source[edges]] >= 0]
-    edges = edges[start[graph.target[edges]] > idle_from[graph.target[edges]]]
-    np.maximum.at(arrived, graph.source[edges], start[graph.target[edges]])
+    received, consumers = _consumed(graph)
+    waited = start[consumers] > idle_from[consumers]
+    np.maximum.at(arrived, received[waited], start[consumers[waited]])
     return arrived
+
+
+def _consumed(graph: Dependencies) -> tuple[Rows, Rows]:
+    """(receive, consumer) of each use of a transferred value."""
+    edges = graph.between_rows
+    edges = edges[graph.sends[graph.source[edges]] >= 0]
+    return graph.source[edges], graph.target[edges]
 
 
 def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Rows:
@@ -124,11 +130,8 @@ def transfer_leads(timeline: Timeline) -> Floats:
 
 
 def _transfers(timeline: Timeline) -> tuple[Rows, Rows]:
-    """(send, consumer) of each use of a transferred value."""
-    graph = timeline.dependencies
-    edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
-    edges = edges[graph.sends[graph.source[edges]] >= 0]
-    return graph.sends[graph.source[edges]], graph.target[edges]
+    receives, consumers = _consumed(timeline.dependencies)
+    return timeline.dependencies.sends[receives], consumers
 
 
 WorkerTimes = Mapping[tuple[str, int, int], float]

@@ -211,7 +211,7 @@ def _ready(times: Times) -> Floats:
     graph = times.dependencies
     computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
     ready = np.where(computes, 0.0, np.inf)
-    edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
+    edges = graph.between_rows
     edges = edges[computes[graph.target[edges]]]
     np.maximum.at(ready, graph.target[edges], times.end[graph.source[edges]])
     return ready

@@ -221,7 +221,7 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 def _last_gradients(schedule: Schedule) -> Rows:
     """The last row of each worker and stage that adds to the stage's gradients."""
     pieces = work(schedule)
-    at = np.flatnonzero(is_kind(pieces.kind, _adding()) & pieces.valid)
+    at = pieces.of(*_adding())
     host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
     order = np.lexsort((pieces.row[at], host))
     last = np.diff(host[order], append=-1) != 0
@@ -240,7 +240,7 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
     stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
     pieces, offsets = work(schedule), schedule.columns.offsets
-    at = np.flatnonzero(is_kind(pieces.kind, _adding()) & pieces.valid)
+    at = pieces.of(*_adding())
     host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
     at, host = at[host >= 0], host[host >= 0]
     is_part = pieces.kind[at] == WeightPart.kind
@@ -258,7 +258,7 @@ def buckets_of(columns: Columns) -> int:
     return int((columns.bucket + 1 + (columns.kind == ReduceBucket.kind)).max(initial=1))
 
 
-def _adding() -> tuple[type, ...]:
+def _adding() -> tuple[type[Instruction], ...]:
     return kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces)
 
 

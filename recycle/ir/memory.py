@@ -63,8 +63,8 @@ def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
     value, offset = cls.row.released_by
     pieces, micro_batches = work(schedule), schedule.shape.global_micro_batches
     key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * micro_batches + pieces.micro_batch
-    holders = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
-    makers = np.flatnonzero(is_kind(pieces.kind, kinds_where(lambda row: value in row.produces)) & pieces.valid)
+    holders = pieces.of(cls)
+    makers = pieces.of(*kinds_where(lambda row: value in row.produces))
     _, first, second = np.intersect1d(key[holders] + offset * micro_batches, key[makers], return_indices=True)
     return pieces.row[holders[first]], pieces.row[makers[second]]
 

@@ -50,7 +50,7 @@ class Turn(NamedTuple):
 def who_ran(schedule: Schedule) -> dict[Checked, Worker]:
     """Who runs the forward of each stage and micro-batch."""
     pieces, shape = work(schedule), schedule.shape
-    at = np.flatnonzero((pieces.kind == Forward.kind) & pieces.valid)
+    at = pieces.of(Forward)
     columns = (pieces.stage[at], pieces.micro_batch[at], pieces.worker[at])
     workers = list(shape.workers())
     return {
@@ -204,7 +204,7 @@ class _Places:
         ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
         for need in Replay.row.needs:
             makers = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
-            at = np.flatnonzero(is_kind(pieces.kind, _MAKERS[need.value]) & pieces.valid)
+            at = pieces.of(*_MAKERS[need.value])
             makers[pieces.stage[at], pieces.micro_batch[at]] = pieces.row[at]
             of = stage + need.offset
             made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)

@@ -132,29 +132,36 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
         others=_first_rows(inspection, whole, BackwardWeight),
     )
     incomplete = (most > 0) & (fewest == 0) & ~whole
-    cells, rows = np.flatnonzero(incomplete), _first_rows(inspection, incomplete, WeightPart)
+    at = _by_cell(inspection, incomplete, WeightPart)
 
     def absent(place: Place) -> list[int]:
-        parts = inspection.in_cell(int(cells[place.index]), WeightPart)
-        return [bucket for bucket in range(buckets) if bucket not in inspection.pieces.bucket[parts]]
+        present = inspection.pieces.bucket[at[place.index : place.index + place.count]]
+        return [bucket for bucket in range(buckets) if bucket not in present]
 
     def first(place: Place) -> str:
-        return f"{inspection.at(rows[place.index]).instruction.rsplit('/', 1)[0]}/{absent(place)[0]}"
+        part = inspection.at(inspection.pieces.row[at[place.index]]).instruction
+        return f"{part.rsplit('/', 1)[0]}/{absent(place)[0]}"
 
     yield Defect(
         f"of this W the part for bucket {{buckets}} is missing, of {buckets}",
         "add {first} on its worker, or write the W as a whole",
-        rows,
+        inspection.pieces.row[at],
+        per=inspection.cell[at],
         tells={"buckets": lambda place: listed(absent(place)), "first": first},
     )
 
 
 def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
     """In each of these cells, all of which have some, the first row of these classes."""
+    at = _by_cell(inspection, cells, *classes)
+    return inspection.pieces.row[at[firsts(inspection.cell[at])[1]]]
+
+
+def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
+    """The pieces of these classes in these cells, cell by cell, then by row."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[cells[inspection.cell[at]] & is_kind(pieces.kind[at], classes)]
-    at = at[np.lexsort((pieces.row[at], inspection.cell[at]))]
-    return pieces.row[at[firsts(inspection.cell[at])[1]]]
+    return at[np.lexsort((pieces.row[at], inspection.cell[at]))]
 
 
 @rule("missing", "a forward or backward that is not there")

@@ -21,7 +21,7 @@ from recycle.shape import MOST_BUCKETS
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """(rows, worker * stages + stage) of the stage-wide kind that stand on a host of their stage."""
     pieces = inspection.pieces
-    at = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
+    at = pieces.of(cls)
     at = at[inspection.hosts[pieces.worker[at], pieces.stage[at]]]
     return pieces.row[at], pieces.worker[at] * inspection.schedule.shape.stages + pieces.stage[at]
 
@@ -160,9 +160,8 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
 def _early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """(rows of `cls` that wait for a join, last row that the join waits for behind each), both on one worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
-    into = np.flatnonzero((graph.target >= graph.rows) & (graph.source < graph.rows))
-    out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause))
-    out = out[kind[graph.target[out]] == cls.kind]
+    into, out = graph.into_joins, graph.out_of_joins
+    out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
     workers, waiting = inspection.schedule.shape.worker_count, graph.target[out]
     joined = graph.target[into] * workers + worker[graph.source[into]]
     late = extremes(np.maximum, joined, graph.source[into], graph.source[out] * workers + worker[waiting], -1)

@@ -50,8 +50,9 @@ def order(inspection: Inspection) -> Iterator[Defect]:
 def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
     """Edges between rows of one worker that point backwards in its program, by row."""
     graph, c = inspection.graph, inspection.lowered.columns
-    rows = (graph.source < graph.rows) & (graph.target < graph.rows) & (graph.cause != Cause.TRANSFER)
-    source, target = graph.source[rows], graph.target[rows]
+    edges = graph.between_rows
+    edges = edges[graph.cause[edges] != Cause.TRANSFER]
+    source, target = graph.source[edges], graph.target[edges]
     wrong = (source > target) & (c.worker[source] == c.worker[target])
     wrong &= (inspection.origin[source] >= 0) & (inspection.origin[target] >= 0)
     source, target = source[wrong], target[wrong]

@@ -16,7 +16,6 @@ from recycle.ir.instruction import (
     ReduceGradients,
     RedundantForward,
     Replay,
-    is_kind,
 )
 from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 from recycle.ir.values import Why
@@ -33,7 +32,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     if not len(at):
         return
     key, rows, stages = _worker_and_cell(inspection), pieces.row[at], pieces.stage[at]
-    backward = np.flatnonzero(is_kind(pieces.kind, (Backward, BackwardInput)) & pieces.valid)
+    backward = pieces.of(Backward, BackwardInput)
     found = find(key[backward], key[at] - shape.global_micro_batches)
     shown_live = np.append(pieces.row[backward], len(inspection.schedule.columns))[found]
     far = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
@@ -72,7 +71,7 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     if not len(at):
         return
     key, rows = _worker_and_cell(inspection), pieces.row[at]
-    reduces = np.flatnonzero((pieces.kind == ReduceGradients.kind) & pieces.valid)
+    reduces = pieces.of(ReduceGradients)
     host = pieces.worker * stages + pieces.stage
     reduce = np.append(pieces.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
     own, again, late = _first_of(_runs_itself(inspection, key, at), _is_again(key[at]), reduce < rows)
@@ -90,7 +89,7 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
 
 def _hosted(inspection: Inspection, cls: type[Instruction]) -> Rows:
     pieces = inspection.pieces
-    at = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
+    at = pieces.of(cls)
     return at[inspection.hosted[pieces.worker[at], pieces.stage[at]]]
 
 
@@ -105,8 +104,7 @@ def _is_again(keys: Rows) -> Flags:
 
 
 def _runs_itself(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    pieces = inspection.pieces
-    return np.isin(key[at], key[(pieces.kind == Forward.kind) & pieces.valid])
+    return np.isin(key[at], key[inspection.pieces.of(Forward)])
 
 
 def _first_of(*cases: Flags) -> list[Flags]:

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from recycle.ir.columns import Flags, Floats, Ints, Rows
 from recycle.ir.dependencies import Dependencies
 from recycle.ir.event_graph import EventGraph
-from recycle.ir.graph import group_edges
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -271,7 +270,7 @@ class Inspection:
     @cached_property
     def computes(self) -> Rows:
         """Pieces of the given schedule that a micro-batch needs, inside the shape."""
-        return np.flatnonzero(is_kind(self.pieces.kind, kinds_where(lambda row: row.required)) & self.pieces.valid)
+        return self.pieces.of(*kinds_where(lambda row: row.required))
 
     @cached_property
     def cell(self) -> Rows:
@@ -282,16 +281,6 @@ class Inspection:
     def cells(self) -> int:
         """How many (stage, micro-batch) there are."""
         return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
-
-    @cached_property
-    def _by_cell(self) -> tuple[Rows, Rows]:
-        return group_edges(self.computes, self.cell[self.computes], self.cells)
-
-    def in_cell(self, cell: int, *classes: type[Instruction]) -> Rows:
-        """The pieces of these classes in one cell."""
-        offsets, pieces = self._by_cell
-        here = pieces[offsets[cell] : offsets[cell + 1]]
-        return here[is_kind(self.pieces.kind[here], classes)]
 
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
@@ -349,7 +338,7 @@ class Inspection:
     def stray_updates(self) -> Flags:
         """The given reduces and steps on a worker that does not host the stage, and those that are there already."""
         pieces, stages = self.pieces, self.schedule.shape.stages
-        at = np.flatnonzero(is_kind(pieces.kind, StageWide) & pieces.valid)
+        at = pieces.of(StageWide)
         keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
         keys = keys * (self.schedule.buckets + 1) + pieces.bucket[at]
         stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)

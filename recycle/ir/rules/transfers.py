@@ -184,7 +184,7 @@ class _TransferExamination:
 
     def _examine(self) -> None:
         inspection, c, pieces = self.inspection, self.columns, self.inspection.pieces
-        rows = np.flatnonzero(is_kind(pieces.kind, Transfer) & pieces.valid)  # a transfer's row is its piece
+        rows = pieces.of(Transfer)  # a transfer's row is its piece
         gone = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
         self._reported[self.values(rows[gone])] = True
         rows = rows[~gone]
@@ -344,7 +344,7 @@ class _TransferExamination:
             for cls in KIND_CLASSES:
                 for need in cls.row.needs if issubclass(cls, Compute) else ():
                     if (need.value, need.origin) == (value, Origin.ANY_WORKER):
-                        users = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
+                        users = pieces.of(cls)
                         needed.append(self._made_for(users, need.offset))
             mine = rows[c.kind[rows] == receive.kind]
             brought = self._made_for(mine, receive.row.needs[0].offset)
