@@ -192,6 +192,14 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
+def test_no_files_of_the_ir_need_each_other_in_a_circle_even_for_types() -> None:
+    ir = {module for module in FILES if within(module, "recycle.ir")}
+    try:
+        TopologicalSorter({module: ours(module) & ir for module in ir}).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
 @pytest.mark.parametrize("part", LAYERS)
 def test_a_part_imports_only_what_its_layer_may(part: str) -> None:
     allowed = (part, *LAYERS[part])

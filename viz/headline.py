@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, Timeline, event_graph, time_graph
+from recycle.ir.simulate import Timeline, time_graph
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lane_cache import CachedLanes

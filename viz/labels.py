@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.instruction import Backward, Beside, OverlappedPair, StageWide
-from recycle.ir.kinds import is_kind, reads_kinds, table_as_json
+from recycle.ir.kinds import is_kind, reads_kinds
 from viz.figures.time_axis import TimeUnit, time_unit
+from viz.kinds import table_as_json
 from viz.lanes import Flag, LaneTable
 
 LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.simulate import EventGraph, Timeline, event_graph
+from recycle.ir.event_graph import EventGraph, event_graph
+from recycle.ir.simulate import Timeline
 from recycle.ir.slack import slack
 from recycle.shape import Worker
 from viz.analysis.bubbles import Bubbles

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
+from recycle.ir.event_graph import durations, event_graph
 from recycle.ir.graph import earliest
 from recycle.ir.instruction import Beside, Instruction, OverlappedPair, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, durations, event_graph
+from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, away_from
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker

@@ -21,8 +21,7 @@ from recycle.ir.forward_only import forward_only as forwards_of
 from recycle.ir.lower import lower as lowered
 from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
-from recycle.ir.text_grid import DRAWN
+from recycle.ir.simulate import DRAWN, simulate
 from recycle.shape import MOST_BUCKETS, Shape
 
 

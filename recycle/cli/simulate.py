@@ -19,9 +19,8 @@ from recycle.ir.check import check
 from recycle.ir.executed import first_impossible
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, timeline_of
+from recycle.ir.simulate import DRAWN, Timeline, timeline_of
 from recycle.ir.text import words
-from recycle.ir.text_grid import DRAWN
 from recycle.shape import Worker
 
 HINTS = 3

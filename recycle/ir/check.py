@@ -13,11 +13,11 @@ import numpy as np
 
 from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError
+from recycle.ir.event_graph import EventGraph, lowered_graph
 from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.rules.rule import Severity
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph
 from recycle.profile import Profile
 from recycle.shape import Worker
 
@@ -72,7 +72,7 @@ def check(
         require_limits(limits, shape.ranks)
     if byte_limit is not None and not (isinstance(byte_limit, int | float | np.number) and byte_limit >= 0):
         raise JobError(f"byte_limit: {byte_limit!r} is not a number of bytes")
-    inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run, graph)
+    inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run, graph or lowered_graph(schedule))
     findings: list[Finding] = []
     more: dict[str, int] = {}
     for rule in all_rules():

@@ -1,4 +1,8 @@
-"""Columns: the programs of a schedule as numpy arrays, a row per instruction, which is what every hot path works on."""
+"""Columns: the programs of a schedule as numpy arrays, a row per instruction, which is what every hot path works on.
+
+Beside them the rows that follow each other without a value between them: on a worker, on a lane, where transfers are
+serial.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,15 @@ import numpy.typing as npt
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import (
-    Compute,
-    ComputePart,
+    Beside,
     Instruction,
     OverlappedPair,
-    StagePart,
-    StageWide,
+    Receive,
+    ReduceBucket,
+    ReduceGradients,
+    Send,
     Transfer,
+    is_kind,
 )
 from recycle.shape import Shape, Worker
 
@@ -88,8 +94,10 @@ class Columns:
         names = (*self.FIELDS, "offsets")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
-    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
-        """The given rows in the given order, grouped by `offsets`."""
+    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64] | None = None) -> Columns:
+        """The given rows in the given order, grouped by `offsets`; of the same workers, in their order, if left out."""
+        if offsets is None:
+            offsets = offsets_of(self.worker[rows], len(self.offsets) - 1)
         taken = {name: getattr(self, name) for name in self.FIELDS}
         return Columns.from_arrays(offsets, **{name: c[rows] for name, c in taken.items() if not is_nothing(c)})
 
@@ -153,25 +161,18 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
     """The columns of an instruction; raises TypeError, ValueError or AttributeError where it is not a whole one."""
     kind = int(instruction.kind)
-    if isinstance(instruction, Compute):
-        pipeline, place = instruction.micro_batch
-        bucket = index(instruction.bucket) if isinstance(instruction, ComputePart) else -1
-        return (kind, index(instruction.stage), index(pipeline), index(place), -1, -1, -1, -1, bucket)
+    if isinstance(instruction, OverlappedPair):
+        forward, backward = instruction.forward, instruction.backward
+        of_forward = (index(forward.stage), *map(index, forward.micro_batch))
+        return (kind, *of_forward, -1, index(backward.stage), *map(index, backward.micro_batch), -1)
+    pipeline, place = getattr(instruction, "micro_batch", (-1, -1))
+    peer, bucket = -1, index(getattr(instruction, "bucket", -1))
     if isinstance(instruction, Transfer):
         with errors_as(ScheduleError):
             shape.require(instruction.peer, f"worker {worker}: {instruction}")
-        pipeline, place = instruction.micro_batch
         peer = shape.worker_index(instruction.peer)
-        return (kind, index(instruction.stage), index(pipeline), index(place), peer, -1, -1, -1, -1)
-    if isinstance(instruction, StageWide):
-        bucket = index(instruction.bucket) if isinstance(instruction, StagePart) else -1
-        return (kind, index(instruction.stage), -1, -1, -1, -1, -1, -1, bucket)
-    if isinstance(instruction, OverlappedPair):
-        forward, backward = instruction.forward, instruction.backward
-        (pipeline, place), (pipeline2, place2) = forward.micro_batch, backward.micro_batch
-        of_forward = (index(forward.stage), index(pipeline), index(place))
-        return (kind, *of_forward, -1, index(backward.stage), index(pipeline2), index(place2), -1)
-    raise TypeError
+    stage: int = index(instruction.stage)  # type: ignore[attr-defined]
+    return (kind, stage, index(pipeline), index(place), peer, -1, -1, -1, bucket)
 
 
 def _repr(value: object) -> str:
@@ -179,3 +180,58 @@ def _repr(value: object) -> str:
     if not isinstance(value, Instruction):
         return repr(value)
     return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in fields(value))})"
+
+
+def consecutive(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+    """Edges from each row of a chain to the next; `chains` is (chain, row) of all rows, chain by chain in order."""
+    chain, rows = chains
+    same = chain[1:] == chain[:-1]
+    return rows[:-1][same], rows[1:][same]
+
+
+def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+    """(first row, last row) of each chain; `chains` as in `consecutive`."""
+    chain, rows = chains
+    return rows[np.diff(chain, prepend=-1) != 0], rows[np.diff(chain, append=-1) != 0]
+
+
+def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """(worker, row) of each compute, reduce and step: a worker runs them one after the other, in program order."""
+    rows = np.flatnonzero(~is_kind(columns.kind, Beside))
+    return columns.worker[rows].astype(np.int64), rows
+
+
+def compute_before(columns: Columns) -> Rows:
+    """For each row the last compute, reduce or step before it in its program, -1 where there is none."""
+    at = np.where(is_kind(columns.kind, Beside), -1, np.arange(len(columns)))
+    before = np.append(-1, np.maximum.accumulate(at)[:-1]) if len(at) else at
+    return np.where(before >= columns.offsets[columns.worker], before, -1)
+
+
+def sum_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """(worker, row) of each sum over hosts that a worker begins: they run one after the other, in program order."""
+    rows = np.flatnonzero(is_kind(columns.kind, (ReduceBucket, ReduceGradients)))
+    return columns.worker[rows].astype(np.int64), rows
+
+
+def compute_order(columns: Columns) -> tuple[Rows, Rows]:
+    """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
+    return consecutive(compute_chains(columns))
+
+
+def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """(lane, row) of each send: those of one directed pair of workers follow each other."""
+    rows = np.flatnonzero(is_kind(columns.kind, Send))
+    lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
+    order = np.argsort(lane, kind="stable")
+    return lane[order], rows[order]
+
+
+def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
+    """(worker, send) of each transfer end where a worker carries one transfer at a time, in program order, unbuffered.
+
+    A transfer, sent or received, is named by its send; receives without a send are passed over.
+    """
+    rows = np.flatnonzero(is_kind(columns.kind, Transfer))
+    transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)
+    return columns.worker[rows[transfer >= 0]].astype(np.int64), transfer[transfer >= 0]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ from recycle.ir.instruction import (
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
-from recycle.ir.unmet import Unmet, Why
+from recycle.ir.values import Unmet, Why
 
 
 class Cause(IntEnum):
@@ -88,6 +89,21 @@ class Dependencies:
     carried_target: Rows
     missing: Unmet
     sends: Rows
+
+    @property
+    def between_rows(self) -> Rows:
+        """The edges of one iteration that lead from row to row."""
+        return np.flatnonzero((self.source < self.rows) & (self.target < self.rows))
+
+    @cached_property
+    def into_joins(self) -> Rows:
+        """The edges from rows to joins."""
+        return np.flatnonzero((self.source < self.rows) & (self.target >= self.rows))
+
+    @cached_property
+    def out_of_joins(self) -> Rows:
+        """The edges from joins to rows."""
+        return np.flatnonzero((self.source >= self.rows) & (self.target < self.rows))
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -152,8 +168,7 @@ class _Builder:
 
     def _unmet(self) -> Unmet:
         none = [np.empty(0, dtype=np.int64)] * 5
-        columns = (np.concatenate(parts) for parts in zip(none, *self.missing, strict=True))
-        unmet = Unmet(self.shape.micro_batches, *columns)
+        unmet = Unmet(*(np.concatenate(parts) for parts in zip(none, *self.missing, strict=True)))
         return unmet.take(np.lexsort((unmet.why, unmet.row)))
 
     def crossings(self) -> Crossings:
@@ -230,8 +245,7 @@ class _Builder:
             self._key(pieces, worker[pieces], self.work.stage[pieces] + offset),
         )
         there = received >= 0
-        self._edge(row[receives[received[there]]], row[pieces[there]], Cause.DATA)
-        self._edge(row[made_by[~there]], row[pieces[~there]], Cause.DATA)
+        self._edge(row[np.where(there, np.append(receives, -1)[received], made_by)], row[pieces], Cause.DATA)
         self._miss(pieces[~there], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
@@ -244,11 +258,10 @@ class _Builder:
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], stage[sends])
         keys = self._key(receives, peer[row[receives]] * lane + worker[receives], stage[receives] + offset)
         most = len(sends) + len(receives) + 1
-        found = find(_numbered(send_keys, most), _numbered(keys, most))
-        there = found >= 0
-        self._edge(row[sends[found[there]]], row[receives[there]], Cause.TRANSFER)
-        self.sends[row[receives[there]]] = row[sends[found[there]]]
-        self._miss(receives[~there], Why.NO_SEND, value, offset)
+        sent, received, lone = _matched(sends, _numbered(send_keys, most), receives, _numbered(keys, most))
+        self._edge(row[sent], row[received], Cause.TRANSFER)
+        self.sends[row[received]] = row[sent]
+        self._miss(lone, Why.NO_SEND, value, offset)
 
     def _stage_wide(self, rows: int) -> int:
         """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration; how many nodes there are."""
@@ -270,11 +283,10 @@ class _Builder:
             if follower.row.follows is None:
                 continue
             firsts, thens = self._rows(follower.row.follows), self._rows(follower)
-            found = find(host[firsts], host[thens])
-            there = found >= 0
-            self._edge(row[firsts[found[there]]], row[thens[there]], Cause.STEP)
-            if not there.all():
-                lone = row[thens[~there]]
+            before, after, lone = _matched(firsts, host[firsts], thens, host[thens])
+            self._edge(row[before], row[after], Cause.STEP)
+            if len(lone):
+                lone = row[lone]
                 none = np.full(len(lone), -1, dtype=np.int64)
                 self.missing.append([lone, np.full(len(lone), Why.NO_PREDECESSOR, dtype=np.int64), none, none, none])
         nodes = self._buckets(all_steps + 1 + len(apart), gradients, reduces)
@@ -285,9 +297,8 @@ class _Builder:
             self.carried.append((np.full(len(begins), all_steps), row[begins]))
         else:
             self.carried.append((np.full(len(steps), commit), row[steps]))
-            stepped = find(host[steps], host[begins])
-            there = stepped >= 0
-            self.carried.append((row[steps[stepped[there]]], row[begins[there]]))
+            before, after, _ = _matched(steps, host[steps], begins, host[begins])
+            self.carried.append((row[before], row[after]))
         return nodes
 
     def _buckets(self, first: int, gradients: Rows, reduces: Rows) -> int:
@@ -315,9 +326,8 @@ class _Builder:
         of, number = np.nonzero(join >= 0)
         self._edge(row[last[of]], join[of, number], Cause.REDUCE)
         # Of several reduces of a stage on one worker, which is an error, the first one ends the sums.
-        found = find(host[reduces], host[begins])
-        there = found >= 0
-        self._edge(row[begins[there]], row[reduces[found[there]]], Cause.REDUCE)
+        ends, begun, _ = _matched(reduces, host[reduces], begins, host[begins])
+        self._edge(row[begun], row[ends], Cause.REDUCE)
         return first + len(summed)
 
     def _gathers(self, first: int, steps: Rows, begins: Rows) -> int:
@@ -330,11 +340,9 @@ class _Builder:
         self._edge(first + place, row[gathers], Cause.STEP)
         join = find(gathered, stage[steps])
         self._edge(row[steps[join >= 0]], first + join[join >= 0], Cause.STEP)
-        found = find(
-            worker[gathers] * self.shape.stages + stage[gathers], worker[begins] * self.shape.stages + stage[begins]
-        )
-        there = found >= 0
-        self.carried.append((row[gathers[found[there]]], row[begins[there]]))
+        host = worker * self.shape.stages + stage
+        before, after, _ = _matched(gathers, host[gathers], begins, host[begins])
+        self.carried.append((row[before], row[after]))
         return first + len(gathered)
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
@@ -379,6 +387,13 @@ def find(keys: Rows, wanted: Rows) -> Rows:
     order = np.argsort(keys, kind="stable")
     place = np.minimum(np.searchsorted(keys[order], wanted, side="left"), len(keys) - 1)
     return np.where(keys[order[place]] == wanted, order[place], -1)
+
+
+def _matched(first: Rows, first_keys: Rows, then: Rows, then_keys: Rows) -> tuple[Rows, Rows, Rows]:
+    """(of `first` the one with the same key as each of `then` that has one, these of `then`, the others of `then`)."""
+    found = find(first_keys, then_keys)
+    there = found >= 0
+    return first[found[there]], then[there], then[~there]
 
 
 def _numbered(keys: Rows, most: int) -> Rows:

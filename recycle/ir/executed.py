@@ -11,15 +11,16 @@ Times count from the first start. Limits: the times must be of one clock (see `f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.chains import compute_order
-from recycle.ir.columns import Columns, Floats, Rows
+from recycle.ir.columns import Columns, Floats, Rows, compute_order
 from recycle.ir.dependencies import Dependencies, dependencies
+from recycle.ir.event_graph import event_edges
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -29,8 +30,8 @@ from recycle.ir.instruction import (
     OverlappedPair,
     WeightPart,
 )
-from recycle.ir.reduce_buckets import buckets_of
-from recycle.ir.simulate import Timeline, event_edges
+from recycle.ir.lower import buckets_of
+from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.profile import Link, Profile
 
@@ -59,7 +60,7 @@ def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     end = _with_arrivals(schedule.columns, graph, start, end)
     span = float(end.max()) if len(end) else 0.0
     source, target, _ = event_edges(schedule.columns, graph)
-    return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), span, graph)
+    return Timeline(schedule, profile, start, end, _awaited(graph, source, target, end), graph, span)
 
 
 def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Floats) -> Floats:
@@ -70,11 +71,17 @@ def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Fl
     before, after = compute_order(columns)
     idle_from = np.zeros(len(end))
     idle_from[after] = end[before]
-    edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
-    edges = edges[graph.sends[graph.source[edges]] >= 0]
-    edges = edges[start[graph.target[edges]] > idle_from[graph.target[edges]]]
-    np.maximum.at(arrived, graph.source[edges], start[graph.target[edges]])
+    received, consumers = _consumed(graph)
+    waited = start[consumers] > idle_from[consumers]
+    np.maximum.at(arrived, received[waited], start[consumers[waited]])
     return arrived
+
+
+def _consumed(graph: Dependencies) -> tuple[Rows, Rows]:
+    """(receive, consumer) of each use of a transferred value."""
+    edges = graph.between_rows
+    edges = edges[graph.sends[graph.source[edges]] >= 0]
+    return graph.source[edges], graph.target[edges]
 
 
 def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Rows:
@@ -123,11 +130,8 @@ def transfer_leads(timeline: Timeline) -> Floats:
 
 
 def _transfers(timeline: Timeline) -> tuple[Rows, Rows]:
-    """(send, consumer) of each use of a transferred value."""
-    graph = timeline.dependencies
-    edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
-    edges = edges[graph.sends[graph.source[edges]] >= 0]
-    return graph.sends[graph.source[edges]], graph.target[edges]
+    receives, consumers = _consumed(timeline.dependencies)
+    return timeline.dependencies.sends[receives], consumers
 
 
 WorkerTimes = Mapping[tuple[str, int, int], float]
@@ -138,16 +142,14 @@ def worker_times(ran: Trace, stages: int) -> WorkerTimes:
     """What each worker took for the instructions of each stage; a W that ran in parts counts as their sum."""
     c, seconds, buckets = ran.columns, ran.end - ran.start, buckets_of(ran.columns)
     found: dict[tuple[str, int, int], float] = {}
-    for stage in range(stages):
-        of_stage = np.flatnonzero(c.stage == stage)
-        for kind, name in _NAMES.items():
-            rows = of_stage[c.kind[of_stage] == kind]
-            for worker in np.unique(ran.process[rows]).tolist():
-                found[name, stage, worker] = float(np.median(seconds[rows[ran.process[rows] == worker]]))
-        rows = of_stage[c.kind[of_stage] == WeightPart.kind]
+    for stage, kind in product(range(stages), (*_NAMES, WeightPart.kind)):
+        rows = np.flatnonzero((c.stage == stage) & (c.kind == kind))
         for worker in np.unique(ran.process[rows]).tolist():
-            mean = float(seconds[rows[ran.process[rows] == worker]].mean())
-            found.setdefault(("backward_weight", stage, worker), buckets * mean)
+            took = seconds[rows[ran.process[rows] == worker]]
+            if kind == WeightPart.kind:
+                found.setdefault(("backward_weight", stage, worker), buckets * float(took.mean()))
+            else:
+                found[_NAMES[kind], stage, worker] = float(np.median(took))
     return found
 
 

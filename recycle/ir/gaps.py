@@ -21,20 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
+from recycle.ir.event_graph import Times
 from recycle.ir.instruction import Beside, Compute, OverlappedPair, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
-from recycle.ir.memory import TOLERANCE, activation_changes, require_limits, static_bytes
+from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
-
-if TYPE_CHECKING:
-    from recycle.ir.simulate import Timeline
 
 
 class GapCause(IntEnum):
@@ -123,7 +121,7 @@ class Gaps:
         return list(Gaps(self.schedule, *(getattr(self, name)[places] for name in self.COLUMNS)))
 
 
-def find_gaps(timeline: Timeline, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
+def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
     """The gaps of a timeline, O(n log n) in its instructions.
 
     Args:
@@ -134,15 +132,15 @@ def find_gaps(timeline: Timeline, limits: Sequence[float] | None = None, byte_li
     Raises:
         JobError: as `memory.require_limits`.
     """
-    schedule, c = timeline.schedule, timeline.schedule.columns
+    schedule, c = times.schedule, times.schedule.columns
     if limits is not None:
         require_limits(limits, schedule.shape.ranks)
-    tolerance = timeline.makespan * TOLERANCE
-    row, start = _gaps_before_rows(timeline)
-    end = timeline.start[row]
-    made, producer, carrier = _needed(timeline, row, end)
-    ready = _ready(timeline)
-    fits, exceeds = _could_run(c, row, ready, _memories(timeline, limits, byte_limit))
+    tolerance = times.makespan * TOLERANCE
+    row, start = _gaps_before_rows(times)
+    end = times.start[row]
+    made, producer, carrier = _needed(times, row, end)
+    ready = _ready(times)
+    fits, exceeds = _could_run(c, row, ready, _memories(times, limits, byte_limit))
     ordered = _cut(np.append(ready, np.inf)[fits], start, end, tolerance)
     limited = _cut(np.append(ready, np.inf)[exceeds], start, ordered, tolerance)
     there = _cut(made, start, limited, tolerance)
@@ -158,7 +156,7 @@ def find_gaps(timeline: Timeline, limits: Sequence[float] | None = None, byte_li
         (c.worker[row].astype(np.int64), begin, stop, cause, row, np.where(begin < made, producer, carrier), could)
         for begin, stop, cause, could in pieces
     ]
-    columns = [np.concatenate(column) for column in zip(*tables, _nothing_left(timeline), strict=True)]
+    columns = [np.concatenate(column) for column in zip(*tables, _nothing_left(times), strict=True)]
     kept = np.flatnonzero(columns[2] > columns[1])
     kept = kept[np.lexsort((columns[1][kept], columns[0][kept]))]
     return Gaps(schedule, *(column[kept] for column in columns))
@@ -168,54 +166,54 @@ def _is_live(schedule: Schedule) -> Flags:
     return np.array([worker not in schedule.failed for worker in schedule.shape.workers()], dtype=np.bool_)
 
 
-def _gaps_before_rows(timeline: Timeline) -> tuple[Rows, Floats]:
+def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
     """(row, when its worker became idle) of each row that its idle worker has to wait for."""
-    c = timeline.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, Beside) & _is_live(timeline.schedule)[c.worker])
+    c = times.schedule.columns
+    rows = np.flatnonzero(~is_kind(c.kind, Beside) & _is_live(times.schedule)[c.worker])
     idle = np.zeros(len(rows))
     same = c.worker[rows[1:]] == c.worker[rows[:-1]]
-    idle[1:][same] = timeline.end[rows[:-1][same]]
-    waits = timeline.start[rows] > idle
+    idle[1:][same] = times.end[rows[:-1][same]]
+    waits = times.start[rows] > idle
     return rows[waits], idle[waits]
 
 
-def _nothing_left(timeline: Timeline) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
+def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
     """The gap of each live worker after its last instruction, as columns of `Gaps`."""
-    schedule, c = timeline.schedule, timeline.schedule.columns
+    schedule, c = times.schedule, times.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, Beside))
     idle = np.zeros(schedule.shape.worker_count)
-    np.maximum.at(idle, c.worker[rows], timeline.end[rows])
+    np.maximum.at(idle, c.worker[rows], times.end[rows])
     workers = np.flatnonzero(_is_live(schedule))
     none = np.full(len(workers), -1, dtype=np.int64)
-    over, cause = np.full(len(workers), timeline.makespan), np.full(len(workers), GapCause.NOTHING_LEFT)
+    over, cause = np.full(len(workers), times.makespan), np.full(len(workers), GapCause.NOTHING_LEFT)
     return workers, idle[workers], over, cause, none, none, none
 
 
-def _needed(timeline: Timeline, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
+def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     """(when made, row that makes it, row that brings it) of what each gap's row waited for last.
 
     What needs no bringing (a reduce, a step, a value without a transfer) is made when the gap ends.
     """
-    graph = timeline.dependencies
-    node = timeline.last[row]
-    node = np.where(node >= graph.rows, timeline.last[node], node)  # through the join of a reduce or of the commit
+    graph = times.dependencies
+    node = times.last[row]
+    node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
     producer_of = np.full(graph.nodes, -1, dtype=np.int64)
     producer_of[graph.target] = graph.source  # of a send, the only thing it needs
     send = graph.sends[node]
     producer = np.where(send >= 0, producer_of[send], -1)
     brought = producer >= 0
-    made = np.where(brought, timeline.end[producer], end)
+    made = np.where(brought, times.end[producer], end)
     return made, np.where(brought, producer, node), np.where(send >= 0, send, node)
 
 
-def _ready(timeline: Timeline) -> Floats:
+def _ready(times: Times) -> Floats:
     """When all that a compute needs is there; infinite for rows that are no compute."""
-    graph = timeline.dependencies
-    computes = is_kind(timeline.schedule.columns.kind, (Compute, OverlappedPair))
+    graph = times.dependencies
+    computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
     ready = np.where(computes, 0.0, np.inf)
-    edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
+    edges = graph.between_rows
     edges = edges[computes[graph.target[edges]]]
-    np.maximum.at(ready, graph.target[edges], timeline.end[graph.source[edges]])
+    np.maximum.at(ready, graph.target[edges], times.end[graph.source[edges]])
     return ready
 
 
@@ -236,22 +234,20 @@ class _Memory(NamedTuple):
     limit: Floats
 
     @classmethod
-    def of(cls, timeline: Timeline, limit: Floats, *, in_bytes: bool) -> _Memory:
-        c = timeline.schedule.columns
-        added, freed = activation_changes(timeline.schedule, timeline.profile, in_bytes=in_bytes)
-        total = np.append(0.0, np.cumsum(added - freed))
-        return cls(added, added - freed, total[1:] + freed - total[c.offsets[c.worker]], limit)
+    def of(cls, times: Times, limit: Floats, *, in_bytes: bool) -> _Memory:
+        added, freed, before = held_before(times.schedule, times.profile, in_bytes=in_bytes)
+        return cls(added, added - freed, before + added, limit)
 
 
-def _memories(timeline: Timeline, limits: Sequence[float] | None, byte_limit: float | None) -> list[_Memory]:
-    schedule, profile, shape = timeline.schedule, timeline.profile, timeline.schedule.shape
+def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | None) -> list[_Memory]:
+    schedule, profile, shape = times.schedule, times.profile, times.schedule.shape
     memories = []
     if limits is not None:
         per_worker = np.tile(np.array(limits, dtype=float), shape.pipelines)
-        memories.append(_Memory.of(timeline, per_worker + TOLERANCE, in_bytes=False))
+        memories.append(_Memory.of(times, per_worker + TOLERANCE, in_bytes=False))
     if byte_limit is not None:
         free = byte_limit * (1 + TOLERANCE) - np.array(static_bytes(schedule, profile))
-        memories.append(_Memory.of(timeline, free, in_bytes=True))
+        memories.append(_Memory.of(times, free, in_bytes=True))
     return memories
 
 

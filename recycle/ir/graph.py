@@ -53,9 +53,8 @@ def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release
     Returns:
         (start, last): `last` is -1 where the release decided.
     """
-    start, last = release.copy(), np.full(len(release), -1, dtype=np.int64)
-    *_, start, last = run(_earliest, len(release), order, offsets, sources, seconds, start, last)
-    return np.asarray(start, dtype=np.float64), np.asarray(last, dtype=np.int64)
+    graph = ranked(order, offsets, sources)
+    return graph.by_node(*earliest_ranked(graph, seconds[order], release[order]), release)
 
 
 class Ranked(NamedTuple):
@@ -72,10 +71,16 @@ class Ranked(NamedTuple):
     offsets: npt.NDArray[np.int32]
     sources: npt.NDArray[np.int32]
 
+    def by_node(self, start: Floats, last: Rows, release: Floats) -> tuple[Floats, Rows]:
+        """What `earliest_ranked` gives, by node; nodes without a place start at their release."""
+        starts, lasts = release.copy(), np.full(len(release), -1, dtype=np.int64)
+        starts[self.order], lasts[self.order] = start, np.where(last >= 0, self.order[last], -1)
+        return starts, lasts
+
 
 def ranked(order: Rows, offsets: Rows, sources: Rows) -> Ranked:
-    """The graph with its nodes numbered by `order`; arguments as of `earliest`, `order` of all nodes."""
-    place = np.empty(len(order), dtype=np.int64)
+    """The graph with its nodes numbered by `order`; arguments as of `earliest`."""
+    place = np.empty(len(offsets) - 1, dtype=np.int64)
     place[order] = np.arange(len(order))
     count = np.diff(offsets)[order]
     begin = np.concatenate([[0], np.cumsum(count)])
@@ -109,18 +114,6 @@ def _topological_order(offsets: Any, targets: Any, waiting: Any, order: Any) -> 
     return done
 
 
-def _earliest(order: Any, offsets: Any, sources: Any, seconds: Any, start: Any, last: Any) -> None:
-    for node in order:
-        begin = start[node]
-        for edge in range(offsets[node], offsets[node + 1]):
-            source = sources[edge]
-            ready = start[source] + seconds[source]
-            if ready > begin:
-                begin = ready
-                last[node] = source
-        start[node] = begin
-
-
 def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last: Any) -> None:
     for place in range(len(start)):
         begin = start[place]
@@ -135,7 +128,7 @@ def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last:
 
 def load_compiled() -> None:
     """Load the compiled loops, for a caller who is about to time hundreds of small graphs."""
-    load(_topological_order, _earliest, _earliest_ranked, _place)
+    load(_topological_order, _earliest_ranked, _place)
 
 
 def compile_all() -> None:
@@ -146,4 +139,3 @@ def compile_all() -> None:
     offsets, sources = group_edges(source, target, 2)
     run(_place, 1, source, target, offsets[:-1].copy(), np.empty(1, dtype=np.int64))
     earliest(order, offsets, sources, seconds, seconds)
-    earliest_ranked(ranked(order, offsets, sources), seconds, seconds)

@@ -30,6 +30,7 @@ from recycle.ir.kinds import StagePart as StagePart
 from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
 from recycle.ir.kinds import is_kind as is_kind
+from recycle.ir.kinds import made as made
 from recycle.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
@@ -44,9 +45,6 @@ _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
         required=True,
         seconds=("forward",),
         holds=True,
-        run=lambda worker, one, activation: worker.stages[one.stage].forward(one.micro_batch, activation),
-        in_torch=True,
-        paints=("forward",),
     )
 )
 class Forward(Compute):
@@ -65,10 +63,6 @@ class Forward(Compute):
         seconds=("backward_input", "backward_weight"),
         remakes=True,
         frees=lambda profile: 1.0,
-        run=lambda worker, one, gradient: worker.stages[one.stage].backward(one.micro_batch, gradient),
-        in_torch=True,
-        paints=("input", "weight"),
-        words=("backward",),
     )
 )
 class Backward(Compute):
@@ -87,10 +81,6 @@ class Backward(Compute):
         seconds=("backward_input",),
         remakes=True,
         frees=lambda profile: 1 - profile.weight_stash,
-        run=lambda worker, one, gradient: worker.stages[one.stage].backward_input(one.micro_batch, gradient),
-        in_torch=True,
-        paints=("input",),
-        words=("backward",),
     )
 )
 class BackwardInput(Compute):
@@ -108,10 +98,6 @@ class BackwardInput(Compute):
         required=True,
         seconds=("backward_weight",),
         frees=lambda profile: profile.weight_stash,
-        run=lambda worker, one: worker.stages[one.stage].backward_weight(one.micro_batch),
-        in_torch=True,
-        paints=("weight",),
-        words=("backward",),
     )
 )
 class BackwardWeight(Compute):
@@ -126,10 +112,7 @@ class BackwardWeight(Compute):
         title="forward and backward, overlapped",
         required=True,
         holds=True,
-        run=lambda worker, pair: worker.overlap(pair),
         letter="F",
-        paints=("forward",),
-        words=("pair",),
     )
 )
 @dataclass(frozen=True, slots=True, repr=False)
@@ -147,18 +130,7 @@ class OverlappedPair(Instruction):
 
 
 def _transfer(token: str, title: str, need: Need) -> InstructionKind:
-    """The row of a transfer: it carries what it needs."""
-    is_send = need.origin == Origin.SAME_WORKER
-    return InstructionKind(
-        token=token,
-        title=title,
-        needs=(need,),
-        run=lambda worker, one: worker.send(one) if is_send else worker.receive(one),
-        in_torch=True,
-        letter="",
-        paints=("communication",),
-        words=("comm",),
-    )
+    return InstructionKind(token=token, title=title, needs=(need,), letter="")
 
 
 @register(_transfer("SEND_F", "activation sent", Need(_ACTIVATION, 0, Origin.SAME_WORKER)))
@@ -195,11 +167,7 @@ class RecvGradient(Receive):
         title="reduction of the stage's gradients",
         implied=True,
         seconds=("reduce",),
-        run=lambda worker, one: worker.reduce(one.stage),
-        in_torch=True,
         letter="R",
-        paints=("optimizer",),
-        words=("reduce",),
     )
 )
 class ReduceGradients(StageWide):
@@ -218,12 +186,7 @@ class ReduceGradients(StageWide):
         required=True,
         seconds=("backward_weight",),
         frees=lambda profile: profile.weight_stash,
-        run=lambda worker, one: worker.stages[one.stage].backward_weight_part(
-            one.micro_batch, one.bucket, worker.buckets
-        ),
         letter="W",
-        paints=("weight",),
-        words=("backward", "bucket"),
     )
 )
 class WeightPart(ComputePart):
@@ -237,10 +200,7 @@ class WeightPart(ComputePart):
         token="REDUCE_BUCKET",
         title="reduction of a bucket of the stage's gradients",
         seconds=("reduce",),
-        run=lambda worker, one: worker.begin_reduce(one.stage, one.bucket),
         letter="",
-        paints=("optimizer",),
-        words=("reduce", "bucket"),
     )
 )
 class ReduceBucket(StagePart, Beside):
@@ -256,9 +216,7 @@ class ReduceBucket(StagePart, Beside):
         follows=ReduceGradients,
         implied=True,
         seconds=("step",),
-        run=lambda worker, one: worker.step(one.stage),
         letter="S",
-        paints=("optimizer",),
     )
 )
 class OptimizerStep(StageWide):
@@ -273,14 +231,56 @@ class OptimizerStep(StageWide):
         title="parameters gathered from the owners of their shards",
         follows=OptimizerStep,
         seconds=("gather",),
-        run=lambda worker, one: worker.gather(one.stage),
         letter="G",
-        paints=("optimizer",),
-        words=("gather", "shard"),
     )
 )
 class GatherParameters(StageWide):
     """`2GATHER_PARAMS`: with a sharded optimizer, stage 2's stepped parameters, each from a host that stepped them."""
+
+    __slots__ = ()
+
+
+@register(
+    InstructionKind(
+        token="R",
+        title="forward of the next stage, run again on its copy",
+        needs=(Need(_ACTIVATION, -1, Origin.SAME_WORKER),),
+        seconds=("redundant_forward",),
+        holds=True,
+        frees=lambda profile: 1 - profile.redundant_stash,
+        released_by=(_INPUT_GRADIENT, -1),
+    )
+)
+class RedundantForward(Compute):
+    """`2R1.5`: stage 2's forward of micro-batch 5 of pipeline 1 again, by the worker of stage 1, which holds a copy of
+    the stage (Bamboo).
+
+    What it makes is kept for the backward that would be wanted if the stage's own worker died, until the backward of
+    the stage before of the same micro-batch shows that it lives. Nobody else uses it, and no transfer brings its input.
+    """
+
+    __slots__ = ()
+
+
+@register(
+    InstructionKind(
+        token="REPLAY",
+        title="forward and backward of a peer, run again to check it",
+        needs=(Need(_ACTIVATION, -1), Need(_INPUT_GRADIENT, +1)),
+        seconds=("forward", "backward_input", "backward_weight"),
+        holds=True,
+        frees=lambda profile: 1.0,
+        letter="C",
+    )
+)
+class Replay(Compute):
+    """`2REPLAY1.5`: stage 2's forward and backward of micro-batch 5 of pipeline 1 again, by a peer of its host.
+
+    What goes in, the stage's input and the gradient by its output, comes from those who made it, as it came to the
+    peer. What comes out (output, gradient by the input, what the micro-batch adds to the gradients of the weights) is
+    compared with the peer's by checksums and then dropped: nobody uses it, and the state does not change. Limits: what
+    goes in wrongly is not seen here, but where it was made.
+    """
 
     __slots__ = ()
 
@@ -319,38 +319,29 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
         return _parse_pair(text, one_pipeline)
     if any(number and number.isdigit() and len(number) > DIGITS for number in match.groups()):
         raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
-    cls = kind_of_token(match[2])
-    stage = int(match[1])
-    if issubclass(cls, Part) != (match[5] is not None):
+    cls, stage = kind_of_token(match[2]), int(match[1])
+    bucket = "" if match[5] is None else f"/{match[5]}"
+    if issubclass(cls, StageWide) and (match[4] is not None or match[6] is not None):
         raise ScheduleError(
-            f"{text!r}: {cls.token} takes no bucket"
-            if match[5] is not None
-            else f"{text!r}: the bucket is missing, write for example {text}/0"
+            f"{text!r}: {cls.token} takes no micro-batch and no worker, write {stage}{cls.token}{bucket}"
         )
-    if issubclass(cls, StageWide):
-        if match[4] is not None or match[6] is not None:
-            bucket = "" if match[5] is None else f"/{match[5]}"
-            raise ScheduleError(
-                f"{text!r}: {cls.token} takes no micro-batch and no worker, write {stage}{cls.token}{bucket}"
-            )
-        return cls(stage, int(match[5])) if issubclass(cls, StagePart) else cls(stage)
-    if match[4] is None:
+    if bucket and not issubclass(cls, Part):
+        raise ScheduleError(f"{text!r}: {cls.token} takes no bucket")
+    if match[6] is not None and not issubclass(cls, Transfer):
+        raise ScheduleError(f"{text!r}: {cls.token} is local and takes no @worker")
+    if match[4] is None and not issubclass(cls, StageWide):
         raise ScheduleError(f"{text!r}: the micro-batch is missing, write for example {stage}{cls.token}0.1")
-    if match[3] is None and not one_pipeline:
+    if match[4] is not None and match[3] is None and not one_pipeline:
         raise ScheduleError(
             f"{text!r}: the pipeline of the micro-batch is missing, write for example {stage}{cls.token}0.{match[4]}"
         )
-    micro_batch = MicroBatch(int(match[3] or 0), int(match[4]))
-    if issubclass(cls, Transfer):
-        if match[6] is None:
-            raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
-        return cls(stage, micro_batch, Worker(int(match[6]), int(match[7])))
-    if match[6] is not None:
-        raise ScheduleError(f"{text!r}: {cls.token} is local and takes no @worker")
-    if issubclass(cls, ComputePart):
-        return cls(stage, micro_batch, int(match[5]))
-    assert issubclass(cls, Compute)
-    return cls(stage, micro_batch)
+    if not bucket and issubclass(cls, Part):
+        raise ScheduleError(f"{text!r}: the bucket is missing, write for example {text}/0")
+    if match[6] is None and issubclass(cls, Transfer):
+        raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
+    micro_batch = MicroBatch(int(match[3] or 0), int(match[4] or 0))
+    peer = Worker(int(match[6]), int(match[7])) if match[6] else None
+    return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(match[5] or 0))
 
 
 def _parse_pair(text: str, one_pipeline: bool) -> OverlappedPair:

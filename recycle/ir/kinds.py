@@ -3,9 +3,9 @@
 A kind is a class of instructions and a row: `@register(InstructionKind(...))` on the class enters it. What the class
 derives from says its operands: `Compute` a stage and a micro-batch, `Transfer` the other worker too, `StageWide` the
 stage alone; `ComputePart` and `StagePart` a bucket besides. The row says the rest: how it is written, what it needs and
-makes, what it costs and holds, who executes it, how the viewer draws and finds it. The built-in kinds are entered in
-`recycle.ir.instruction`; a kind of one's own is entered the same way, from any file that is imported (see
-docs/add-an-instruction.md).
+makes, what it costs and holds. The built-in kinds are entered in `recycle.ir.instruction`; a kind of one's own is
+entered the same way, from any file that is imported (see docs/add-an-instruction.md). What others add to a kind stands
+in maps of theirs: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
 
 Columns hold the number of a kind, its place in the table. Hot code looks rows up by that number: `is_kind` asks for
 classes, `per_kind` makes an array of a property of all rows.
@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
-
-if TYPE_CHECKING:
-    from recycle.ir.rules.rule import Rule
 
 MOST_KINDS = 256
 """How many kinds a column of 8 bits tells apart."""
@@ -87,21 +84,11 @@ class InstructionKind:
         frees: profile -> share of an activation that is let go at its end.
         released_by: (value, stage relative to its own) whose making, on the same worker and for the same micro-batch,
             lets go of the rest of what it holds. None: instructions of its own stage and micro-batch do, by `frees`.
-        run: (interpreter, instruction, a tensor for each need that is handed over, None beyond the model's ends) ->
-            what `produces` names first, None where that is not made. Executes it (see
-            `recycle.exec.worker.interpreter`).
-        release: (interpreter, instruction): lets go of what it holds; for `released_by`.
-        rules: rules of `check` about this kind alone.
-        in_torch: whether `torch.distributed.pipelining` has this kind, under the same token.
-        letter: how its label begins in the viewer; the token when None, no label when empty.
-        paints: names of the viewer's paints (`viz.figures.palette`), side by side; with several, what it makes is drawn
-            after each other in the order of `produces`.
-        words: what finds it in the viewer's search, beside its token.
+        letter: how its label begins in drawings; the token when None, no label when empty.
     """
 
     token: str
     title: str
-    run: Callable[..., Any]
     needs: tuple[Need, ...] = ()
     produces: tuple[ValueKind, ...] = ()
     follows: type[StageWide] | None = None
@@ -112,12 +99,7 @@ class InstructionKind:
     remakes: bool = False
     frees: Callable[[Profile], float] = lambda profile: 0.0
     released_by: tuple[ValueKind, int] | None = None
-    release: Callable[..., None] | None = None
-    rules: tuple[Rule, ...] = ()
-    in_torch: bool = False
     letter: str | None = None
-    paints: tuple[str, ...] = ("optimizer",)
-    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,11 +110,13 @@ class Instruction:
         kind: number of its kind, its place in `KIND_CLASSES`.
         row: its kind's row.
         token: the row's.
+        operands: names of its fields, in order.
     """
 
     kind: ClassVar[int]
     row: ClassVar[InstructionKind]
     token: ClassVar[str]
+    operands: ClassVar[tuple[str, ...]]
 
     def __repr__(self) -> str:
         return str(self)
@@ -215,6 +199,11 @@ class StagePart(StageWide, Part):
         return f"{self.stage}{self.token}/{self.bucket}"
 
 
+def made(cls: type[Instruction], **operands: Any) -> Instruction:
+    """The instruction of a kind; of the operands those count that the kind has."""
+    return cls(*[operands[name] for name in cls.operands])
+
+
 KIND_CLASSES: list[type[Instruction]] = []
 """The table: class of each kind, by number. It grows when a kind is registered, so look it up when it is needed."""
 _READ: list[Any] = []
@@ -243,6 +232,7 @@ def register(row: InstructionKind) -> Callable[[C], C]:
         if len(KIND_CLASSES) == MOST_KINDS:
             raise ValueError(f"there are {MOST_KINDS} kinds already, which is the most")
         cls.kind, cls.row, cls.token = len(KIND_CLASSES), row, row.token
+        cls.operands = tuple(field.name for field in fields(cls))
         KIND_CLASSES.append(cls)
         _table_changed()
         return cls
@@ -301,26 +291,3 @@ def _flags(classes: tuple[type, ...]) -> npt.NDArray[np.bool_]:
     flags = np.zeros(MOST_KINDS, dtype=np.bool_)
     flags[[cls.kind for cls in KIND_CLASSES if issubclass(cls, classes)]] = True
     return flags
-
-
-def table_as_json() -> list[dict[str, Any]]:
-    """What the viewer's JavaScript needs of the table: an object per kind, by number.
-
-    `token`, `title`, `paints` and `words` are the row's. `letter` is how a label begins, with the micro-batch behind it
-    when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds run beside computing;
-    a `pair` is a forward and a backward at once.
-    """
-    return [
-        {
-            "token": cls.token,
-            "title": cls.row.title,
-            "letter": cls.token if cls.row.letter is None else cls.row.letter,
-            "numbered": not issubclass(cls, Transfer | StageWide),
-            "homed": not issubclass(cls, StageWide),
-            "transfer": issubclass(cls, Beside),
-            "pair": cls.token == ";",
-            "paints": list(cls.row.paints),
-            "words": list(cls.row.words),
-        }
-        for cls in KIND_CLASSES
-    ]

@@ -1,34 +1,44 @@
 """Lowering: a compute-only order -> the same order with sends, receives, reduces and steps.
 
 Small passes, each of which does nothing where its instructions are there already. All are pure functions of the order.
-Where reduces go in buckets, the last W's are cut first (see `recycle.ir.reduce_buckets`). SEND goes right after its
-producer and RECV before its consumer, such that all transfers follow one global order; a worker that carries its
-transfers one at a time, unbuffered, then never deadlocks, and no lane is ever out of step between its two ends.
+SEND goes right after its producer and RECV before its consumer, such that all transfers follow one global order; a
+worker that carries its transfers one at a time, unbuffered, then never deadlocks, and no lane is ever out of step
+between its two ends.
+
+Where a stage's gradients are reduced in buckets, a bucket is whole when the last W of the stage has computed its
+weights. So of the last instructions of a stage on a worker, those W's behind which the worker computes nothing else for
+the stage and nothing between them, each is cut into its parts for the buckets, and these run bucket by bucket, all
+parts for bucket 0 first. While the later parts run, the earlier buckets are summed. A B at the end is taken for its I
+and W. The gradients are the same bits: each weight is still added to in the order of the
+micro-batches. Limits: where an overlapped pair comes last nothing is cut, and the buckets begin behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from recycle.ir.chains import compute_order
-from recycle.ir.columns import Columns, Flags, Rows, is_nothing, offsets_of
-from recycle.ir.dependencies import crossings, dependencies
+from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, offsets_of
+from recycle.ir.dependencies import crossings, dependencies, find
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import (
     CARRIERS,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
     GatherParameters,
     Instruction,
     OptimizerStep,
     Part,
     ReduceBucket,
     Transfer,
+    WeightPart,
     is_kind,
 )
-from recycle.ir.kinds import kinds_where
-from recycle.ir.reduce_buckets import bucket_starts, cut_last_weights
+from recycle.ir.kinds import ValueKind, kinds_where
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 
 _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
@@ -48,7 +58,7 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     origin = np.arange(len(schedule.columns), dtype=np.int64)
     is_cut = schedule.buckets > 1 and not schedule.forward_only
     if is_cut and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
-        schedule, origin = cut_last_weights(schedule)
+        schedule, origin = _cut_last_weights(schedule)
     passes: list[tuple[tuple[type[Instruction], ...], Callable[[Schedule], tuple[Schedule, Rows]]]]
     passes = [((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)]
     if schedule.gathers:
@@ -129,32 +139,28 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     """
     came_from = np.arange(len(schedule.columns), dtype=np.int64)
     if schedule.buckets > 1 and not (schedule.columns.kind == ReduceBucket.kind).any():
-        worker, place, stage, bucket = bucket_starts(schedule)
+        worker, place, stage, bucket = _bucket_starts(schedule)
         begins = {"kind": np.full(len(stage), ReduceBucket.kind), "stage": stage, "bucket": bucket}
         schedule, came_from = insert(schedule, worker, place, begins)
-    ends = [
-        (w, cls.kind, stage)
-        for w, worker in enumerate(schedule.shape.workers())
-        if worker not in schedule.failed
-        for cls in implied_kinds()
-        for stage in sorted(schedule.placement[w], reverse=True)
-    ]
-    worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
-    lowered, rows = insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
+    lowered, rows = _at_the_ends(schedule, implied_kinds())
     return lowered, np.append(came_from, -1)[rows]
 
 
 def add_gathers(schedule: Schedule) -> tuple[Schedule, Rows]:
     """End each live worker's program with a GATHER_PARAMS for each stage it hosts, last stage first."""
-    hosted = [
-        (w, stage)
+    return _at_the_ends(schedule, (GatherParameters,))
+
+
+def _at_the_ends(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tuple[Schedule, Rows]:
+    ends = [
+        (w, cls.kind, stage)
         for w, worker in enumerate(schedule.shape.workers())
         if worker not in schedule.failed
+        for cls in classes
         for stage in sorted(schedule.placement[w], reverse=True)
     ]
-    worker, stage = np.array(hosted, dtype=np.int64).reshape(-1, 2).T
-    gathers = {"kind": np.full(len(stage), GatherParameters.kind), "stage": stage}
-    return insert(schedule, worker, schedule.columns.offsets[worker + 1], gathers)
+    worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
+    return insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
 
 
 def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
@@ -171,6 +177,89 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
     columns = {name: np.append(getattr(c, name), added.get(name, none))[order] for name in named}
     offsets = c.offsets + offsets_of(worker, schedule.shape.worker_count)
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), np.where(order < len(c), order, -1)
+
+
+def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
+    """The schedule with the last W's of each stage in parts, and for each of its rows the one that it came from."""
+    c, buckets = schedule.columns, schedule.buckets
+    chain = compute_chains(c)[1]
+    place = np.full(len(c), -1, dtype=np.int64)
+    place[chain] = np.arange(len(chain))
+    kept = np.ones(len(c), dtype=np.bool_)
+    cut = []
+    for last in _last_gradients(schedule).tolist():
+        if c.kind[last] not in (Backward.kind, BackwardWeight.kind):
+            continue
+        run = 1
+        if c.kind[last] == BackwardWeight.kind:
+            before = chain[: place[last] + 1][::-1]
+            alike = (c.kind[before] == BackwardWeight.kind) & (c.stage[before] == c.stage[last])
+            alike &= c.worker[before] == c.worker[last]
+            run = len(alike) if alike.all() else int(alike.argmin())
+        rows = chain[place[last] + 1 - run : place[last] + 1]
+        kept[rows] = False
+        cut.append(rows)
+    came_from, first, kind, bucket = [np.flatnonzero(kept)], [np.flatnonzero(kept)], [c.kind[kept]], [c.bucket[kept]]
+    for rows in cut:
+        parts = np.tile(rows, buckets)
+        numbers = np.repeat(np.arange(buckets), len(rows))
+        if c.kind[rows[0]] == Backward.kind:
+            parts, numbers = np.append(rows, parts), np.append(-1, numbers)
+        came_from.append(parts)
+        first.append(np.full(len(parts), rows[0]))
+        kind.append(np.where(numbers < 0, BackwardInput.kind, WeightPart.kind).astype(np.uint8))
+        bucket.append(numbers.astype(np.int32))
+    order = np.argsort(np.concatenate(first), kind="stable")
+    rows = np.concatenate(came_from)[order]
+    columns = {name: getattr(c, name)[rows] for name in Columns.FIELDS}
+    columns |= {"kind": np.concatenate(kind)[order], "bucket": np.concatenate(bucket)[order]}
+    sizes = np.bincount(c.worker[rows], minlength=schedule.shape.worker_count)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), rows
+
+
+def _last_gradients(schedule: Schedule) -> Rows:
+    """The last row of each worker and stage that adds to the stage's gradients."""
+    pieces = work(schedule)
+    at = pieces.of(*_adding())
+    host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
+    order = np.lexsort((pieces.row[at], host))
+    last = np.diff(host[order], append=-1) != 0
+    return np.sort(pieces.row[at][order][last])
+
+
+def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
+    """(worker, row that it comes before, stage, bucket) of each REDUCE_BUCKET, by worker, then by its place there.
+
+    A worker begins the sum of a bucket right behind what adds to it last, or at its program's end where it computes
+    nothing for the stage. All workers begin their sums in one order, the last stage first, as each must, so that none
+    waits in one sum for a peer who waits in another.
+    """
+    shape, count, stages = schedule.shape, schedule.buckets - 1, schedule.shape.stages
+    live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]
+    worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
+    stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
+    pieces, offsets = work(schedule), schedule.columns.offsets
+    at = pieces.of(*_adding())
+    host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
+    at, host = at[host >= 0], host[host >= 0]
+    is_part = pieces.kind[at] == WeightPart.kind
+    behind = np.zeros((len(stage), schedule.buckets), dtype=np.int64)
+    np.maximum.at(behind, (host[is_part], pieces.bucket[at[is_part]]), pieces.row[at[is_part]] + 1)
+    np.maximum.at(behind, host[~is_part], pieces.row[at[~is_part], None] + 1)
+    place = np.where(behind > 0, behind, offsets[worker + 1, None])[:, :count].ravel()
+    worker = np.repeat(worker, count)
+    # Rows of later workers have larger numbers, so one running maximum serves all.
+    return worker, np.maximum.accumulate(place), np.repeat(stage, count), np.tile(np.arange(count), len(stage))
+
+
+def buckets_of(columns: Columns) -> int:
+    """In how many buckets each stage is reduced, as written in lowered programs."""
+    return int((columns.bucket + 1 + (columns.kind == ReduceBucket.kind)).max(initial=1))
+
+
+def _adding() -> tuple[type[Instruction], ...]:
+    return kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces)
 
 
 def with_barrier(schedule: Schedule) -> Schedule:

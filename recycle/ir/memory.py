@@ -63,22 +63,29 @@ def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
     value, offset = cls.row.released_by
     pieces, micro_batches = work(schedule), schedule.shape.global_micro_batches
     key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * micro_batches + pieces.micro_batch
-    holders = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
-    makers = np.flatnonzero(is_kind(pieces.kind, kinds_where(lambda row: value in row.produces)) & pieces.valid)
+    holders = pieces.of(cls)
+    makers = pieces.of(*kinds_where(lambda row: value in row.produces))
     _, first, second = np.intersect1d(key[holders] + offset * micro_batches, key[makers], return_indices=True)
     return pieces.row[holders[first]], pieces.row[makers[second]]
+
+
+def held_before(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats, Floats]:
+    """(added at its start, freed at its end, held by its worker before it) of each row (see `activation_changes`)."""
+    c = schedule.columns
+    added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
+    total = np.append(0.0, np.cumsum(added - freed))
+    return added, freed, total[:-1] - total[c.offsets[c.worker]]
 
 
 def held_activations(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[list[float], list[int]]:
     """(most held, row that sets it first) per worker, read off the order alone (see `activation_changes`)."""
     c, shape = schedule.columns, schedule.shape
-    added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
-    total = np.cumsum(added - freed)
+    added, _, before = held_before(schedule, profile, in_bytes=in_bytes)
+    during = before + added
     peaks, rows = [], []
     for w in range(shape.worker_count):
         first, end = int(c.offsets[w]), int(c.offsets[w + 1])
-        before = total[first - 1] if first else 0.0
-        held = total[first:end] + freed[first:end] - before
+        held = during[first:end]
         peak = float(held.max()) if end > first else 0.0
         rows.append(first + int((held >= peak * (1 - TOLERANCE)).argmax()) if end > first else -1)
         peaks.append(round(peak, 9))

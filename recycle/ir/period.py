@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recycle.ir.chains import chain_ends
-from recycle.ir.columns import Floats, Rows
+from recycle.ir.columns import Floats, Rows, chain_ends
 from recycle.ir.graph import Ranked, earliest_ranked
 from recycle.ir.memory import TOLERANCE
 

@@ -46,6 +46,10 @@ class Work:
     worker: Rows
     valid: npt.NDArray[np.bool_]
 
+    def of(self, *classes: type[Instruction]) -> Rows:
+        """The valid pieces of these kinds, or of classes derived from these."""
+        return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
+
 
 def work(schedule: Schedule) -> Work:
     """The schedule's rows with every overlapped pair taken apart."""
@@ -79,7 +83,7 @@ def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Row
 
     Where there are none, both are views of a single 0, which take no memory however many cells the shape has.
     """
-    at = np.flatnonzero(pieces.valid & (pieces.kind == WeightPart.kind))
+    at = pieces.of(WeightPart)
     if not len(at):
         none = np.broadcast_to(np.int64(0), shape.stages * shape.global_micro_batches)
         return none, none
@@ -108,7 +112,7 @@ def incomplete_count(schedule: Schedule) -> int:
 
     def cells_with(cls: type[Instruction]) -> Flags:
         flags = np.zeros(shape.stages * shape.global_micro_batches, dtype=np.bool_)
-        flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
+        flags[cell[pieces.of(cls)]] = True
         return flags
 
     weight = cells_with(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets)[0] > 0)

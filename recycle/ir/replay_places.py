@@ -1,4 +1,5 @@
-"""Writes replays into a schedule: each into the first gap of its worker that holds it.
+"""Who replays what, and where: the work of a host is assigned to its peers and spread over iterations, and each replay
+goes into the first gap of its worker that holds it.
 
 A gap begins behind all that the replay needs and has room for an activation, in the timeline of the schedule without
 any. Where there is none the replay goes behind the worker's computing, before the stage is reduced. So all that it
@@ -7,25 +8,84 @@ needs comes before it in one order that respects every dependency.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from recycle.cut import profile_of_cut
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, is_kind
+from recycle.ir.event_graph import event_graph
+from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, Replay, is_kind
 from recycle.ir.kinds import ValueKind
 from recycle.ir.lower import insert, lower_with_origin
-from recycle.ir.memory import TOLERANCE, activation_changes
+from recycle.ir.memory import TOLERANCE, held_before
 from recycle.ir.pieces import work
-from recycle.ir.replay import Replay
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import event_graph, time_graph
-from recycle.ir.turns import Turn
+from recycle.ir.simulate import time_graph
 from recycle.profile import Profile
+from recycle.shape import MicroBatch, Worker
 
+ALWAYS = -1
+"""The round of what runs in every iteration."""
 _MAKERS = {ValueKind.ACTIVATION: (Forward,), ValueKind.INPUT_GRADIENT: (Backward, BackwardInput)}
+
+
+class Checked(NamedTuple):
+    """What a replay checks: a stage's work on a micro-batch."""
+
+    stage: int
+    micro_batch: MicroBatch
+
+
+class Turn(NamedTuple):
+    """A replay and when it has its turn: in the iterations whose number leaves `round` when divided by the rounds."""
+
+    checked: Checked
+    worker: Worker
+    round: int
+
+
+def who_ran(schedule: Schedule) -> dict[Checked, Worker]:
+    """Who runs the forward of each stage and micro-batch."""
+    pieces, shape = work(schedule), schedule.shape
+    at = pieces.of(Forward)
+    columns = (pieces.stage[at], pieces.micro_batch[at], pieces.worker[at])
+    workers = list(shape.workers())
+    return {
+        Checked(stage, MicroBatch(*divmod(number, shape.micro_batches))): workers[w]
+        for stage, number, w in zip(*(one.tolist() for one in columns), strict=True)
+    }
+
+
+def assigned_to_peers(schedule: Schedule, hosts: Mapping[Checked, Worker]) -> dict[Worker, list[Checked]]:
+    """Worker -> what it replays, in the order of its turns: first one of each peer, then another one of each.
+
+    Args:
+        hosts: as of `who_ran`.
+    """
+    of_host: dict[tuple[int, Worker], list[Checked]] = {}
+    for checked, host in sorted(hosts.items()):
+        of_host.setdefault((checked.stage, host), []).append(checked)
+    found: dict[Worker, list[tuple[int, Checked]]] = {}
+    of_stage = {stage: schedule.hosts(stage) for stage in {stage for stage, _ in of_host}}
+    for (stage, host), ran in of_host.items():
+        others = of_stage[stage]
+        behind = sum(other <= host for other in others)
+        peers = [other for other in (*others[behind:], *others[:behind]) if other != host]
+        for place, checked in enumerate(ran if peers else ()):
+            found.setdefault(peers[place % len(peers)], []).append((place, checked))
+    return {worker: [checked for _, checked in sorted(mine)] for worker, mine in found.items()}
+
+
+def in_turn(assigned: Mapping[Worker, Sequence[Checked]], rounds: int) -> list[Turn]:
+    """The turns of what was assigned, spread over so many iterations; by worker and round."""
+    return [
+        Turn(checked, worker, place * rounds // len(mine))
+        for worker, mine in sorted(assigned.items())
+        for place, checked in enumerate(mine)
+    ]
 
 
 def inserted(schedule: Schedule, profile: Profile, turns: Sequence[Turn]) -> Schedule:
@@ -49,48 +109,22 @@ def inserted(schedule: Schedule, profile: Profile, turns: Sequence[Turn]) -> Sch
     return insert(schedule, workers[by_place], before[by_place], added)[0]
 
 
-@dataclass(frozen=True)
-class _Times:
-    """When the rows of a schedule run without replays.
-
-    Attributes:
-        start, end: seconds.
-        order: place of each row in one order of all that respects every dependency.
-        held: activations, and bytes of activations, that its worker holds before each row, [2, rows].
-        peak: the most that each worker ever holds, [2, workers].
-    """
-
-    start: Floats
-    end: Floats
-    order: Rows
-    held: Floats
-    peak: Floats
-
-    @classmethod
-    def of(cls, schedule: Schedule, profile: Profile) -> _Times:
-        lowered, origin = lower_with_origin(schedule)
-        graph = event_graph(lowered)
-        timeline = time_graph(graph, profile)
-        rows = len(lowered.columns)
-        rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
-        rank[graph.order] = np.arange(len(graph.order))
-        place = np.empty(rows, dtype=np.int64)
-        place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
-        given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
-        start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
-        np.minimum.at(start, origin[given], timeline.start[given])
-        np.maximum.at(end, origin[given], timeline.end[given])
-        np.maximum.at(order, origin[given], place[given])
-        c, held, peak = schedule.columns, [], []
-        for in_bytes in (False, True):
-            added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
-            total = np.append(0.0, np.cumsum(added - freed))
-            before = total[:-1] - total[c.offsets[c.worker]]
-            most = np.zeros(schedule.shape.worker_count)
-            np.maximum.at(most, c.worker, before + added)
-            held.append(before)
-            peak.append(most)
-        return cls(start, end, order, np.array(held), np.array(peak))
+def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
+    """(start, end, place in one order of all that respects every dependency) of each row, without replays."""
+    lowered, origin = lower_with_origin(schedule)
+    graph = event_graph(lowered)
+    timeline = time_graph(graph, profile)
+    rows = len(lowered.columns)
+    rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
+    rank[graph.order] = np.arange(len(graph.order))
+    place = np.empty(rows, dtype=np.int64)
+    place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+    given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
+    start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
+    np.minimum.at(start, origin[given], timeline.start[given])
+    np.maximum.at(end, origin[given], timeline.end[given])
+    np.maximum.at(order, origin[given], place[given])
+    return start, end, order
 
 
 @dataclass(frozen=True)
@@ -99,7 +133,7 @@ class _Candidates:
 
     Attributes:
         rows: in order. last: behind all computing; the replay goes there where no gap holds it.
-        idle: when the worker is idle before each. start, order: of each, as in `_Times`.
+        idle: when the worker is idle before each. start, order: of each, as of `_times_without`.
     """
 
     rows: Rows
@@ -114,13 +148,18 @@ class _Places:
 
     def __init__(self, schedule: Schedule, profile: Profile) -> None:
         self._schedule, self._profile, self._shape = schedule, profile, schedule.shape
-        self._times = _Times.of(schedule, profile)
-        self._beside = is_kind(schedule.columns.kind, Beside)
-        self._reduces = is_kind(schedule.columns.kind, ReduceGradients)
+        self._start, self._end, self._order = _times_without(schedule, profile)
+        c, shape = schedule.columns, schedule.shape
+        self._beside, self._reduces = is_kind(c.kind, Beside), is_kind(c.kind, ReduceGradients)
         self._of: dict[tuple[int, int], _Candidates] = {}
-        shape = schedule.shape
         self._seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
+        # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
         self._weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
+        held = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
+        self._held = np.array([before for _, _, before in held])
+        self._peak = np.zeros((len(held), shape.worker_count))
+        for peak, (added, _, before) in zip(self._peak, held, strict=True):
+            np.maximum.at(peak, c.worker, before + added)
 
     def find(self, turns: Sequence[Turn], workers: Rows, stage: Rows, micro_batch: Rows) -> Rows:
         """The row that each replay comes before."""
@@ -146,26 +185,26 @@ class _Places:
 
     def _candidates(self, w: int, stage: int) -> _Candidates:
         if (w, stage) not in self._of:
-            c, times = self._schedule.columns, self._times
+            c = self._schedule.columns
             first, end = (int(offset) for offset in c.offsets[w : w + 2])
-            holds = times.held[:, first:end].T + self._weights[:, stage] <= times.peak[:, w] * (1 + TOLERANCE)
+            holds = self._held[:, first:end].T + self._weights[:, stage] <= self._peak[:, w] * (1 + TOLERANCE)
             fits = holds.all(axis=1) & ~self._beside[first:end]
             until = self._reduces[first:end] & (c.stage[first:end] == stage)
-            ends = np.where(self._beside[first:end], 0.0, times.end[first:end])
+            ends = np.where(self._beside[first:end], 0.0, self._end[first:end])
             idle = np.append(0.0, np.maximum.accumulate(ends))
             last = int(until.argmax()) if until.any() else end - first
             at = np.flatnonzero(fits[:last])
             rows = first + at
-            self._of[w, stage] = _Candidates(rows, idle[at], times.start[rows], times.order[rows], first + last)
+            self._of[w, stage] = _Candidates(rows, idle[at], self._start[rows], self._order[rows], first + last)
         return self._of[w, stage]
 
     def _ready(self, workers: Rows, stage: Rows, micro_batch: Rows) -> tuple[Floats, Rows]:
         """(when all that each replay needs is there, the last place in the order that has some of it made)."""
-        pieces, shape, times = work(self._schedule), self._shape, self._times
+        pieces, shape = work(self._schedule), self._shape
         ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
         for need in Replay.row.needs:
             makers = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
-            at = np.flatnonzero(is_kind(pieces.kind, _MAKERS[need.value]) & pieces.valid)
+            at = pieces.of(*_MAKERS[need.value])
             makers[pieces.stage[at], pieces.micro_batch[at]] = pieces.row[at]
             of = stage + need.offset
             made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)
@@ -173,6 +212,6 @@ class _Places:
             maker, receiver = made[there], workers[there]
             sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
             way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
-            ready[there] = np.maximum(ready[there], times.end[maker] + np.where(sender == receiver, 0.0, way))
-            behind[there] = np.maximum(behind[there], times.order[maker])
+            ready[there] = np.maximum(ready[there], self._end[maker] + np.where(sender == receiver, 0.0, way))
+            behind[there] = np.maximum(behind[there], self._order[maker])
         return ready, behind

@@ -1,7 +1,7 @@
 """Where replays go: into the gaps of a schedule, spread over several iterations until each micro-batch had its turn.
 
 Every micro-batch of every stage is replayed once in `rounds` iterations, by another live host of the stage than the one
-that ran it; the peers of a host take turns with what it ran (turns.py). All workers do theirs in the same iterations,
+that ran it; the peers of a host take turns with what it ran. All workers do theirs in the same iterations,
 because an iteration takes as long as its slowest worker.
 
 A replay goes into the first gap that holds it (replay_places.py). Where there is none it goes behind the worker's
@@ -10,32 +10,40 @@ that it needs comes before it in one order that respects every dependency, and n
 So replays can be added to a valid schedule, and taken out again, in any number: one lowered schedule holds those of all
 iterations, and what runs in one of them is that schedule without the others. Both ends of a transfer leave together, so
 lanes keep their order.
+
+Which of them leave the period as it is, is found on the graph of the schedule with all, which is made once. What runs
+in one round is a part of that: its edges between rows that stay, and the chains of workers and lanes that close over
+those that do not. So a round is timed without being written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Ints, Rows, offsets_of
-from recycle.ir.dependencies import crossings, find
-from recycle.ir.instruction import CARRIERS, Instruction, StageWide, Transfer, is_kind
+from recycle.ir.columns import Flags, Ints, Rows
+from recycle.ir.compiled import COMPILE_FROM
+from recycle.ir.dependencies import Dependencies, crossings, find
+from recycle.ir.event_graph import EventGraph, event_edges, event_graph
+from recycle.ir.graph import group_edges, load_compiled
+from recycle.ir.instruction import CARRIERS, Instruction, Replay, StageWide, Transfer, is_kind
 from recycle.ir.lower import lower
-from recycle.ir.replay import Replay
-from recycle.ir.replay_places import inserted
-from recycle.ir.replay_room import that_fit
+from recycle.ir.memory import TOLERANCE
+from recycle.ir.replay_places import ALWAYS as ALWAYS
+from recycle.ir.replay_places import Checked as Checked
+from recycle.ir.replay_places import Turn as Turn
+from recycle.ir.replay_places import assigned_to_peers, in_turn, inserted, who_ran
 from recycle.ir.schedule import Schedule
-from recycle.ir.turns import ALWAYS as ALWAYS
-from recycle.ir.turns import Checked as Checked
-from recycle.ir.turns import Turn as Turn
-from recycle.ir.turns import assigned_to_peers, in_turn, who_ran
+from recycle.ir.simulate import time_graph
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 
+_FEW_EVENTS = 5 * COMPILE_FROM
+"""Rows that are timed in all, up to which plain Python is faster than loading compiled loops."""
 MOST_ROUNDS = 1_000_000
 """Iterations in which all have their turn, at most."""
 
@@ -53,6 +61,8 @@ class Rotation:
     whole: Schedule
     rounds: int
     turns: tuple[Turn, ...]
+    _programs: dict[tuple[Worker, int], tuple[Instruction, ...]] = field(default_factory=dict, repr=False)
+    _checked: dict[int, frozenset[Checked]] = field(default_factory=dict, repr=False)
 
     def round_of(self, iteration: int) -> int:
         """The round of an iteration; `ALWAYS` of all in which nothing has its turn."""
@@ -91,7 +101,7 @@ class Rotation:
         found[at] = find(key(worker, 0, stage, micro_batch), key(c.worker[at], 0, c.stage[at], of_rows[at]))
         # A transfer is there for a turn alone if nothing that runs in any case needs the value there.
         kept = np.flatnonzero(~is_kind(c.kind, (Transfer, StageWide)) & (found < 0))
-        base = replace(self.whole, columns=c.take(kept, offsets_of(c.worker[kept], shape.worker_count)))
+        base = replace(self.whole, columns=c.take(kept))
         needed = crossings(base)
         always = key(base.columns.worker[needed.consumer], needed.value, needed.stage, needed.micro_batch)
         needs = [key(worker, need.value, stage + need.offset, micro_batch) for need in Replay.row.needs]
@@ -114,7 +124,7 @@ class Rotation:
         """
         kept = np.flatnonzero(np.append(stays, True)[self.turn_of_rows])
         c = self.whole.columns
-        columns = c.take(kept, offsets_of(c.worker[kept], self.whole.shape.worker_count))
+        columns = c.take(kept)
         turns = tuple(turn for turn, does in zip(self.turns, stays.tolist(), strict=True) if does)
         return Rotation(replace(self.whole, columns=columns), self.rounds if turns else 0, turns)
 
@@ -126,40 +136,32 @@ class Rotation:
                 found[turn.round].add(turn.checked.stage)
         return [sorted(of) for of in found]
 
+    def _runs(self, iteration: int) -> Flags:
+        """Of each row of `whole` whether it runs in an iteration."""
+        return np.isin(self._rounds_of_rows, (ALWAYS, self.round_of(iteration)))
+
+    def schedule(self, iteration: int) -> Schedule:
+        """The lowered schedule of an iteration."""
+        return replace(self.whole, columns=self.whole.columns.take(np.flatnonzero(self._runs(iteration))))
+
     def program(self, worker: Worker, iteration: int) -> tuple[Instruction, ...]:
         """What `worker` runs in an iteration: the same object in all of a round, and in all without replays in turn."""
         key = worker, self.round_of(iteration)
         if key not in self._programs:
-            w = self.whole.shape.worker_index(worker)
-            first, end = (int(offset) for offset in self.whole.columns.offsets[w : w + 2])
-            runs = np.isin(self._rounds_of_rows[first:end], (ALWAYS, key[1])).tolist()
-            whole = self.whole.program(worker)
-            self._programs[key] = tuple(one for one, is_run in zip(whole, runs, strict=True) if is_run)
+            self._programs[key] = self.schedule(iteration).program(worker)
         return self._programs[key]
-
-    @cached_property
-    def _programs(self) -> dict[tuple[Worker, int], tuple[Instruction, ...]]:
-        return {}
 
     def checked(self, iteration: int) -> frozenset[Checked]:
         """What is replayed in an iteration."""
-        return self._checked[self.round_of(iteration)]
-
-    @cached_property
-    def _checked(self) -> Mapping[int, frozenset[Checked]]:
-        found: dict[int, set[Checked]] = {number: set() for number in (ALWAYS, *self._used)}
-        c = self.whole.columns
-        rows = np.flatnonzero(c.kind == Replay.kind)
-        for (_, checked), number in zip(_named(self.whole, rows), self._rounds_of_rows[rows].tolist(), strict=True):
-            for one in found if number == ALWAYS else (number,):
-                found[one].add(checked)
-        return {number: frozenset(of) for number, of in found.items()}
-
-    def schedule(self, iteration: int) -> Schedule:
-        """The lowered schedule of an iteration."""
-        kept = np.flatnonzero(np.isin(self._rounds_of_rows, (ALWAYS, self.round_of(iteration))))
-        c = self.whole.columns
-        return replace(self.whole, columns=c.take(kept, offsets_of(c.worker[kept], self.whole.shape.worker_count)))
+        number = self.round_of(iteration)
+        if number not in self._checked:
+            c = self.whole.columns
+            rows = np.flatnonzero((c.kind == Replay.kind) & self._runs(iteration))
+            numbers = (column[rows].tolist() for column in (c.stage, c.pipeline, c.index))
+            self._checked[number] = frozenset(
+                Checked(stage, MicroBatch(pipeline, index)) for stage, pipeline, index in zip(*numbers, strict=True)
+            )
+        return self._checked[number]
 
 
 def with_replays(
@@ -190,7 +192,7 @@ def with_replays(
         stays = [bool(room) and turn.checked.stage in room[turn.round] for turn in rotation.turns]
         rotation = rotation.keeping(np.array(stays, bool))
     elif every == "gaps" and rotation.turns:
-        rotation = rotation.keeping(that_fit(rotation.whole, rotation.turn_of_rows, rotation.turns, profile))
+        rotation = rotation.keeping(_that_fit(rotation.whole, rotation.turn_of_rows, rotation.turns, profile))
     if not disputed:
         return rotation
     turns = [turn for turn in rotation.turns if turn.checked not in disputed]
@@ -208,16 +210,84 @@ def _rotation(base: Schedule, profile: Profile, rounds: int, turns: Iterable[Tur
     return Rotation(lower(inserted(base, profile, by_worker)), rounds, by_worker)
 
 
-def _named(schedule: Schedule, rows: Rows) -> list[tuple[int, Checked]]:
-    """(worker index, stage and micro-batch) of computes."""
-    c = schedule.columns
-    columns = (c.worker[rows], c.stage[rows], c.pipeline[rows], c.index[rows])
-    return [(w, Checked(s, MicroBatch(k, j))) for w, s, k, j in zip(*(one.tolist() for one in columns), strict=True)]
-
-
 def _without_transfers(schedule: Schedule) -> Schedule:
     c = schedule.columns
     kept = np.flatnonzero(~is_kind(c.kind, Transfer))
     if len(kept) == len(c):
         return schedule
-    return replace(schedule, columns=c.take(kept, offsets_of(c.worker[kept], schedule.shape.worker_count)))
+    return replace(schedule, columns=c.take(kept))
+
+
+def _that_fit(whole: Schedule, of_rows: Rows, turns: Sequence[Turn], profile: Profile) -> Flags:
+    """Of each turn whether it stays where those that lengthen the period are left out; all of a round together.
+
+    Stages are tried from the last one, whose hosts wait longest for their first input, by their first round; a round
+    that turns out longer does without the first of them.
+
+    Args:
+        whole: lowered, with the replays of all turns.
+        of_rows: of each of its rows the number of the only turn that it is there for, -1 for what always runs.
+    """
+    graph = event_graph(whole)
+    stage = np.array([turn.checked.stage for turn in turns], dtype=np.int64)
+    number = np.array([turn.round for turn in turns], dtype=np.int64)
+    rounds = np.unique(number[number != ALWAYS]).tolist()
+    if len(graph.order) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
+        load_compiled()
+
+    def period(stays: Flags) -> float:
+        kept = np.append(stays, True)[of_rows]
+        return time_graph(_part_of(graph, kept), profile).period
+
+    stays: Flags = number == ALWAYS
+    longest = period(stays) * (1 + TOLERANCE)
+
+    def fit(of: int, stages: Sequence[int]) -> bool:
+        turns_of = (number == of) & np.isin(stage, stages)
+        return not turns_of.any() or period(turns_of | (number == ALWAYS)) <= longest
+
+    room: list[int] = []
+    for one in reversed(range(whole.shape.stages)):
+        of = number[(stage == one) & (number != ALWAYS)]
+        if len(of) and fit(int(of.min()), [*room, one]):
+            room.append(one)
+    for of in rounds:
+        stages = sorted({*room} & {*stage[number == of].tolist()})
+        while not fit(of, stages):
+            del stages[0]
+        stays |= (number == of) & np.isin(stage, stages)
+    return stays
+
+
+def _part_of(graph: EventGraph, kept: Flags) -> EventGraph:
+    """The graph of a lowered schedule without some rows, such that none that stays needs one of them.
+
+    Args:
+        kept: of each row whether it stays.
+    """
+    whole, within = graph.schedule, graph.dependencies
+    rows, joins = np.flatnonzero(kept), within.nodes - within.rows
+    number = np.full(within.nodes, -1, dtype=np.int64)
+    number[rows] = np.arange(len(rows))
+    number[within.rows :] = len(rows) + np.arange(joins)
+    columns = whole.columns.take(rows)
+    source, target = number[within.source], number[within.target]
+    edges = (source >= 0) & (target >= 0)
+    carried_source, carried_target = number[within.carried_source], number[within.carried_target]
+    carried = (carried_source >= 0) & (carried_target >= 0)
+    sends = within.sends[rows]
+    part = Dependencies(
+        len(rows),
+        len(rows) + joins,
+        source[edges],
+        target[edges],
+        within.cause[edges],
+        carried_source[carried],
+        carried_target[carried],
+        within.missing,
+        np.where(sends >= 0, number[sends], -1),
+    )
+    source, target, _ = event_edges(columns, part, graph.serialised)
+    offsets, sources = group_edges(source, target, part.nodes)
+    order = number[graph.order]
+    return EventGraph(replace(whole, columns=columns), part, offsets, sources, order[order >= 0], graph.serialised)

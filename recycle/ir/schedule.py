@@ -23,14 +23,12 @@ from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
     Compute,
-    ComputePart,
     Forward,
     Instruction,
     OverlappedPair,
-    StagePart,
-    StageWide,
     Transfer,
     is_kind,
+    made,
 )
 from recycle.ir.text import parse, render, words
 from recycle.profile import Profile
@@ -219,18 +217,12 @@ class Schedule:
         """The instruction in row `row` of the columns."""
         c = self.columns
         cls = KIND_CLASSES[int(c.kind[row])]
-        stage = int(c.stage[row])
-        if issubclass(cls, StageWide):
-            return cls(stage, int(c.bucket[row])) if issubclass(cls, StagePart) else cls(stage)
-        micro_batch = MicroBatch(int(c.pipeline[row]), int(c.index[row]))
-        if issubclass(cls, ComputePart):
-            return cls(stage, micro_batch, int(c.bucket[row]))
-        if issubclass(cls, Compute):
-            return cls(stage, micro_batch)
-        if issubclass(cls, Transfer):
-            return cls(stage, micro_batch, self.shape.worker_at(c.peer[row]))
-        second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
-        return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
+        stage, micro_batch = int(c.stage[row]), MicroBatch(int(c.pipeline[row]), int(c.index[row]))
+        if cls is OverlappedPair:
+            second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
+            return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
+        peer = self.shape.worker_at(c.peer[row]) if issubclass(cls, Transfer) else None
+        return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(c.bucket[row]))
 
     def words(self) -> list[str]:
         """The text of every row's instruction, straight from the columns."""

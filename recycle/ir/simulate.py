@@ -1,9 +1,7 @@
 """The simulator: order + profile -> Timeline.
 
-Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free. Compute
-rows occupy their worker in program order, sends occupy the lane of their directed pair, receives take no time. Where a
-stage's gradients are reduced in N buckets, each takes the latency of a reduce and an N-th of its rest, and each part of
-a W an N-th of the W; the sums of a worker follow each other, beside its computing but for REDUCE_GRAD.
+Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free (see
+`recycle.ir.event_graph`).
 
 The period is the distance of two iterations in steady state when the schedule is repeated for ever (`period`).
 """
@@ -12,242 +10,43 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
-from recycle.ir.chains import (
-    compute_before,
-    compute_chains,
-    compute_order,
-    consecutive,
-    lane_chains,
-    serial_chains,
-    sum_chains,
-)
-from recycle.ir.columns import Columns, Floats, Rows
-from recycle.ir.dependencies import Cause, Dependencies, dependencies
+from recycle.ir.columns import Floats
+from recycle.ir.dependencies import Cause
+from recycle.ir.event_graph import EventGraph, Times, durations, lowered_graph
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.graph import Ranked, earliest_ranked, group_edges, ranked, topological_order
-from recycle.ir.instruction import (
-    KIND_CLASSES,
-    Backward,
-    Beside,
-    Compute,
-    Forward,
-    OverlappedPair,
-    Part,
-    ReduceBucket,
-    ReduceGradients,
-    Send,
-    SendGradient,
-    StageWide,
-    is_kind,
-)
-from recycle.ir.lower import lower_with_origin
+from recycle.ir.graph import earliest_ranked
+from recycle.ir.instruction import KIND_CLASSES, Beside, Compute, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
-from recycle.ir.period import Repeats, period_of, repeats
+from recycle.ir.period import period_of
 from recycle.ir.pieces import incomplete_count
 from recycle.ir.schedule import Schedule
-from recycle.ir.text_grid import text_grid
 from recycle.profile import Profile
 
 T = TypeVar("T")
 _MOST_SECONDS = 1e100
 """All times of a schedule together; sums of more may be infinite."""
-
-
-@dataclass(frozen=True)
-class EventGraph:
-    """A lowered schedule as a graph ready to be timed: dependencies, program order and lane order together.
-
-    Attributes:
-        schedule: the lowered schedule.
-        dependencies: its dependency graph.
-        offsets, sources: CSR of predecessors of each node.
-        order: topological order; shorter than the number of nodes when there is a cycle.
-        serialised: each worker carries one transfer at a time.
-        origin: for each row the row it had before lowering, -1 where lowering added it; None where that is not known.
-    """
-
-    schedule: Schedule
-    dependencies: Dependencies
-    offsets: Rows
-    sources: Rows
-    order: Rows
-    serialised: bool
-    origin: Rows | None = None
-
-    @property
-    def is_acyclic(self) -> bool:
-        return len(self.order) == self.dependencies.nodes
-
-    @property
-    def edges(self) -> tuple[Rows, Rows]:
-        """(source, target) of all edges, by target."""
-        return self.sources, np.repeat(np.arange(self.dependencies.nodes), np.diff(self.offsets))
-
-    @cached_property
-    def ranked(self) -> Ranked:
-        """The graph by the place of its nodes in `order`; of an acyclic one."""
-        return ranked(self.order, self.offsets, self.sources)
-
-    @cached_property
-    def repeats(self) -> Repeats:
-        """What leads from one iteration into the next, by place as in `ranked`."""
-        columns, within, place = self.schedule.columns, self.dependencies, self.ranked.place
-        chains = [compute_chains(columns), lane_chains(columns)]
-        if self.serialised:
-            chains.append(serial_chains(columns, within.sends))
-        placed = [(chain, place[rows]) for chain, rows in chains]
-        return repeats(place[within.carried_source], place[within.carried_target], placed)
-
-
-def event_edges(
-    columns: Columns, graph: Dependencies, serialised: bool = False
-) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
-    """(source, target, `Cause`) of all that a lowered schedule waits for: dependencies, program order, lane order.
-
-    Args:
-        graph: the schedule's dependencies.
-        serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
-    """
-    ordered = compute_order(columns)
-    before = compute_before(columns)
-    extra = [
-        (ordered, Cause.ORDER),
-        (consecutive(lane_chains(columns)), Cause.LANE),
-        (_arrivals(graph, columns, before), Cause.REDUCE),
-    ]
-    begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
-    if len(begins):
-        sums = consecutive(sum_chains(columns))
-        sum_before = np.full(len(columns), -1, dtype=np.int64)
-        sum_before[sums[1]] = sums[0]
-        begins = begins[before[begins] >= 0]
-        extra += [
-            ((before[begins], begins), Cause.ORDER),
-            (sums, Cause.LANE),
-            (_arrivals(graph, columns, sum_before), Cause.LANE),
-        ]
-    if serialised:
-        extra.append((consecutive(serial_chains(columns, graph.sends)), Cause.LANE))
-    return (
-        np.concatenate([graph.source, *(edges[0] for edges, _ in extra)]),
-        np.concatenate([graph.target, *(edges[1] for edges, _ in extra)]),
-        np.concatenate([graph.cause, *(np.full(len(edges[0]), cause, np.uint8) for edges, cause in extra)]),
-    )
-
-
-def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None) -> EventGraph:
-    """The event graph of a lowered schedule.
-
-    Args:
-        serialised: as in `event_edges`.
-        graph: the schedule's dependencies where they are known already.
-    """
-    graph = graph or dependencies(schedule)
-    source, target, _ = event_edges(schedule.columns, graph, serialised)
-    offsets, sources = group_edges(source, target, graph.nodes)
-    order = topological_order(source, target, graph.nodes)
-    return EventGraph(schedule, graph, offsets, sources, order, serialised)
-
-
-def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
-    """The event graph of a schedule as `lower` writes it out, for who simulates and checks the same schedule.
-
-    Args:
-        schedule: lowered or compute-only.
-        serialised: as in `event_edges`.
-    """
-    lowered, origin = lower_with_origin(schedule)
-    return replace(event_graph(lowered, serialised), origin=origin)
-
-
-def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:
-    """A reduce is collective: it begins when the last host arrives at it, so its joins wait for what is before it.
-
-    Tied stages reduce as one: a worker that hosts several of them arrives at the group's join with the first of its
-    reduces, also where nothing stands before that one.
-
-    Args:
-        row_before: for each row the one before it on its worker, -1 for none.
-    """
-    out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows))
-    out = out[is_kind(columns.kind[graph.target[out]], (ReduceGradients, ReduceBucket))]
-    join, reduce = graph.source[out], graph.target[out]
-    by_row = np.argsort(reduce, kind="stable")
-    join, reduce = join[by_row], reduce[by_row]
-    arrival = np.unique(columns.worker[reduce].astype(np.int64) * graph.nodes + join, return_index=True)[1]
-    source, target = row_before[reduce[arrival]], join[arrival]
-    return source[source >= 0], target[source >= 0]
-
-
-@np.errstate(over="ignore")  # who adds the times up refuses what is beyond all bounds
-def durations(schedule: Schedule, profile: Profile) -> Floats:
-    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer.
-
-    Raises:
-        JobError: a list of the profile has not one entry per stage, or a link lies outside the schedule's shape.
-    """
-    c, stages = schedule.columns, schedule.shape.stages
-    cost = np.zeros((len(KIND_CLASSES), stages))
-    for cls in KIND_CLASSES:
-        for name in cls.row.seconds:
-            cost[cls.kind] += profile.per_stage(name, stages)
-    stage = np.clip(c.stage, 0, stages - 1)
-    seconds: Floats = cost[c.kind, stage]
-    pair = np.flatnonzero(c.kind == OverlappedPair.kind)
-    if profile.overlapped_pair is not None:
-        seconds[pair] = np.array(profile.per_stage("overlapped_pair", stages))[stage[pair]]
-    else:
-        backward = cost[Backward.kind, np.clip(c.stage2[pair], 0, stages - 1)]
-        seconds[pair] = cost[Forward.kind, stage[pair]] + backward
-    if schedule.buckets > 1:
-        seconds[is_kind(c.kind, Part)] /= schedule.buckets
-        sums = is_kind(c.kind, (ReduceBucket, ReduceGradients))
-        seconds[sums] = np.array(profile.bucket_seconds(schedule.buckets, stages))[stage[sums]]
-    if profile.speed:
-        speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
-        compute = is_kind(c.kind, (Compute, OverlappedPair))
-        seconds = np.where(compute, seconds * speed[c.worker], seconds)
-    sends = np.flatnonzero(is_kind(c.kind, Send))
-    boundary = stage[sends] - (c.kind[sends] == SendGradient.kind)  # a gradient goes back over the boundary before
-    seconds[sends] = profile.transfer_seconds(schedule.shape, c.worker[sends], c.peer[sends], boundary)
-    return seconds
+DRAWN = 32
+"""Workers up to which commands draw a grid."""
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class Timeline(Times):
     """When everything happens in one iteration from idle, and how often iterations can follow each other.
 
     Attributes:
-        schedule: the lowered schedule that was timed.
-        profile: what it was timed with.
-        start, end: seconds per row of `schedule.columns`; of a send: when its transfer is under way.
-        last: for each row, then each join, the node it waited for last, -1 if none.
         period: seconds between two iterations in steady state.
-        dependencies: what each row needs.
     """
 
-    schedule: Schedule
-    profile: Profile
-    start: Floats
-    end: Floats
-    last: Rows
     period: float
-    dependencies: Dependencies
-
-    @cached_property
-    def makespan(self) -> float:
-        """Last end minus first start of one iteration from idle."""
-        return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
 
     def _per_worker(self, values: Sequence[T]) -> list[T | None]:
         dead = self.schedule.failed
@@ -427,10 +226,39 @@ def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
     seconds[:rows] = durations(graph.schedule, profile)
     if seconds.max(initial=0.0) > _MOST_SECONDS / max(nodes, 1):
         raise JobError(f"the times add up to more than {_MOST_SECONDS:g}: state them in another unit")
-    order, placed = graph.order, seconds[graph.order]
-    start, last = np.empty(nodes), np.empty(nodes, dtype=np.int64)
-    by_place = earliest_ranked(graph.ranked, placed, np.zeros(nodes))
-    start[order] = by_place[0]
-    last[order] = np.where(by_place[1] >= 0, order[by_place[1]], -1)
+    placed, release = seconds[graph.order], np.zeros(nodes)
+    by_place = earliest_ranked(graph.ranked, placed, release)
+    start, last = graph.ranked.by_node(*by_place, release)
     period = period_of(graph.ranked, graph.repeats, placed, *by_place) if rows else 0.0
-    return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
+    return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, graph.dependencies, period)
+
+
+def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) -> str:
+    """A schedule drawn with at most `width` characters per lane; `start` and `end` are the seconds of its rows.
+
+    Each instruction begins with its letter (F, B, I, W, R, X for an overlapped pair) and its micro-batch index, as far
+    as its length allows; a letter is small in any stage but the first that the worker hosts. `·` is idle time, `x` a
+    failed worker. A re-routed instruction carries a `'`.
+    """
+    makespan = float(end.max() - start.min()) if len(end) else 0.0
+    c = schedule.columns
+    compute = is_kind(c.kind, (Compute, OverlappedPair))
+    shortest = float((end - start)[compute].min()) if compute.any() else 1.0
+    columns = min(width - 6, max(1, round(makespan / max(shortest, 1e-12)) * 3))
+    scale = columns / makespan if makespan else 1.0
+    lines = [f"{'':6}0{'':{max(columns - 12, 1)}}{makespan:>10g}"]
+    for w, worker in enumerate(schedule.shape.workers()):
+        cells = ["x" if worker in schedule.failed else "·"] * columns
+        first = min(schedule.stages_of(worker), default=-1)
+        for row in range(int(c.offsets[w]), int(c.offsets[w + 1])):
+            if not compute[row]:
+                continue
+            begin, stop = round(start[row] * scale), round(end[row] * scale)
+            cls = KIND_CLASSES[c.kind[row]]
+            letter = "X" if cls is OverlappedPair else cls.row.letter or cls.token
+            letter = letter if c.stage[row] == first else letter.lower()
+            mark = "'" if c.pipeline[row] != worker.pipeline else ""
+            label = f"{letter}{c.index[row]}{mark}".ljust(stop - begin, "-")[: stop - begin]
+            cells[begin:stop] = label
+        lines.append(f"{worker!s:>5} " + "".join(cells[:columns]))
+    return "\n".join(lines)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from recycle.ir.columns import Floats
+from recycle.ir.event_graph import event_graph
 from recycle.ir.graph import earliest, group_edges
-from recycle.ir.simulate import Timeline, event_graph
+from recycle.ir.simulate import Timeline
 
 
 def slack(timeline: Timeline) -> Floats:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats, Ints, Rows, offsets_of
 from recycle.ir.instruction import GatherParameters, Instruction, Transfer, parse_instruction
-from recycle.ir.reduce_buckets import buckets_of
+from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Placement, Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
@@ -128,7 +128,7 @@ class Trace:
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Trace:
         rows = np.flatnonzero(keep)
-        columns = self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count))
+        columns = self.columns.take(rows)
         kept = {name: getattr(self, name)[rows] for name in _PER_ROW}
         return replace(self, columns=columns, evaluations=None, **kept)
 

@@ -1,9 +1,13 @@
-"""The values that single instructions wait for, are handed and make, read from the rows of their kinds."""
+"""The values that single instructions wait for, are handed and make, read from the rows of their kinds; and the needs
+that nothing in a schedule meets."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
+from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import Compute, Instruction, OverlappedPair, Transfer
 from recycle.ir.kinds import Origin, ValueKind
 from recycle.shape import MicroBatch
@@ -47,3 +51,46 @@ def produced(instruction: Instruction) -> tuple[Value, ...]:
     if not isinstance(instruction, Compute):
         return ()
     return tuple(Value(kind, instruction.stage, instruction.micro_batch) for kind in instruction.row.produces)
+
+
+class Why(IntEnum):
+    """What is wrong with a need that nothing meets."""
+
+    NO_PRODUCER = 0
+    """no instruction makes the value"""
+    NOT_LOCAL = 1
+    """the value is made on another worker, but a send, W or B needs it on its own"""
+    NOT_RECEIVED = 2
+    """the value is made on another worker and never received on this one"""
+    NO_SEND = 3
+    """a receive whose peer never sends this value here"""
+    NO_PREDECESSOR = 4
+    """a step without a reduce of its stage on the same worker, or another kind without the one that it follows"""
+
+
+@dataclass(frozen=True, eq=False)
+class Unmet:
+    """All needs that nothing meets, as columns, because a broken file may have millions.
+
+    Attributes:
+        row: which needs something; why: what is wrong, a `Why`.
+        value: `ValueKind` of what is missing, -1 for NO_PREDECESSOR.
+        stage, micro_batch: who would make it; the micro-batch as global id.
+    """
+
+    row: Rows
+    why: Rows
+    value: Rows
+    stage: Rows
+    micro_batch: Rows
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, places: Rows | Flags) -> Unmet:
+        """The entries in these places."""
+        return Unmet(*(column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch)))
+
+    def with_reason(self, why: Why) -> Unmet:
+        """The entries with this reason."""
+        return self.take(self.why == why)

@@ -12,8 +12,9 @@ import numpy as np
 
 from recycle.errors import RecycleError
 from recycle.ir.check import check
+from recycle.ir.event_graph import EventGraph, lowered_graph
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, lowered_graph, time_graph
+from recycle.ir.simulate import time_graph
 from recycle.job import PricedJob
 from recycle.plans.plan import VERSION, Plan
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import msgspec
 
+from recycle.ir.instruction import Replay
 from recycle.ir.lower import lower
-from recycle.ir.replay import Replay
 from recycle.ir.replays import Checked, Rotation, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from recycle.errors import PlanError
+from recycle.ir.event_graph import lowered_graph
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import lowered_graph, time_graph
+from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
 from recycle.plans import (
     Move,

@@ -24,11 +24,11 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.ir.columns import columns_of
+from recycle.ir.event_graph import durations, event_graph
 from recycle.ir.graph import earliest
 from recycle.ir.instruction import Compute, Instruction, OptimizerStep, OverlappedPair, ReduceGradients, is_kind
 from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import durations, event_graph
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 

@@ -37,7 +37,7 @@ checkpoint_every = 0
 KIND = """
 from recycle.ir.kinds import Compute, InstructionKind, register
 
-@register(InstructionKind(token="OWN", title="own", run=print, seconds=("{seconds}",)))
+@register(InstructionKind(token="OWN", title="own", seconds=("{seconds}",)))
 class Own({base}):
     __slots__ = ()
 """

@@ -10,6 +10,7 @@ import numpy as np
 
 from recycle import Link, MicroBatch, Profile, Schedule, Shape, Worker
 from recycle.ir.dependencies import Cause, dependencies
+from recycle.ir.event_graph import event_graph
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -18,10 +19,9 @@ from recycle.ir.instruction import (
     Forward,
     Instruction,
     OverlappedPair,
+    RedundantForward,
     Transfer,
 )
-from recycle.ir.redundant_forward import RedundantForward
-from recycle.ir.simulate import event_graph
 
 
 def random_schedule(rng: random.Random, most: int = 4) -> Schedule:

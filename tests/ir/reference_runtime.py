@@ -18,11 +18,11 @@ from recycle.ir.instruction import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
+    RedundantForward,
     SendActivation,
     SendGradient,
     Transfer,
 )
-from recycle.ir.redundant_forward import RedundantForward
 
 
 class Runtime:

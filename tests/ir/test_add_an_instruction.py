@@ -20,11 +20,14 @@ from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, chec
 from recycle.cli import main
 from recycle.exec import run
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.worker.kinds import RELEASES, RUNS, run_of
 from recycle.ir.instruction import KIND_CLASSES, Compute, OptimizerStep, StageWide, parse_instruction
-from recycle.ir.kinds import InstructionKind, register, table_as_json, unregister
+from recycle.ir.kinds import InstructionKind, register, unregister
+from recycle.ir.rules import KIND_RULES, all_rules
 from tests.exec.runs import job
 from tests.test_docs import blocks
 from tests.viz.lanes_bin import decode
+from viz.kinds import LOOKS, table_as_json
 
 FILE, USE = blocks("docs/add-an-instruction.md", "python")
 SHAPE = Shape(2, 2, 2)
@@ -44,6 +47,8 @@ def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     monkeypatch.chdir(tmp_path)
     module = import_module("rerun")
     yield module
+    for added in (RUNS, KIND_RULES, LOOKS):
+        del added[module.Rerun]
     unregister(module.Rerun)
     del sys.modules["rerun"]
 
@@ -156,7 +161,7 @@ def test_it_runs_on_real_stages_and_finds_a_wrong_output(
 
 
 def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
-    row = InstructionKind(token="GATHER", title="gather", follows=OptimizerStep, seconds=("reduce",), run=print)
+    row = InstructionKind(token="GATHER", title="gather", follows=OptimizerStep, seconds=("reduce",))
     gather = register(row)(type("Gather", (StageWide,), {"__slots__": ()}))
     try:
         shape, work = Shape(1, 1, 1), "0F0.0 0B0.0 0REDUCE_GRAD"
@@ -173,9 +178,26 @@ def test_a_token_that_is_taken_or_no_token_is_refused() -> None:
     before = list(KIND_CLASSES)
     for token, message in (("F", "that of Forward already"), ("rerun", "is no token"), ("R2", "is no token")):
         with pytest.raises(ValueError, match=message):
-            register(InstructionKind(token=token, title="", run=print))(type("Own", (Compute,), {"__slots__": ()}))
+            register(InstructionKind(token=token, title=""))(type("Own", (Compute,), {"__slots__": ()}))
     with pytest.raises(ScheduleError, match="not an instruction"):
         parse_instruction("0RERUN1.1")
     with pytest.raises(ValueError, match="not the kind that was registered last"):
         unregister(KIND_CLASSES[0])
     assert before == KIND_CLASSES
+
+
+def test_executor_checker_and_viewer_know_every_kind() -> None:
+    kinds = set(KIND_CLASSES)
+    assert set(RUNS) == set(LOOKS) == kinds
+    assert set(RELEASES) == {cls for cls in kinds if cls.row.released_by is not None}
+    assert set(KIND_RULES) <= kinds
+    assert {rule for rules in KIND_RULES.values() for rule in rules} <= set(all_rules())
+
+
+def test_a_kind_that_nothing_runs_is_refused_by_name() -> None:
+    own = register(InstructionKind(token="OWN", title="own"))(type("Own", (Compute,), {"__slots__": ()}))
+    try:
+        with pytest.raises(RunError, match="OWN: nothing says how to run it"):
+            run_of(own)
+    finally:
+        unregister(own)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, Shape, Worker, lower, simulate
-from recycle.ir.chains import compute_order
+from recycle.ir.columns import compute_order
 from recycle.ir.dependencies import dependencies
+from recycle.ir.event_graph import durations, event_graph
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.lower import lower_with_origin
-from recycle.ir.simulate import durations, event_graph
 from tests.ir.random_schedules import random_schedule
 
 bounded = settings(derandomize=True, max_examples=40, deadline=None, database=None)

@@ -12,8 +12,7 @@ from recycle import Finding, Profile, Schedule, ScheduleError, Shape, check, low
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.instruction import ReduceBucket, WeightPart, parse_instruction
-from recycle.ir.lower import with_barrier
-from recycle.ir.reduce_buckets import buckets_of
+from recycle.ir.lower import buckets_of, with_barrier
 from recycle.shape import MOST_BUCKETS, MicroBatch
 from tests.ir.random_schedules import random_schedule
 

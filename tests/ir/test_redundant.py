@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from recycle import MicroBatch, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir.dependencies import dependencies
 from recycle.ir.formats import torch_csv
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Compute, Forward, OverlappedPair
-from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    OverlappedPair,
+    RedundantForward,
+)
 from tests.ir.random_schedules import random_profile, random_schedule, with_redundancy
 from tests.ir.reference_runtime import growth
 

@@ -10,7 +10,7 @@ import pytest
 from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir.dependencies import dependencies
 from recycle.ir.formats import torch_csv
-from recycle.ir.replay import Replay
+from recycle.ir.instruction import Replay
 
 SHAPE = Shape(2, 3, 2)
 PROGRAMS = {

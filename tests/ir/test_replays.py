@@ -9,9 +9,8 @@ import pytest
 
 from recycle import MicroBatch, Profile, Schedule, Shape, Worker, check, simulate
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
-from recycle.ir.instruction import Compute, Forward, OverlappedPair
+from recycle.ir.instruction import Compute, Forward, OverlappedPair, Replay
 from recycle.ir.lower import lower, with_barrier
-from recycle.ir.replay import Replay
 from recycle.ir.replays import ALWAYS, Checked, Rotation, with_replays
 from recycle.ir.schedule import loop_placement
 from tests.ir.random_schedules import random_profile, random_schedule

@@ -317,7 +317,7 @@ def test_the_period_is_at_most_that_of_the_stage_windows_after_shifting_right(rn
 
 def window_period(timeline: Timeline) -> float:
     """The right-shifted window of the widest worker, from the event graph's edges in reverse."""
-    from recycle.ir.simulate import event_graph
+    from recycle.ir.event_graph import event_graph
 
     events, schedule = event_graph(timeline.schedule), timeline.schedule
     seconds = [*(timeline.end - timeline.start).tolist()] + [0.0] * (events.dependencies.nodes - len(timeline.start))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, Shape, simulate
+from recycle.ir.event_graph import event_graph
 from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import earliest
-from recycle.ir.simulate import event_graph
 from recycle.ir.slack import slack
 from tests.ir.random_schedules import random_profile, random_schedule
 

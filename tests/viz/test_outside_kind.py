@@ -19,6 +19,7 @@ from tests.viz.lanes_bin import decode
 from viz.export import export
 from viz.figures import palette
 from viz.figures.boxes import boxes
+from viz.kinds import LOOKS, Look
 from viz.labels import describe, label
 from viz.sources import ScheduleFile, schedule_source
 from viz.wire import encode
@@ -32,10 +33,7 @@ def rerun() -> Iterator[ScheduleFile]:
         InstructionKind(
             token="RERUN",
             title="forward of a peer, computed again",
-            run=lambda *_: None,
             seconds=("forward",),
-            paints=("redundant",),
-            words=("twice",),
         )
     )
     class Rerun(Compute):
@@ -43,8 +41,10 @@ def rerun() -> Iterator[ScheduleFile]:
 
         __slots__ = ()
 
+    LOOKS[Rerun] = Look(("redundant",), ("twice",))
     programs = {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1 0RERUN0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
     yield schedule_source(Path("mine.json"), Schedule.from_text(Shape(1, 2, 2), programs))
+    del LOOKS[Rerun]
     unregister(Rerun)
 
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Ints, Rows
 from recycle.ir.dependencies import Cause
-from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
+from recycle.ir.event_graph import event_edges
+from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.figures.time_axis import PLAN_UNIT, TimeUnit
 
 MOST = 12

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
 from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
 from viz.figures.palette import CHUNK_PAINTS, PAINTS, Paint, paint_named, shade_of
+from viz.kinds import look_of
 from viz.labels import backward_label, label
 from viz.lanes import Flag, LaneTable
 
@@ -62,7 +63,7 @@ def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
 
 def _side_by_side(cls: type[Instruction], weight_share: float, top: float, bottom: float) -> tuple[BoxPart, ...]:
     """The paints of a kind after each other: two as the halves of a backward, more in equal parts."""
-    paints = [paint_named(name) for name in cls.row.paints]
+    paints = [paint_named(name) for name in look_of(cls).paints]
     count = len(paints)
     turns = [0.0, 1.0 - weight_share, 1.0] if count == 2 else [place / count for place in range(count + 1)]
     parts = zip(paints, turns[:-1], turns[1:], strict=True)

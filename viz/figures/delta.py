@@ -16,6 +16,7 @@ from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches, is_weight_half
 from viz.figures.palette import BACKWARD_WEIGHT, FORWARD, GRID, INK, PAINTS, RULE, frame, paint_named
 from viz.figures.time_axis import TimeUnit
+from viz.kinds import look_of
 from viz.numbers import signed
 
 POINTS, BINS = 2000, 800
@@ -44,7 +45,7 @@ def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: floa
 
 
 def _add_points(figure: go.Figure, first: Timeline, second: Timeline, matches: Matches, time: Any, delta: Any) -> None:
-    paint_of = per_kind(lambda cls: PAINTS.index(paint_named(cls.row.paints[0])), np.int64)
+    paint_of = per_kind(lambda cls: PAINTS.index(paint_named(look_of(cls).paints[0])), np.int64)
     painted = paint_of[first.schedule.columns.kind[matches.first]]
     painted[is_weight_half(first, matches)] = PAINTS.index(BACKWARD_WEIGHT)
     for place, (paint, symbol) in enumerate(zip(PAINTS, SYMBOLS, strict=True)):

@@ -33,10 +33,17 @@ from recycle.exec.model.flips import flipped
 from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
 from recycle.exec.model.state.shards import Shards, SumBuffer
 from recycle.exec.model.stored_tensors import piece_name
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    RedundantForward,
+    Replay,
+    WeightPart,
+)
 from recycle.ir.kinds import ValueKind
-from recycle.ir.redundant_forward import RedundantForward
-from recycle.ir.replay import Replay
 from recycle.job import Job, price
 from recycle.plans.hosting import layers_of, stage_units
 from recycle.plans.unit_shards import has_unit_shards

@@ -24,9 +24,9 @@ from recycle.exec.transport.local import Exchange, LocalTransport
 from recycle.exec.worker.hosted_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
+from recycle.ir.event_graph import event_graph
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import event_graph
 from recycle.job import Job
 from recycle.plans.replaying import programs_of
 from recycle.shape import Worker

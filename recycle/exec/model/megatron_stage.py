@@ -33,10 +33,10 @@ from recycle.ir.instruction import (
     Compute,
     Forward,
     Instruction,
+    RedundantForward,
+    Replay,
     WeightPart,
 )
-from recycle.ir.redundant_forward import RedundantForward
-from recycle.ir.replay import Replay
 from recycle.job import Job
 from recycle.plans.hosting import stage_units
 from recycle.plans.unit_shards import has_unit_shards

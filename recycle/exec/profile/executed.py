@@ -24,7 +24,7 @@ import numpy as np
 from recycle.errors import RecycleError
 from recycle.ir.executed import WorkerTimes, stage_times, worker_times
 from recycle.ir.instruction import GatherParameters, Instruction, ReduceGradients
-from recycle.ir.reduce_buckets import buckets_of
+from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
 from recycle.job import Job, price

@@ -1,4 +1,4 @@
-"""The interpreter: a worker runs its program, each instruction as its kind's row of the table says (`run`).
+"""The interpreter: a worker runs its program, each instruction as `kinds` says.
 
 What an instruction waits for is asked of `ir.dependencies`, never known here. A value that the worker made itself is at
 hand; one made elsewhere was announced by a RECV, and the consumer waits for it.
@@ -21,6 +21,7 @@ from recycle.exec.model.checksum import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport
+from recycle.exec.worker.kinds import RELEASES, run_of
 from recycle.ir.dependencies import tie_groups
 from recycle.ir.instruction import (
     CARRIERS,
@@ -41,7 +42,7 @@ from recycle.shape import MicroBatch
 class Interpreter:
     """Runs programs on the stages of one worker.
 
-    The `run` of a kind gets the interpreter, the instruction, and the tensors that it is handed (see
+    What runs a kind gets the interpreter, the instruction, and the tensors that it is handed (see
     `recycle.ir.kinds.Origin`), None where the model has no such stage. It may use `stages`, `transport` and the methods
     below.
 
@@ -131,7 +132,7 @@ class Interpreter:
     def execute(self, instruction: Instruction) -> None:
         """Run one instruction: wait for its inputs, then do it."""
         if isinstance(instruction, OverlappedPair):
-            instruction.row.run(self, instruction)
+            self.overlap(instruction)
         elif isinstance(instruction, Compute):
             beside = (instruction.stage, instruction.micro_batch) in self._beside
             self._execute(instruction, self._tensors(instruction), beside)
@@ -139,7 +140,7 @@ class Interpreter:
                 self._streams.join()
         else:
             began = self._device.clock.mark()
-            instruction.row.run(self, instruction)
+            run_of(type(instruction))(self, instruction)
             executed = self._note(instruction, began)
             if isinstance(instruction, OptimizerStep):
                 self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
@@ -212,9 +213,8 @@ class Interpreter:
         row = instruction.row
         makes = produced(instruction)
         for held in (self._held.pop(value) for value in makes if value in self._held):
-            assert held.row.release is not None
-            held.row.release(self, held)
-        output: Any = row.run(self, instruction, *tensors)
+            RELEASES[type(held)](self, held)
+        output: Any = run_of(type(instruction))(self, instruction, *tensors)
         if makes and makes[0].kind in CARRIERS:
             self._values[makes[0]] = output
         if row.released_by is not None:

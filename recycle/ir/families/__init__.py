@@ -12,7 +12,7 @@ from recycle.ir.families.breadth_first import gpipe as gpipe
 from recycle.ir.families.breadth_first import looped_bfs as looped_bfs
 from recycle.ir.families.dualpipe_v import dualpipe_v as dualpipe_v
 from recycle.ir.families.interleaved import interleaved as interleaved
-from recycle.ir.families.one_f_one_b import one_f_one_b as one_f_one_b
+from recycle.ir.families.interleaved import one_f_one_b as one_f_one_b
 from recycle.ir.families.v_capped import v_half as v_half
 from recycle.ir.families.v_capped import v_min as v_min
 from recycle.ir.families.v_capped import zb_v as zb_v

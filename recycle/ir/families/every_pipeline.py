@@ -39,11 +39,17 @@ def every_pipeline(
         optimizer=optimizer,
         metadata=metadata,
     )
-    return tiled(one, shape)
+    return _tiled(one, shape)
 
 
-def placed(index: Rows, *pieces: tuple[type[Compute], Rows, Rows]) -> Columns:
-    """The programs of one pipeline whose ranks each run n instructions of every kind, in one order of micro-batches.
+def placed(
+    shape: Shape,
+    index: Rows,
+    *pieces: tuple[type[Compute], Rows, Rows],
+    optimizer: Optimizer,
+    metadata: dict[str, Any],
+) -> Schedule:
+    """The schedule in whose pipelines the ranks each run n instructions of every kind, in one order of micro-batches.
 
     Args:
         index: (n,), micro-batch of the i-th instruction of each kind.
@@ -56,17 +62,18 @@ def placed(index: Rows, *pieces: tuple[type[Compute], Rows, Rows]) -> Columns:
     for cls, at, stages in pieces:
         for column, values in ((kind, np.int32(cls.kind)), (stage, stages), (micro_batch, index)):
             np.put_along_axis(column, at, np.broadcast_to(values, at.shape).astype(np.int32), axis=1)
-    return Columns.from_arrays(
+    columns = Columns.from_arrays(
         size * np.arange(ranks + 1),
         kind=kind.ravel(),
         stage=stage.ravel(),
         pipeline=np.zeros(kind.size, dtype=np.int32),
         index=micro_batch.ravel(),
     )
+    one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata=metadata)
+    return _tiled(one, shape)
 
 
-def tiled(one: Schedule, shape: Shape) -> Schedule:
-    """The schedule of one pipeline in every pipeline of `shape`, each on micro-batches of its own."""
+def _tiled(one: Schedule, shape: Shape) -> Schedule:
     copies, rows = shape.pipelines, len(one.columns)
     home = np.repeat(np.arange(copies, dtype=np.int32), rows)
 

@@ -20,13 +20,11 @@ case where that term is the largest. With fewer micro-batches the warm-up is cut
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.columns import Rows
-from recycle.ir.families.every_pipeline import placed, tiled
+from recycle.ir.families.every_pipeline import placed
 from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape
@@ -60,8 +58,5 @@ def _delayed_weights(shape: Shape, family: str, optimizer: Optimizer, warm_up: R
     # W j follows I j + behind; the forward behind an I follows the W behind it, if any; the last W end the program.
     weight = np.where(j < m - behind, input_at(j + behind) + 1, 2 * m + j)
     forward = np.where(j < first, j, input_at(j - first) + 1 + (j - first >= behind))
-    columns = placed(
-        j[0], (Forward, forward, stage), (BackwardInput, input_at(j), stage), (BackwardWeight, weight, stage)
-    )
-    one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata={"family": family})
-    return tiled(one, shape)
+    pieces = (Forward, forward, stage), (BackwardInput, input_at(j), stage), (BackwardWeight, weight, stage)
+    return placed(shape, j[0], *pieces, optimizer=optimizer, metadata={"family": family})

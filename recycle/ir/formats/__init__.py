@@ -28,20 +28,19 @@ class Format:
     Attributes:
         suffixes: of its files, with the dots. Of the formats with a fitting suffix the one with the longest is what is
             written by default; of several the first.
-        loads: (content, name that begins error messages, most instructions) -> schedule. Raises ScheduleError.
+        loads: (content, name that begins error messages, most instructions) -> schedule, or with the times where a
+            format has any. Raises ScheduleError.
         dumps: schedule -> the file's text, whole or in parts; if `timed`, also takes the profile. Raises ScheduleError.
         recognises: whether a file with this content looks like this format.
         timed: whether what is written holds times, which a profile gives.
-        load_input: as `loads`, but with the times, where a format has any.
         load_directory: directory -> what it holds, where a format may be spread over files. Raises ScheduleError.
     """
 
     suffixes: tuple[str, ...]
-    loads: Callable[..., Schedule]
+    loads: Callable[[bytes, str, int], Schedule | ScheduleInput]
     dumps: Callable[..., str | Iterable[str]]
     recognises: Callable[[bytes], bool]
     timed: bool = False
-    load_input: Callable[[bytes, str, int], ScheduleInput] | None = None
     load_directory: Callable[[Path], ScheduleInput] | None = None
 
 
@@ -49,11 +48,10 @@ FORMATS: dict[str, Format] = {
     "native": Format((".json",), Schedule.loads, Schedule.dumps, native.recognises),
     "chrome-trace": Format(
         (".trace.json", ".chrome.json", ".json"),
-        chrome_trace.loads,
+        chrome_trace.load_input,
         chrome_trace.dumps,
         chrome_trace.recognises,
         timed=True,
-        load_input=chrome_trace.load_input,
         load_directory=chrome_trace.load_directory,
     ),
     "megatron-table": Format((".json",), megatron_table.loads, megatron_table.dumps, megatron_table.recognises),
@@ -105,9 +103,8 @@ def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> Sche
         ScheduleError: no format fits, or the content does not; names the file and the place.
     """
     entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
-    if entry.load_input is None:
-        return ScheduleInput(path, entry.loads(content.text, path, content.most))
-    return entry.load_input(content.text, path, content.most)
+    held = entry.loads(content.text, path, content.most)
+    return held if isinstance(held, ScheduleInput) else ScheduleInput(path, held)
 
 
 def _read_directory(path: Path, name: str | None) -> ScheduleInput:

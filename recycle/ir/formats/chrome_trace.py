@@ -34,7 +34,7 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.files import read_whole
 from recycle.ir import chrome, native
-from recycle.ir.columns import Rows, offsets_of, require_few
+from recycle.ir.columns import Rows, require_few
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
 from recycle.ir.formats.bounds import is_gzip, most_instructions, unpack
@@ -183,8 +183,7 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
     if not rerouted.any():
         return ends
     compute = np.flatnonzero(~is_kind(lowered.columns.kind, Transfer))
-    offsets = offsets_of(lowered.columns.worker[compute], lowered.shape.worker_count)
-    columns = lowered.columns.take(compute, offsets)
+    columns = lowered.columns.take(compute)
     graph = dependencies(replace(lowered, columns=columns))
     data = graph.cause == Cause.DATA
     source, target = graph.source[data], graph.target[data]

@@ -23,7 +23,6 @@ Transfers, reduces and steps are Megatron's own affair: writing leaves them out,
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -36,16 +35,14 @@ import numpy as np
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
 from recycle.ir.columns import require_few
-from recycle.ir.families.interleaved import interleaved, units
-from recycle.ir.families.one_f_one_b import one_f_one_b
-from recycle.ir.formats.left_out import left_out
+from recycle.ir.families.interleaved import interleaved, one_f_one_b, units
+from recycle.ir.formats.order_only import OrderOnly
 from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
-_log = logging.getLogger(__name__)
-
 FORMAT, VERSION = "megatron-schedule-table", 1
+_FORMAT = OrderOnly("a Megatron schedule table", "ranks are those of one", "every rank runs")
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 _Size = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
@@ -137,14 +134,9 @@ def dumps(schedule: Schedule) -> str:
         ScheduleError: Megatron runs no such order; names the first instruction that deviates.
     """
     shape = schedule.shape
-    if schedule.failed:
-        raise _refusal(f"failed workers ({', '.join(map(str, sorted(schedule.failed)))})", "every rank runs")
-    if shape.pipelines > 1:
-        raise _refusal(f"{shape.pipelines} pipelines", "its ranks are those of one, so build it with D = 1")
-    if schedule.ties:
-        raise _refusal(f"ties (stages {schedule.ties[0]} reduce together)", "untie them")
+    _FORMAT.require_one_pipeline(schedule)
     if schedule.placement != loop_placement(shape):
-        raise _refusal("this placement", "chunk c of rank r is stage c * P + r")
+        raise _FORMAT.refusal("this placement", "chunk c of rank r is stage c * P + r")
     programs = [_work(schedule, worker) for worker in shape.workers()]
     first = [one for _, one in programs[0] if isinstance(one, Forward)]
     table = [(one.micro_batch.index, one.stage // shape.ranks) for one in first]
@@ -152,14 +144,17 @@ def dumps(schedule: Schedule) -> str:
     try:
         right = _run_by_megatron(shape, size)
     except ScheduleError as error:
-        raise _refusal(f"groups of {size} micro-batches, by the first forwards of worker 0.0", str(error)) from None
+        raise _FORMAT.refusal(
+            f"groups of {size} micro-batches, by the first forwards of worker 0.0", str(error)
+        ) from None
     for worker, program in zip(shape.workers(), programs, strict=True):
         difference = _first_difference([one for _, one in program], right.program(worker))
         if difference is not None:
             place, one, wanted = difference
             position = program[place][0] if place < len(program) else len(schedule.program(worker))
-            raise _refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {wanted}")
-    _warn_of_left_out(schedule)
+            raise _FORMAT.refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {wanted}")
+    lowered = ["transfers, reduces and steps, which Megatron places itself"] if schedule.is_lowered else []
+    _FORMAT.warn(schedule, *lowered)
     head = {"format": FORMAT, "version": VERSION, "ranks": shape.ranks, "chunks": shape.chunks}
     head |= {"micro_batches": shape.micro_batches}
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in (*head.items(), ("table", table))]
@@ -212,15 +207,3 @@ def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> tupl
     """(place, what is found there, what is wanted there) of the first difference, None when there is none."""
     pairs = enumerate(zip_longest(found, wanted, fillvalue="the end"))
     return next(((place, one, other) for place, (one, other) in pairs if one != other), None)
-
-
-def _warn_of_left_out(schedule: Schedule) -> None:
-    named = left_out(schedule)
-    if schedule.is_lowered:
-        named.append("transfers, reduces and steps, which Megatron places itself")
-    if named:
-        _log.warning("a Megatron schedule table cannot hold, and leaves out: %s", ", ".join(named))
-
-
-def _refusal(what: str, why: str) -> ScheduleError:
-    return ScheduleError(f"a Megatron schedule table cannot hold {what}: {why}")

@@ -21,7 +21,6 @@ from recycle.files import decoded, read_whole, write_whole
 from recycle.ir import chrome
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.instruction import Forward
-from recycle.ir.schedule import Schedule
 from recycle.ir.text import words
 from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
 from recycle.shape import Shape, Worker
@@ -155,11 +154,6 @@ def _facts(args: msgspec.Raw, where: str) -> dict[str, Any]:
     with errors_as(ScheduleError, where):
         facts: dict[str, Any] = decoded(args, dict[str, Any], ScheduleError)
     return facts
-
-
-def loads(content: bytes, name: str) -> Schedule:
-    """The schedule in a file's content; raises as `load_input`. Logs what is dropped."""
-    return load_input(content, name).order()
 
 
 def load_input(content: bytes, name: str) -> ScheduleInput:

@@ -24,7 +24,6 @@ from dataclasses import replace
 from recycle.errors import ScheduleError
 from recycle.ir.instruction import (
     CARRIERS,
-    KIND_CLASSES,
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -40,7 +39,12 @@ from recycle.ir.instruction import (
 from recycle.ir.schedule import Placement, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
-_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls.row.in_torch} | {"BW": Backward}
+TORCH_KINDS: tuple[type[Instruction], ...] = (
+    *(Forward, Backward, BackwardInput, BackwardWeight, ReduceGradients),
+    *(end for ends in CARRIERS.values() for end in ends),
+)
+"""The kinds that torch has under the same token."""
+_CLASSES: dict[str, type[Instruction]] = {cls.token: cls for cls in TORCH_KINDS} | {"BW": Backward}
 _SHARDING, _WAITS = ("UNSHARD", "RESHARD"), ("WAIT_SEND_F", "WAIT_SEND_B")
 _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING, *_WAITS), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")

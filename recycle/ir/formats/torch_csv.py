@@ -29,9 +29,10 @@ import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.columns import require_few
-from recycle.ir.formats.left_out import left_out
+from recycle.ir.formats.order_only import OrderOnly
 from recycle.ir.formats.torch_actions import (
     OLD_NOTATION,
+    TORCH_KINDS,
     Actions,
     Program,
     final_steps,
@@ -57,6 +58,7 @@ from recycle.shape import Worker
 
 _log = logging.getLogger(__name__)
 
+_FORMAT = OrderOnly("a torch CSV", "rows are the ranks of one", "each row is a live rank")
 _MOST_CHARACTERS, _MOST_RANKS = 2**26, 2**16
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 
@@ -95,35 +97,32 @@ def dumps(schedule: Schedule) -> str:
     """
     _refuse_other_pipelines(schedule)
     shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
-    if schedule.ties:
-        raise _refusal(f"ties (stages {schedule.ties[0]} reduce together)", "untie them")
     _refuse_placement(placement)
     home = homes(placement)
     programs = _without_steps(schedule, placement)
     if not programs[-1]:
-        raise _refusal(f"worker 0.{shape.ranks - 1} without instructions", "an empty last row is read as no row")
+        raise _FORMAT.refusal(f"worker 0.{shape.ranks - 1} without instructions", "an empty last row is read as no row")
     for rank, program in enumerate(programs):
         for position, one in enumerate(program):
             where = f"{one} on worker 0.{rank} (position {position})"
-            if not (one.row.in_torch or isinstance(one, OverlappedPair)):
-                raise _refusal(where, "torch has no such action")
+            if not isinstance(one, (*TORCH_KINDS, OverlappedPair)):
+                raise _FORMAT.refusal(where, "torch has no such action")
             if isinstance(one, Transfer) and one.peer != (peer := implied_peer(one, Worker(0, rank), home)):
-                raise _refusal(where, f"torch exchanges with the home of the neighbouring stage, worker {peer}")
+                raise _FORMAT.refusal(where, f"torch exchanges with the home of the neighbouring stage, worker {peer}")
     every = [one for program in programs for one in program]
     reduce = next((one for one in every if isinstance(one, ReduceGradients)), None)
     if reduce is not None and shape.ranks > 1 and not any(isinstance(one, Transfer) for one in every):
-        raise _refusal(f"{reduce} without any transfer", "torch adds both or none: write out both, or neither")
+        raise _FORMAT.refusal(f"{reduce} without any transfer", "torch adds both or none: write out both, or neither")
     try:
         found = inferred(programs)
     except ScheduleError as error:
-        raise _refusal(f"{schedule!r}", str(error)) from None
+        raise _FORMAT.refusal(f"{schedule!r}", str(error)) from None
     if found != (shape, placement):
-        raise _refusal(
+        raise _FORMAT.refusal(
             f"{shape} with the stages {_listed(placement)}",
             f"its rows would be read as {found[0]} with the stages {_listed(found[1])}",
         )
-    if named := left_out(schedule):
-        _log.warning("a torch CSV cannot hold, and leaves out: %s", ", ".join(named))
+    _FORMAT.warn(schedule)
     return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)
 
 
@@ -187,10 +186,6 @@ def _place(rank: int, number: int) -> str:
     return f"row {rank + 1} (rank {rank}), cell {number}"
 
 
-def _refusal(what: str, why: str) -> ScheduleError:
-    return ScheduleError(f"a torch CSV cannot hold {what}: {why}")
-
-
 def _listed(placement: Placement) -> str:
     return "; ".join(" ".join(map(str, stages)) for stages in placement)
 
@@ -199,15 +194,11 @@ def _refuse_other_pipelines(schedule: Schedule) -> None:
     away = np.flatnonzero(away_from(schedule.columns, schedule.columns.worker // schedule.shape.ranks))
     if len(away):
         worker, position = schedule.position(int(away[0]))
-        raise _refusal(
+        raise _FORMAT.refusal(
             f"{schedule.instruction(int(away[0]))} on worker {worker} (position {position})",
             "the micro-batch of another pipeline is re-routed to this one",
         )
-    if schedule.failed:
-        dead = ", ".join(map(str, sorted(schedule.failed)))
-        raise _refusal(f"failed workers ({dead})", "each row is a live rank")
-    if schedule.shape.pipelines > 1:
-        raise _refusal(f"{schedule.shape.pipelines} pipelines", "its rows are the ranks of one, so build it with D = 1")
+    _FORMAT.require_one_pipeline(schedule)
 
 
 def _refuse_placement(placement: Placement) -> None:
@@ -215,7 +206,7 @@ def _refuse_placement(placement: Placement) -> None:
     for rank, stages in enumerate(placement):
         for stage in stages:
             if owner.setdefault(stage, rank) != rank:
-                raise _refusal(f"stage {stage} on workers 0.{owner[stage]} and 0.{rank}", "a stage has one rank")
+                raise _FORMAT.refusal(f"stage {stage} on workers 0.{owner[stage]} and 0.{rank}", "a stage has one rank")
 
 
 def _without_steps(schedule: Schedule, placement: Placement) -> list[Program]:
@@ -231,7 +222,7 @@ def _without_steps(schedule: Schedule, placement: Placement) -> list[Program]:
         first = next((i for i, one in enumerate(program) if isinstance(one, OptimizerStep)), len(program))
         if ReduceGradients not in kinds or first < len(body) or program[len(body) :] != tail:
             where = f"{program[first]} on worker 0.{rank}" if first < len(program) else f"no STEP on worker 0.{rank}"
-            raise _refusal(
+            raise _FORMAT.refusal(
                 f"{where} (position {first})",
                 "torch's caller steps all stages of a rank after its program, which must reduce and then end with"
                 f" {' '.join(map(str, tail)) or 'no STEP'}",

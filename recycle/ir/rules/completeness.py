@@ -13,25 +13,27 @@ from recycle.ir.instruction import (
     BackwardWeight,
     Forward,
     Instruction,
+    RecvActivation,
+    ReduceBucket,
+    SendActivation,
     Transfer,
     WeightPart,
     is_kind,
 )
 from recycle.ir.kinds import MOST_KINDS
 from recycle.ir.pieces import outside_buckets
-from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, repeats, rest, rule
+from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, firsts, listed, repeats, rule
 from recycle.shape import MOST_BUCKETS
 
 
 @rule("stage-range", "a stage that the shape does not have")
-def stage_range(inspection: Inspection) -> Iterator[Defect | Rest]:
+def stage_range(inspection: Inspection) -> Iterator[Defect]:
     """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot be
     placed anywhere. Change the stage, or the shape that the schedule was built with. Reported once per worker."""
     stages, pieces = inspection.schedule.shape.stages, inspection.pieces
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
     outside = (pieces.stage < 0) | (pieces.stage >= stages)
-    message = f"the shape has {stages} stage(s), none with this number"
-    yield from _per_worker(inspection, pieces.row[outside], message, hint)
+    yield _per_worker(inspection, pieces.row[outside], f"the shape has {stages} stage(s), none with this number", hint)
     for tie in inspection.schedule.ties:
         strange = [stage for stage in tie if not 0 <= stage < stages]
         if strange:
@@ -39,7 +41,7 @@ def stage_range(inspection: Inspection) -> Iterator[Defect | Rest]:
 
 
 @rule("micro-batch-range", "a micro-batch that the shape does not have")
-def micro_batch_range(inspection: Inspection) -> Iterator[Defect | Rest]:
+def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
     """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Any other
     is data that nobody loads. Change the micro-batch, or the shape that the schedule was built with. Reported once
     per worker."""
@@ -48,7 +50,7 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect | Rest]:
         (pieces.stage >= 0) & (pieces.stage < shape.stages) & ~outside_buckets(pieces, inspection.schedule.buckets)
     )
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
-    yield from _per_worker(
+    yield _per_worker(
         inspection,
         pieces.row[in_stage & ~pieces.valid],
         f"the shape ({shape}) has no such micro-batch",
@@ -56,58 +58,114 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect | Rest]:
     )
 
 
-def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> Iterator[Defect | Rest]:
-    """A defect at the first of the rows of each worker, with a note on the others."""
+def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> Defect:
     rows = np.unique(rows)
-    _, places, counts = firsts(inspection.schedule.columns.worker[rows])
-    for row, entries in described(rows[places], counts):
-        more = f" (and {entries - 1} more on this worker)" if entries > 1 else ""
-        yield Defect(message + more, hint, row)
-    yield rest(places)
+    return Defect(message, hint, rows, per=inspection.schedule.columns.worker[rows], more="on this worker")
+
+
+@rule("bucket-range", "a bucket that the schedule does not have")
+def bucket_range(inspection: Inspection) -> Iterator[Defect]:
+    """A schedule with `buckets` = N has the buckets 0 to N - 1. W_PART names any of them, REDUCE_BUCKET any but the
+    last, which REDUCE_GRAD sums. Change the bucket, or the schedule's `buckets`."""
+    buckets, pieces = inspection.schedule.buckets, inspection.pieces
+    rows = np.unique(pieces.row[outside_buckets(pieces, buckets)])
+    is_sum = inspection.schedule.columns.kind[rows] == ReduceBucket.kind
+    for sums, why in ((False, "none with this number"), (True, "and REDUCE_GRAD sums the last one")):
+        hint = f"buckets count from 0 to {buckets - 1 - sums}: change the bucket, or `buckets`"
+        if buckets == sums:
+            hint = "remove it, or raise `buckets`"
+        yield Defect(f"the schedule has {buckets} bucket(s), {why}", hint, rows, where=is_sum == sums)
+
+
+@rule("beyond-forward", "what trains, in a forward-only schedule")
+def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
+    """A schedule with `forward_only` evaluates the model: it holds F, SEND_F and RECV_F. Nothing is kept for a
+    backward, no gradient is summed and nothing steps, so any other instruction would find nothing to work on. Remove
+    it, or train with the schedule by taking `forward_only` out of it."""
+    if inspection.schedule.forward_only:
+        evaluates = is_kind(inspection.schedule.columns.kind, (Forward, SendActivation, RecvActivation))
+        message = "the schedule is forward-only, and this is for training"
+        yield Defect(message, "remove it, or forward_only", np.flatnonzero(~evaluates))
 
 
 @rule("duplicate", "a forward or backward is there twice")
-def duplicate(inspection: Inspection) -> Iterator[Defect | Rest]:
+def duplicate(inspection: Inspection) -> Iterator[Defect]:
     """Each micro-batch is used exactly once per iteration and stage. A second F, B, I or W of the same micro-batch
     and stage would count its gradient twice, on whichever worker it stands. Remove one of the two."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[np.argsort(pieces.row[at], kind="stable")]
     key = inspection.cell[at] * MOST_KINDS + pieces.kind[at]
     again, first = repeats(key * (MOST_BUCKETS + 1) + pieces.bucket[at])
-    for row, original in described(pieces.row[at[again]], pieces.row[at[first]]):
-        yield Defect(
-            f"the same work is there already: {inspection.at(original)}",
-            "each micro-batch counts once per stage: remove one of the two",
-            row,
-            others=(original,),
-        )
-    yield rest(again)
+    yield Defect(
+        "the same work is there already: {other}",
+        "each micro-batch counts once per stage: remove one of the two",
+        pieces.row[at[again]],
+        others=pieces.row[at[first]],
+    )
 
 
 @rule("mixed-backward", "a whole backward beside one of its halves")
-def mixed_backward(inspection: Inspection) -> Iterator[Defect | Rest]:
+def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
     computes the same gradient twice. Keep B, or keep I and W."""
     _, whole, *halves = inspection.counts.values()
-    cells = np.flatnonzero((whole > 0) & (sum(halves) + inspection.parts[1] > 0))
-    for (cell,) in described(cells):
-        row = int(_rows(inspection, cell, BackwardInput, BackwardWeight, WeightPart)[0])
-        b = int(_rows(inspection, cell, Backward)[0])
-        yield Defect(
-            f"{inspection.at(b)} does this work too: B is I and W in one go",
-            "keep either the B, or the I and the W",
-            row,
-            others=(b,),
-        )
-    yield rest(cells)
+    mixed = (whole > 0) & (sum(halves) + inspection.parts[1] > 0)
+    yield Defect(
+        "{other} does this work too: B is I and W in one go",
+        "keep either the B, or the I and the W",
+        _first_rows(inspection, mixed, BackwardInput, BackwardWeight, WeightPart),
+        others=_first_rows(inspection, mixed, Backward),
+    )
 
 
-def _rows(inspection: Inspection, cell: int, *classes: type[Instruction]) -> Rows:
-    return np.sort(inspection.pieces.row[inspection.in_cell(cell, *classes)])
+@rule("weight-parts", "a W in parts that is not whole, or is there as a whole too")
+def weight_parts(inspection: Inspection) -> Iterator[Defect]:
+    """A W may be cut into parts, W_PART, one for the weights of each bucket. All of them together are the W: each is
+    there once, and the W itself is not. Add the parts that are missing, or write the W in place of the parts."""
+    (fewest, most), buckets = inspection.parts, inspection.schedule.buckets
+    weights = inspection.computes[inspection.pieces.kind[inspection.computes] == BackwardWeight.kind]
+    whole = (most > 0) & (np.bincount(inspection.cell[weights], minlength=inspection.cells) > 0)
+    yield Defect(
+        "{other} does this work too: its parts are that W",
+        "keep either the W, or its parts for all buckets",
+        _first_rows(inspection, whole, WeightPart),
+        others=_first_rows(inspection, whole, BackwardWeight),
+    )
+    incomplete = (most > 0) & (fewest == 0) & ~whole
+    at = _by_cell(inspection, incomplete, WeightPart)
+
+    def absent(place: Place) -> list[int]:
+        present = inspection.pieces.bucket[at[place.index : place.index + place.count]]
+        return [bucket for bucket in range(buckets) if bucket not in present]
+
+    def first(place: Place) -> str:
+        part = inspection.at(inspection.pieces.row[at[place.index]]).instruction
+        return f"{part.rsplit('/', 1)[0]}/{absent(place)[0]}"
+
+    yield Defect(
+        f"of this W the part for bucket {{buckets}} is missing, of {buckets}",
+        "add {first} on its worker, or write the W as a whole",
+        inspection.pieces.row[at],
+        per=inspection.cell[at],
+        tells={"buckets": lambda place: listed(absent(place)), "first": first},
+    )
+
+
+def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
+    """In each of these cells, all of which have some, the first row of these classes."""
+    at = _by_cell(inspection, cells, *classes)
+    return inspection.pieces.row[at[firsts(inspection.cell[at])[1]]]
+
+
+def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
+    """The pieces of these classes in these cells, cell by cell, then by row."""
+    pieces, at = inspection.pieces, inspection.computes
+    at = at[cells[inspection.cell[at]] & is_kind(pieces.kind[at], classes)]
+    return at[np.lexsort((pieces.row[at], inspection.cell[at]))]
 
 
 @rule("missing", "a forward or backward that is not there")
-def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
+def missing(inspection: Inspection) -> Iterator[Defect]:
     """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines, those of a failed worker
     too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
     Add the instruction that is missing, or correct the shape. A forward-only schedule needs the F alone."""
@@ -123,60 +181,65 @@ def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
         (BackwardInput, "input gradient", split & (i == 0)),
     )
     for kind, name, hole in holes[:1] if inspection.schedule.forward_only else holes:
-        yield from _incomplete(inspection, kind, name, hole)
+        yield _incomplete(inspection, kind, name, hole)
 
 
-def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect | Rest]:
+def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
     """Micro-batches that no stage runs, then those that single stages leave out."""
     needed = "forward" if inspection.schedule.forward_only else "forward and backward"
     hint = f"add its {needed}, on its home worker or on a peer; or correct the shape"
     nowhere = absent.all(axis=0)
     if nowhere.any():
         yield Defect(f"no stage runs micro-batch {inspection.micro_batches(np.flatnonzero(nowhere))}", hint)
-    orphaned = ~inspection.hosted[~inspection.dead].any(axis=0)
-    stages = np.flatnonzero((absent & ~nowhere).any(axis=1) & ~orphaned)
-    for (stage,) in described(stages):
-        names = inspection.micro_batches(np.flatnonzero(absent[stage] & ~nowhere))
-        yield Defect(f"stage {stage} does not run micro-batch {names}", hint)
-    yield rest(stages)
+    stages = np.flatnonzero((absent & ~nowhere).any(axis=1) & inspection.hosts.any(axis=0))
+
+    def names(place: Place) -> str:
+        return inspection.micro_batches(np.flatnonzero(absent[stages[place.index]] & ~nowhere))
+
+    message = "stage {stage} does not run micro-batch {names}"
+    yield Defect(message, hint, per=stages, tells={"stage": stages, "names": names})
 
 
-def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Iterator[Defect | Rest]:
-    """One defect per worker and stage, at the first instruction whose other part is missing."""
+def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
+    """Reported per worker and stage, at the first instruction whose other part is missing."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
     key = pieces.worker[at] * shape.stages + pieces.stage[at]
     by_key = np.lexsort((pieces.row[at], key))
-    at, (keys, places, counts) = at[by_key], firsts(key[by_key])
-    for one, place, entries in described(keys, places, counts):
-        worker, stage = divmod(one, shape.stages)
-        numbers = np.unique(pieces.micro_batch[at[place : place + entries]])
-        yield Defect(
-            f"the {name} of stage {stage} is missing for micro-batch {inspection.micro_batches(numbers)}",
-            f"add {stage}{kind.token}{inspection.micro_batch(numbers[0])} to worker {shape.worker_at(worker)}",
-            int(pieces.row[at[place]]),
-        )
-    yield rest(keys)
+    at, key = at[by_key], key[by_key]
+
+    def numbers(place: Place) -> Rows:
+        return np.unique(pieces.micro_batch[at[place.index : place.index + place.count]])
+
+    return Defect(
+        f"the {name} of stage {{stage}} is missing for micro-batch {{names}}",
+        f"add {{stage}}{kind.token}{{first}} to worker {{worker}}",
+        pieces.row[at],
+        per=key,
+        tells={
+            "stage": pieces.stage[at],
+            "names": lambda place: inspection.micro_batches(numbers(place)),
+            "first": lambda place: inspection.micro_batch(numbers(place)[0]),
+        },
+    )
 
 
 @rule("apart", "a backward is not on the worker that ran its forward")
-def apart(inspection: Inspection) -> Iterator[Defect | Rest]:
+def apart(inspection: Inspection) -> Iterator[Defect]:
     """B, I and W need the activation that their F left on its worker, and W what its I left there; activations are
     never sent to another worker of the same stage. So all halves of a micro-batch run where its F ran: move them
     together."""
-    worker = inspection.schedule.columns.worker
+    worker, pieces, at = inspection.schedule.columns.worker, inspection.pieces, inspection.computes
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
-    for cell, row in described(cells[reported], rows[reported]):
-        makers = _rows(inspection, cell, Forward, BackwardInput).tolist()
-        made_by = [maker for maker in makers if worker[maker] != worker[row]]
-        yield Defect(
-            f"it needs what {inspection.at(made_by[0])} left there" if made_by else "it is not where its forward ran",
-            "move it to that worker, or move the forward and all halves of the backward together",
-            row,
-            others=tuple(made_by[:1]),
-        )
-    yield rest(cells[reported])
+    cells, rows = cells[reported], rows[reported]
+    makers = at[is_kind(pieces.kind[at], (Forward, BackwardInput))]  # of a complete cell one or two
+    first = extremes(np.minimum, inspection.cell[makers], pieces.row[makers], cells, len(worker))
+    last = extremes(np.maximum, inspection.cell[makers], pieces.row[makers], cells, -1)
+    others = np.select([worker[maker] != worker[rows] for maker in (first, last)], (first, last), -1)
+    hint = "move it to that worker, or move the forward and all halves of the backward together"
+    yield Defect("it needs what {other} left there", hint, rows, others=others, where=others >= 0)
+    yield Defect("it is not where its forward ran", hint, rows, where=others < 0)
 
 
 @rule("not-lowered", "a schedule about to run without its transfers, reduces or steps")
@@ -184,13 +247,11 @@ def not_lowered(inspection: Inspection) -> Iterator[Defect]:
     """In a file for people or for exchange, transfers, reduces and steps may be left out: they are then implied. What
     workers execute must hold them. Call `lower` first. Without REDUCE_GRAD and STEP, gradients are neither summed,
     scaled nor applied."""
-    if not inspection.about_to_run:
+    added = inspection.lowered.columns.kind[inspection.origin < 0]
+    if not inspection.about_to_run or not len(added):
         return
-    lowered, origin = inspection.lowered.columns.kind, inspection.origin
-    added = lowered[origin < 0]
     transfers = int(is_kind(added, Transfer).sum())
     left_out = [f"{transfers} transfer(s)"] if transfers else []
     if transfers < len(added):
         left_out.append("every REDUCE_GRAD and STEP")
-    if left_out:
-        yield Defect(f"the schedule leaves out {' and '.join(left_out)}", "call lower(schedule) before running it")
+    yield Defect(f"the schedule leaves out {' and '.join(left_out)}", "call lower(schedule) before running it")

@@ -1,10 +1,12 @@
-"""Optimizer: on each live host of a stage one reduce, after its last gradient, then one step; peers reduce alike.
+"""Optimizer: on each live host of a stage one reduce (and the sum of each bucket), after its last gradient, then one
+step and gather; peers reduce and gather in one order.
 
 These rules apply once a schedule has any REDUCE_GRAD or STEP; until then `lower` implies them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,60 +14,58 @@ import numpy as np
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import GatherParameters, Instruction, OptimizerStep, ReduceBucket, ReduceGradients
-from recycle.ir.rules.rule import Defect, Inspection, Rest, described, extremes, listed, repeats, rest, rule
+from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, listed, repeats, rule
 from recycle.shape import MOST_BUCKETS
 
 
-def hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
+def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """(rows, worker * stages + stage) of the stage-wide kind that stand on a host of their stage."""
     pieces = inspection.pieces
-    at = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
-    at = at[inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
+    at = pieces.of(cls)
+    at = at[inspection.hosts[pieces.worker[at], pieces.stage[at]]]
     return pieces.row[at], pieces.worker[at] * inspection.schedule.shape.stages + pieces.stage[at]
 
 
-def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect | Rest]:
+def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect]:
     if not inspection.has_optimizer:
         return
-    shape, token = inspection.schedule.shape, cls.token
-    wanted = inspection.hosted & ~inspection.dead[:, None]
-    there = np.zeros(wanted.size, dtype=np.bool_)
-    there[hosted_rows(inspection, cls)[1]] = True
-    absent = wanted & ~there.reshape(wanted.shape)
+    absent = inspection.hosts.copy()
+    absent.ravel()[_hosted_rows(inspection, cls)[1]] = False
     if not (inspection.pieces.kind == cls.kind).any():
-        yield Defect(f"the schedule has no {token} at all: no stage {verb}", hint)
+        yield Defect(f"the schedule has no {cls.token} at all: no stage {verb}", hint)
         return
     workers = np.flatnonzero(absent.any(axis=1))
-    for (w,) in described(workers):
-        stages = np.flatnonzero(absent[w]).tolist()
-        yield Defect(
-            f"worker {shape.worker_at(w)} hosts stage {listed(stages)} and never {verb} it",
-            f"add {stages[0]}{token}: {hint}",
-            worker=shape.worker_at(w),
-        )
-    yield rest(workers)
+
+    def stages(place: Place) -> list[int]:
+        found: list[int] = np.flatnonzero(absent[workers[place.index]]).tolist()
+        return found
+
+    yield Defect(
+        f"worker {{worker}} hosts stage {{stages}} and never {verb} it",
+        f"add {{first}}{cls.token}: {hint}",
+        worker=workers,
+        tells={"stages": lambda place: listed(stages(place)), "first": lambda place: stages(place)[0]},
+    )
 
 
 @rule("missing-reduce", "a host that never reduces its stage")
-def missing_reduce(inspection: Inspection) -> Iterator[Defect | Rest]:
+def missing_reduce(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_GRAD sums a stage's gradient over all live workers that host it, also those that computed nothing: all
     of them need the sum for the same step, and the others wait for them. One per host and stage."""
-    yield from _absent(
-        inspection, ReduceGradients, "reduces", "every live host of a stage reduces once, before its STEP"
-    )
+    hint = "every live host of a stage reduces once, before its STEP"
+    yield from _absent(inspection, ReduceGradients, "reduces", hint)
 
 
 @rule("missing-step", "a host that never steps its stage")
-def missing_step(inspection: Inspection) -> Iterator[Defect | Rest]:
+def missing_step(inspection: Inspection) -> Iterator[Defect]:
     """Every live worker that hosts a stage keeps its own copy of the parameters and must step it in each iteration,
     or the copies drift apart. One STEP per host and stage, after its REDUCE_GRAD."""
-    yield from _absent(
-        inspection, OptimizerStep, "steps", "every live host of a stage steps once, after its REDUCE_GRAD"
-    )
+    hint = "every live host of a stage steps once, after its REDUCE_GRAD"
+    yield from _absent(inspection, OptimizerStep, "steps", hint)
 
 
 @rule("missing-gather", "a host that never gathers its stage")
-def missing_gather(inspection: Inspection) -> Iterator[Defect | Rest]:
+def missing_gather(inspection: Inspection) -> Iterator[Defect]:
     """GATHER_PARAMS says that each host of a stage steps its own part of the parameters, and needs the rest from the
     others. Where a schedule has one, every host gathers every stage that it hosts once, after its STEP."""
     if (inspection.pieces.kind == GatherParameters.kind).any():
@@ -73,58 +73,95 @@ def missing_gather(inspection: Inspection) -> Iterator[Defect | Rest]:
         yield from _absent(inspection, GatherParameters, "gathers", hint)
 
 
+@rule("missing-bucket", "a host that never begins the sum of a bucket")
+def missing_bucket(inspection: Inspection) -> Iterator[Defect]:
+    """REDUCE_BUCKET sums a bucket of a stage's gradients over all live workers that host the stage, also those that
+    computed nothing: the others wait for them. One per host, stage and bucket but the last one, which is
+    REDUCE_GRAD's."""
+    shape, count = inspection.schedule.shape, inspection.schedule.buckets - 1
+    rows, hosts = _hosted_rows(inspection, ReduceBucket)
+    if not count or not (len(rows) or inspection.has_optimizer):
+        return
+    wanted = inspection.hosts.ravel()
+    there = np.zeros((wanted.size, count), dtype=np.bool_)
+    there[hosts, inspection.schedule.columns.bucket[rows]] = True
+    absent = np.flatnonzero(wanted & ~there.all(axis=1))
+    workers, stages = np.divmod(absent, shape.stages)
+
+    def buckets(place: Place) -> list[int]:
+        found: list[int] = np.flatnonzero(~there[absent[place.index]]).tolist()
+        return found
+
+    yield Defect(
+        "worker {worker} hosts stage {stage} and never begins the sum of its bucket {buckets}",
+        f"add {{stage}}{ReduceBucket.token}/{{first}}, before its REDUCE_GRAD; or leave out every reduce and step, and"
+        " all are implied",
+        worker=workers,
+        tells={
+            "stage": stages,
+            "buckets": lambda place: listed(buckets(place)),
+            "first": lambda place: buckets(place)[0],
+        },
+    )
+
+
 @rule("duplicate-update", "a stage reduced or stepped twice on one worker")
-def duplicate_update(inspection: Inspection) -> Iterator[Defect | Rest]:
+def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
     """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice, a second
     GATHER_PARAMS waits for peers that have one. Remove it."""
     for cls in (ReduceGradients, OptimizerStep, ReduceBucket, GatherParameters):
-        rows, keys = hosted_rows(inspection, cls)
-        again = rows[repeats(keys * MOST_BUCKETS + inspection.schedule.columns.bucket[rows])[0]]
-        for (row,) in described(again):
-            yield Defect(
-                f"the stage has its {cls.token} on this worker already",
-                "once per iteration, host and stage: remove one of the two",
-                row,
-            )
-        yield rest(again)
+        rows, keys = _hosted_rows(inspection, cls)
+        yield Defect(
+            f"the stage has its {cls.token} on this worker already",
+            "once per iteration, host and stage: remove one of the two",
+            rows[repeats(keys * MOST_BUCKETS + inspection.schedule.columns.bucket[rows])[0]],
+        )
 
 
 @rule("early-reduce", "a reduce before the stage's last gradient")
-def early_reduce(inspection: Inspection) -> Iterator[Defect | Rest]:
+def early_reduce(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_GRAD takes the stage's gradient as it is; what W or B adds later is lost, or waits for the reduce that
     waits for it. It comes after the last W or B of its stage, and of the stages tied to it, on its worker."""
-    reduces, behind = early(inspection, Cause.REDUCE, ReduceGradients)
-    for reduce, late in described(reduces, behind):
-        yield Defect(
-            f"{inspection.at(late)} adds to this gradient afterwards",
-            "move the REDUCE_GRAD behind the stage's last W or B on this worker",
-            reduce,
-            others=(late,),
-        )
-    yield rest(reduces)
+    reduces, behind = _early(inspection, Cause.REDUCE, ReduceGradients)
+    yield Defect(
+        "{other} adds to this gradient afterwards",
+        "move the REDUCE_GRAD behind the stage's last W or B on this worker",
+        reduces,
+        others=behind,
+    )
+
+
+@rule("early-bucket", "the sum of a bucket before the last gradient in it")
+def early_bucket(inspection: Inspection) -> Iterator[Defect]:
+    """REDUCE_BUCKET takes the bucket's gradients as they are; what a W, a B or a part for that bucket adds later is
+    lost. It comes after the last of them on its worker; parts for other buckets may still follow."""
+    sums, behind = _early(inspection, Cause.REDUCE, ReduceBucket)
+    yield Defect(
+        "{other} adds to this bucket afterwards",
+        "move the REDUCE_BUCKET behind the last W, B or part for its bucket on this worker",
+        sums,
+        others=behind,
+    )
 
 
 @rule("early-step", "a step before a reduce that the barrier waits for")
-def early_step(inspection: Inspection) -> Iterator[Defect | Rest]:
+def early_step(inspection: Inspection) -> Iterator[Defect]:
     """With optimizer = "barrier" no stage steps before all stages have reduced. A worker that hosts several stages
     therefore reduces all of them before it steps any; the other way round it waits for itself."""
-    steps, behind = early(inspection, Cause.STEP, OptimizerStep)
-    for step, late in described(steps, behind):
-        yield Defect(
-            f"the barrier waits for {inspection.at(late)}, which comes later",
-            'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"',
-            step,
-            others=(late,),
-        )
-    yield rest(steps)
+    steps, behind = _early(inspection, Cause.STEP, OptimizerStep)
+    yield Defect(
+        "the barrier waits for {other}, which comes later",
+        'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"',
+        steps,
+        others=behind,
+    )
 
 
-def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple[Rows, Rows]:
+def _early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """(rows of `cls` that wait for a join, last row that the join waits for behind each), both on one worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
-    into = np.flatnonzero((graph.target >= graph.rows) & (graph.source < graph.rows))
-    out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause))
-    out = out[kind[graph.target[out]] == cls.kind]
+    into, out = graph.into_joins, graph.out_of_joins
+    out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
     workers, waiting = inspection.schedule.shape.worker_count, graph.target[out]
     joined = graph.target[into] * workers + worker[graph.source[into]]
     late = extremes(np.maximum, joined, graph.source[into], graph.source[out] * workers + worker[waiting], -1)
@@ -134,3 +171,74 @@ def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple
     given, behind = given[known], behind[known]
     by_row = np.lexsort((behind, given))
     return given[by_row], behind[by_row]
+
+
+@rule("reduce-order", "peers that reduce two stages in different orders")
+def reduce_order(inspection: Inspection) -> Iterator[Defect]:
+    """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
+    same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
+    reached. So it is with the buckets of stages, which all hosts sum in one order, and with GATHER_PARAMS."""
+    rows, others = np.array(conflicting_reduces(inspection), dtype=np.int64).reshape(-1, 2).T
+    yield Defect(
+        "worker {other.worker} reduces its stages in another order: {other} comes first there",
+        "reduce what two workers share in one order on both, for example last stage and first bucket first",
+        rows,
+        others=others,
+    )
+
+
+def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
+    """The pairs of `reduce_conflicts` among the sums and gathers that stand on a host of their stage."""
+    buckets, numbers = inspection.schedule.buckets, inspection.schedule.columns.bucket
+    found = [_hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket, GatherParameters)]
+    rows, hosts = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(rows)
+    rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.schedule.shape.stages)
+    # The last bucket, of which the columns say nothing, is summed by REDUCE_GRAD.
+    bucket = np.where(numbers[rows] >= 0, numbers[rows], buckets - 1)
+    numbers = stages * (buckets + 1) + bucket
+    # A gather comes behind all buckets of its stage.
+    gathers = inspection.schedule.columns.kind[rows] == GatherParameters.kind
+    return reduce_conflicts(rows, workers, np.where(gathers, stages * (buckets + 1) + buckets, numbers))
+
+
+def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
+    """Where workers reduce the same two stages, or buckets of stages, in unlike orders.
+
+    Args:
+        rows, workers, stages: of each reduce, with a number for the stage or bucket; of several reduces of one on one
+            worker the first counts.
+
+    Returns:
+        (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.
+    """
+    mine: dict[int, dict[int, int]] = {}
+    for row, worker, stage in zip(rows.tolist(), workers.tolist(), stages.tolist(), strict=True):
+        mine.setdefault(worker, {}).setdefault(stage, row)
+    hosts = Counter(stage for order in mine.values() for stage in order)
+    agreed: list[dict[int, int]] = []
+    at_odds: dict[tuple[int, ...], tuple[int, int, dict[int, int]] | None] = {}
+    conflicts = []
+    for _, order in sorted(mine.items()):
+        sequence = tuple(stage for stage in order if hosts[stage] > 1)
+        if len(sequence) > 1 and sequence not in at_odds:
+            found = [(*pair, other) for other in agreed if (pair := _first_swapped(sequence, other))]
+            at_odds[sequence] = min(found, key=lambda one: one[:2], default=None)
+            agreed += [] if found else [order]
+        if conflict := at_odds.get(sequence):
+            here, there, other = conflict
+            conflicts.append((order[sequence[here]], other[sequence[there]]))
+    return conflicts
+
+
+def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
+    """Places of the first two stages of `sequence` that `other` (stage -> row) has the other way round."""
+    row = np.array([other.get(stage, -1) for stage in sequence])
+    both = np.flatnonzero(row >= 0)
+    row = row[both]
+    least_behind = np.minimum.accumulate(row[::-1])[::-1]
+    swapped = np.flatnonzero(least_behind < row)
+    if not len(swapped):
+        return None
+    behind = swapped[0] + np.flatnonzero(row[swapped[0] :] < row[swapped[0]])[0]
+    return int(both[swapped[0]]), int(both[behind])

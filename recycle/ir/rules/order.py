@@ -11,15 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.chains import compute_order
-from recycle.ir.columns import Flags, Rows
+from recycle.ir.columns import Flags, Rows, compute_order
 from recycle.ir.dependencies import Cause
+from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
-from recycle.ir.rules.reduces import conflicting_reduces
-from recycle.ir.rules.rule import Defect, Inspection, Rest, described, extremes, firsts, rest, rule
+from recycle.ir.rules.optimizer import conflicting_reduces
+from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
 from recycle.ir.rules.transfers import are_reported
-from recycle.ir.simulate import EventGraph, event_graph
 
 _CYCLES = 5
 """Independent cycles that are reported at most."""
@@ -32,30 +31,28 @@ _TOLD = 40
 
 
 @rule("order", "an instruction before what it needs on its own worker")
-def order(inspection: Inspection) -> Iterator[Defect | Rest]:
+def order(inspection: Inspection) -> Iterator[Defect]:
     """A worker runs its program from front to back. What an instruction needs from its own worker must stand before
     it: a B or I behind its F (and behind the next stage's B, where that is on the same worker), a W behind its I, a
     SEND behind its producer, a RECV before its consumer, a STEP behind its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     needs, rows = inspection.origin[source], inspection.origin[target]
     placed = ~inspection.rows_in(inspection.misplaced)[rows]
-    needs, rows = needs[placed], rows[placed]
-    _, places, _ = firsts(rows)
-    for need, row in described(needs[places], rows[places]):
-        yield Defect(
-            f"it needs {inspection.at(need)}, which comes later",
-            f"move {inspection.schedule.instruction(need)} before it",
-            row,
-            others=(need,),
-        )
-    yield rest(places)
+    yield Defect(
+        "it needs {other}, which comes later",
+        "move {other.instruction} before it",
+        rows[placed],
+        others=needs[placed],
+        per=rows[placed],
+    )
 
 
 def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
     """Edges between rows of one worker that point backwards in its program, by row."""
     graph, c = inspection.graph, inspection.lowered.columns
-    rows = (graph.source < graph.rows) & (graph.target < graph.rows) & (graph.cause != Cause.TRANSFER)
-    source, target = graph.source[rows], graph.target[rows]
+    edges = graph.between_rows
+    edges = edges[graph.cause[edges] != Cause.TRANSFER]
+    source, target = graph.source[edges], graph.target[edges]
     wrong = (source > target) & (c.worker[source] == c.worker[target])
     wrong &= (inspection.origin[source] >= 0) & (inspection.origin[target] >= 0)
     source, target = source[wrong], target[wrong]
@@ -80,13 +77,8 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
     for cycle in cycles(source[keep], target[keep], events.dependencies.nodes):
         if any(reported[given] for given in map(inspection.given, cycle) if given is not None):
             continue  # a consequence of what is wrong with that instruction itself
-        row, text, others = _describe(inspection, events, cycle)
-        yield Defect(
-            f"a circle of waits: {text}",
-            "change the order on one of these workers so that what the others wait for comes first",
-            row,
-            others=others,
-        )
+        hint = "change the order on one of these workers so that what the others wait for comes first"
+        yield _circle(inspection, events, cycle, "a circle of waits", hint)
 
 
 @rule("serialised-transport", "deadlocks where a worker carries one transfer at a time", "warning", presumes_valid=True)
@@ -100,13 +92,9 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
     if events.is_acyclic:
         return
     for cycle in cycles(*events.edges, events.dependencies.nodes)[:1]:
-        row, text, others = _describe(inspection, events, cycle)
-        yield Defect(
-            f"with one transfer at a time this deadlocks, in a circle of waits: {text}",
-            "write sends and receives in one global order (take them out, then lower), or use a transport with lanes",
-            row,
-            others=others,
-        )
+        message = "with one transfer at a time this deadlocks, in a circle of waits"
+        hint = "write sends and receives in one global order (take them out, then lower), or use a transport with lanes"
+        yield _circle(inspection, events, cycle, message, hint)
 
 
 def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
@@ -189,12 +177,12 @@ def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
     return best
 
 
-def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> tuple[int | None, str, tuple[int, ...]]:
-    """(given row where the circle is entered, the circle as text, the other given rows that the text names in its
-    order). Rows that lowering added are passed over, and steps along one worker's program are drawn together."""
+def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], message: str, hint: str) -> Defect:
+    """The circle, told from the given row where it is entered, with the other given rows that the text names in its
+    order. Rows that lowering added are passed over, and steps along one worker's program are drawn together."""
     given = {node: row for node in cycle if (row := inspection.given(node)) is not None}
     if not given:
-        return None, f"{len(cycle)} events that lowering added", ()
+        return Defect(f"{message}: {len(cycle)} events that lowering added", hint)
     turn = list(given).index(min(given))
     shown = [*list(given)[turn:], *list(given)[:turn]]
     follows = _program_steps(events, np.array(shown[1:] + shown[:1]), np.array(shown)).tolist()
@@ -213,7 +201,8 @@ def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> t
     ]
     if left_out > 0:
         parts.insert(_TOLD // 2, f"... and {left_out} more ...")
-    return rows[0], "; ".join(parts), tuple(row for _, row, _ in waits[1:])
+    others = np.array([[row for _, row, _ in waits[1:]]], dtype=np.int64)
+    return Defect(f"{message}: {'; '.join(parts)}", hint, rows[0], others=others)
 
 
 def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
@@ -229,7 +218,7 @@ def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
 
 
 @rule("late-send", "a send behind other work than its producer", "warning")
-def late_send(inspection: Inspection) -> Iterator[Defect | Rest]:
+def late_send(inspection: Inspection) -> Iterator[Defect]:
     """A SEND takes its place right after the instruction that makes its value. With other work between them the
     receiver waits longer for nothing, as sends never hold up computing. Reported once per worker."""
     if not inspection.has_transfers:
@@ -246,15 +235,11 @@ def late_send(inspection: Inspection) -> Iterator[Defect | Rest]:
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
     producer, send = producer[by_row], send[by_row]
-    _, places, counts = firsts(c.worker[send])
-    rows, makers = inspection.origin[send[places]], inspection.origin[producer[places]]
-    given = (rows >= 0) & (makers >= 0)
-    for row, made, count in described(rows[given], makers[given], counts[given]):
-        more = f" (and {count - 1} more sends of this worker)" if count > 1 else ""
-        yield Defect(
-            f"other work stands between it and its producer, {inspection.at(made)}{more}",
-            "move the send right behind its producer",
-            row,
-            others=(made,),
-        )
-    yield rest(rows[given])
+    yield Defect(
+        "other work stands between it and its producer, {other}",
+        "move the send right behind its producer",
+        inspection.origin[send],
+        others=inspection.origin[producer],
+        per=c.worker[send],
+        more="sends of this worker",
+    )

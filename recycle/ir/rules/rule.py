@@ -1,4 +1,7 @@
-"""What a rule is: a code, a severity, a paragraph, and a function from an `Inspection` to the defects it finds.
+"""What a rule is: a code, a severity, a paragraph, and a function that marks where a schedule breaks it.
+
+The function gets an `Inspection` and yields a `Defect` for each way of breaking the rule: columns of the rows that do,
+with a message and a hint. Grouping, limits, counts and order are the frame's (`Rule.findings`, `check`).
 
 An `Inspection` holds one schedule together with everything that rules ask about it, each worked out at most once. What
 a schedule leaves out (transfers; reduces and steps) is implied as `lower` writes it, while rows and positions in
@@ -8,16 +11,17 @@ defects are those of the program as it was given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Floats, Ints, Rows
 from recycle.ir.dependencies import Dependencies
-from recycle.ir.graph import group_edges
+from recycle.ir.event_graph import EventGraph
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -29,13 +33,13 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import kinds_where
-from recycle.ir.lower import implied_kinds, lower_with_origin
+from recycle.ir.lower import implied_kinds
 from recycle.ir.pieces import Work, is_whole, parts_of_weight, work
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, event_graph, timeline_of
-from recycle.ir.unmet import Unmet, Why
+from recycle.ir.simulate import timeline_of
+from recycle.ir.values import Unmet, Why
 from recycle.profile import Profile
-from recycle.shape import MicroBatch, Worker
+from recycle.shape import MicroBatch
 
 Severity = Literal["error", "warning"]
 SHOWN = 6
@@ -52,6 +56,9 @@ class ProgramPosition:
     worker: str
     position: int
     instruction: str
+
+    def __str__(self) -> str:
+        return f"{self.instruction} on worker {self.worker} (position {self.position})"
 
 
 @dataclass(frozen=True)
@@ -80,22 +87,54 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Place:
+    """One entry of a `Defect`: its index in the columns, the instructions that it is at odds with, and how many entries
+    it stands for (see `Defect.per`)."""
+
+    index: int
+    others: tuple[ProgramPosition, ...]
+    count: int
+
+
+Tells = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
+
+
+@dataclass(frozen=True, eq=False)
 class Defect:
-    """What a rule's function yields: a message, a hint, the row (or only the worker) that it is about, and the rows
-    that this one is at odds with."""
+    """One way in which a schedule breaks a rule, as columns with an entry for each time that it does.
+
+    Attributes:
+        message, hint: what is wrong and what to do, as formats in which these names stand for values of an entry:
+            `worker` that it is about, `other` the first instruction that it is at odds with, and the names of `tells`.
+        row: given row that an entry is about; None or -1 where it is about a worker or the whole schedule.
+        worker: index of the worker where no row is given.
+        others: row that the entry is at odds with, or several in a second dimension; -1 for none.
+        where: entries that count; all when left out.
+        per: of these, entries with the same number are reported once, at the first of them.
+        more: what the message calls the others of them, if it counts them: `(and 3 more ...)`.
+        tells: name -> its value in each entry.
+    """
 
     message: str
     hint: str
-    row: int | None = None
-    worker: Worker | None = None
-    others: tuple[int, ...] = ()
+    row: int | Rows | None = None
+    worker: Rows | None = None
+    others: Rows | None = None
+    where: Flags | None = None
+    per: Rows | Ints | None = None
+    more: str = ""
+    tells: Tells = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Rest:
-    """What a rule's function yields behind the defects that it describes: how many more there are."""
-
-    count: int
+    def told(self) -> tuple[Rows, Rows]:
+        """(entry, entries that it stands for) of each finding."""
+        columns = (column for column in (self.row, self.worker, self.per) if column is not None)
+        entries = np.arange(next(map(np.size, columns), 1))
+        if self.where is not None:
+            entries = entries[self.where]
+        if self.per is None:
+            return entries, np.ones_like(entries)
+        _, places, counts = firsts(self.per[entries])
+        return entries[places], counts
 
 
 @dataclass(frozen=True)
@@ -105,55 +144,54 @@ class Rule:
     Attributes:
         code: what findings carry and `recycle check --explain` takes.
         title: the rule in a few words.
+        documentation: a paragraph for people.
+        find: yields the defects.
         severity: of every finding of this rule.
-        find: yields the defects, or the first `MOST_DESCRIBED` and the `Rest`; its docstring is the rule's
-            documentation.
         presumes_valid: what it finds means nothing in a schedule with errors.
     """
 
     code: str
     title: str
-    severity: Severity
-    find: Callable[[Inspection], Iterable[Defect | Rest]]
+    documentation: str
+    find: Callable[[Inspection], Iterable[Defect]]
+    severity: Severity = "error"
     presumes_valid: bool = False
-
-    @property
-    def documentation(self) -> str:
-        return inspect.cleandoc(self.find.__doc__ or "")
 
     def findings(self, inspection: Inspection) -> tuple[list[Finding], int]:
         """(at most the first `MOST_DESCRIBED` findings, how many more there are)."""
         found: list[Finding] = []
         more = 0
         for defect in self.find(inspection):
-            if isinstance(defect, Rest):
-                more += defect.count
-            elif len(found) == MOST_DESCRIBED:
-                more += 1
-            else:
-                found.append(self._finding(inspection.schedule, defect))
+            entries, counts = defect.told()
+            room = MOST_DESCRIBED - len(found)
+            more += max(0, len(entries) - room)
+            for entry, count in zip(entries[:room].tolist(), counts[:room].tolist(), strict=True):
+                found.append(self._finding(inspection, defect, entry, count))
         return found, more
 
-    def _finding(self, schedule: Schedule, defect: Defect) -> Finding:
-        worker, position, instruction = defect.worker, None, None
-        if defect.row is not None:
-            worker, position = schedule.position(defect.row)
-            instruction = str(schedule.instruction(defect.row))
-        name = None if worker is None else str(worker)
-        others = tuple(_program_position(schedule, row) for row in defect.others)
-        return Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint, others)
-
-
-def _program_position(schedule: Schedule, row: int) -> ProgramPosition:
-    worker, position = schedule.position(row)
-    return ProgramPosition(str(worker), position, str(schedule.instruction(row)))
+    def _finding(self, inspection: Inspection, defect: Defect, entry: int, count: int) -> Finding:
+        row = -1 if defect.row is None else int(np.atleast_1d(defect.row)[entry])
+        others = [] if defect.others is None else np.atleast_1d(defect.others[entry]).tolist()
+        place = Place(entry, tuple(inspection.at(other) for other in others if other >= 0), count)
+        worker = position = instruction = None
+        if row >= 0:
+            here = inspection.at(row)
+            worker, position, instruction = here.worker, here.position, here.instruction
+        elif defect.worker is not None:
+            worker = str(inspection.schedule.shape.worker_at(defect.worker[entry]))
+        values: dict[str, object] = {"worker": worker, "other": next(iter(place.others), None)}
+        values |= {name: told(place) if callable(told) else told[entry] for name, told in defect.tells.items()}
+        message, hint = (text.format(**values) for text in (defect.message, defect.hint))
+        if defect.more and count > 1:
+            message += f" (and {count - 1} more {defect.more})"
+        return Finding(self.code, self.severity, worker, position, instruction, message, hint, place.others)
 
 
 def rule(
     code: str, title: str, severity: Severity = "error", presumes_valid: bool = False
-) -> Callable[[Callable[[Inspection], Iterable[Defect | Rest]]], Rule]:
-    """Make a rule of a function."""
-    return lambda find: Rule(code, title, severity, find, presumes_valid)
+) -> Callable[[Callable[[Inspection], Iterable[Defect]]], Rule]:
+    """Make a rule of a function, whose docstring is the rule's documentation."""
+    return lambda find: Rule(code, title, inspect.cleandoc(find.__doc__ or ""), find, severity, presumes_valid)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +204,8 @@ class Inspection:
         limits: activations that the workers of each rank may hold, or None.
         byte_limit: bytes that any worker may hold, or None.
         about_to_run: nothing is implied, because the workers execute the program as it is.
-        lowered_graph: the schedule's, where it is known already.
+        events: the event graph of the schedule as `lower` writes it out.
+        shared: what several rules go by, under the function that works it out.
     """
 
     schedule: Schedule
@@ -174,33 +213,18 @@ class Inspection:
     limits: Sequence[float] | None
     byte_limit: float | None
     about_to_run: bool
-    lowered_graph: EventGraph | None = None
-
-    @cached_property
-    def shared(self) -> dict[Any, Any]:
-        """What several rules of a file go by, under the function that works it out; it ends with the inspection."""
-        return {}
-
-    @cached_property
-    def _lowered(self) -> tuple[Schedule, Rows]:
-        known = self.lowered_graph
-        if known is not None and known.origin is not None:
-            return known.schedule, known.origin
-        return lower_with_origin(self.schedule)
+    events: EventGraph
+    shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def lowered(self) -> Schedule:
-        return self._lowered[0]
+        return self.events.schedule
 
     @property
     def origin(self) -> Rows:
         """Row of the given schedule that each lowered row came from, -1 where lowering added it."""
-        return self._lowered[1]
-
-    @cached_property
-    def events(self) -> EventGraph:
-        """The event graph of the lowered schedule."""
-        return self.lowered_graph or event_graph(self.lowered)
+        assert self.events.origin is not None
+        return self.events.origin
 
     @property
     def graph(self) -> Dependencies:
@@ -239,9 +263,14 @@ class Inspection:
         return hosted
 
     @cached_property
+    def hosts(self) -> Flags:
+        """(worker index, stage) -> the placement puts the stage there, and the worker is alive."""
+        return self.hosted & ~self.dead[:, None]
+
+    @cached_property
     def computes(self) -> Rows:
         """Pieces of the given schedule that a micro-batch needs, inside the shape."""
-        return np.flatnonzero(is_kind(self.pieces.kind, kinds_where(lambda row: row.required)) & self.pieces.valid)
+        return self.pieces.of(*kinds_where(lambda row: row.required))
 
     @cached_property
     def cell(self) -> Rows:
@@ -252,16 +281,6 @@ class Inspection:
     def cells(self) -> int:
         """How many (stage, micro-batch) there are."""
         return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
-
-    @cached_property
-    def _by_cell(self) -> tuple[Rows, Rows]:
-        return group_edges(self.computes, self.cell[self.computes], self.cells)
-
-    def in_cell(self, cell: int, *classes: type[Instruction]) -> Rows:
-        """The pieces of these classes in one cell."""
-        offsets, pieces = self._by_cell
-        here = pieces[offsets[cell] : offsets[cell + 1]]
-        return here[is_kind(self.pieces.kind[here], classes)]
 
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
@@ -290,7 +309,7 @@ class Inspection:
     def misplaced(self) -> Flags:
         """Cells with a piece on a worker that is dead or does not host the stage."""
         pieces, at = self.pieces, self.computes
-        wrong = self.dead[pieces.worker[at]] | ~self.hosted[pieces.worker[at], pieces.stage[at]]
+        wrong = ~self.hosts[pieces.worker[at], pieces.stage[at]]
         misplaced = np.zeros(self.cells, dtype=np.bool_)
         misplaced[self.cell[at[wrong]]] = True
         return misplaced
@@ -319,13 +338,12 @@ class Inspection:
     def stray_updates(self) -> Flags:
         """The given reduces and steps on a worker that does not host the stage, and those that are there already."""
         pieces, stages = self.pieces, self.schedule.shape.stages
-        at = np.flatnonzero(is_kind(pieces.kind, StageWide) & pieces.valid)
-        hosted = self.hosted[pieces.worker[at], pieces.stage[at]] & ~self.dead[pieces.worker[at]]
+        at = pieces.of(StageWide)
         keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
         keys = keys * (self.schedule.buckets + 1) + pieces.bucket[at]
         stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
         stray[pieces.row[at[repeats(keys)[0]]]] = True
-        stray[pieces.row[at[~hosted]]] = True
+        stray[pieces.row[at[~self.hosts[pieces.worker[at], pieces.stage[at]]]]] = True
         return stray
 
     def cells_of(self, unmet: Unmet) -> Rows:
@@ -355,10 +373,14 @@ class Inspection:
         """Given row of a lowered row or node; None for what lowering added and for joins."""
         return int(self.origin[row]) if row < len(self.origin) and self.origin[row] >= 0 else None
 
-    def at(self, row: int) -> str:
-        """`2F1.5 on worker 1.2 (position 7)` for a given row."""
+    def at(self, row: int) -> ProgramPosition:
+        """The instruction in a given row."""
         worker, position = self.schedule.position(row)
-        return f"{self.schedule.instruction(row)} on worker {worker} (position {position})"
+        return ProgramPosition(str(worker), position, str(self.schedule.instruction(row)))
+
+    def workers(self, indices: Rows) -> str:
+        """Workers, by index, as `listed` lists them."""
+        return listed([self.schedule.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
 
 
 def listed(names: Sequence[object], count: int | None = None) -> str:
@@ -390,13 +412,3 @@ def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: in
     at = np.searchsorted(known, wanted)
     at[np.append(known, -1)[at] != wanted] = len(known)
     return found[at]
-
-
-def described(*columns: Rows) -> Iterator[tuple[int, ...]]:
-    """Of columns side by side those entries that a rule describes: the first `MOST_DESCRIBED`."""
-    return zip(*(column[:MOST_DESCRIBED].tolist() for column in columns), strict=True)
-
-
-def rest(column: Rows) -> Rest:
-    """What `described` leaves out."""
-    return Rest(max(0, len(column) - MOST_DESCRIBED))

@@ -6,13 +6,15 @@ say) is reported once, by its nearest cause, and not again for each of its ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import inspect
+from collections.abc import Iterator
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Rows
+from recycle.ir.columns import Flags, Ints, Rows
+from recycle.ir.dependencies import find
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
@@ -26,13 +28,9 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
-from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, repeats, rest, rule
-from recycle.ir.unmet import Unmet, Why
-from recycle.shape import Worker
-
-
-def _reported_as(inspection: Inspection, code: str) -> list[Defect | Rest]:
-    return _examined(inspection).found.get(code, [])
+from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
+from recycle.ir.values import Unmet, Why
+from recycle.shape import MicroBatch, Worker
 
 
 def are_reported(inspection: Inspection, rows: Rows) -> Flags:
@@ -41,83 +39,78 @@ def are_reported(inspection: Inspection, rows: Rows) -> Flags:
     return examination.are_reported(examination.values(rows))
 
 
-@rule("wrong-peer", "the two ends of a transfer name different workers")
-def wrong_peer(inspection: Inspection) -> list[Defect | Rest]:
+def _examined_rule(code: str, title: str, documentation: str, severity: Severity = "error") -> Rule:
+    found = lambda inspection: _examined(inspection).found.get(code, [])  # noqa: E731
+    return Rule(code, title, inspect.cleandoc(documentation), found, severity)
+
+
+wrong_peer = _examined_rule(
+    "wrong-peer",
+    "the two ends of a transfer name different workers",
     """A SEND names the worker that receives, the RECV the worker that sends. Where the value is sent to one worker
     and awaited by another (or from another), both ends wait for ever. A transfer from a worker to itself is wrong
-    too: a value that stays on its worker needs none."""
-    return _reported_as(inspection, "wrong-peer")
-
-
-@rule("duplicate-transfer", "a value sent or received twice")
-def duplicate_transfer(inspection: Inspection) -> list[Defect | Rest]:
+    too: a value that stays on its worker needs none.""",
+)
+duplicate_transfer = _examined_rule(
+    "duplicate-transfer",
+    "a value sent or received twice",
     """Transfers are matched by their order between two workers, so a second SEND or RECV of the same value shifts
-    every later one onto wrong data. Remove it."""
-    return _reported_as(inspection, "duplicate-transfer")
-
-
-@rule("not-made-here", "a send of a value that its worker does not make")
-def not_made_here(inspection: Inspection) -> list[Defect | Rest]:
+    every later one onto wrong data. Remove it.""",
+)
+not_made_here = _examined_rule(
+    "not-made-here",
+    "a send of a value that its worker does not make",
     """A worker can send only what one of its own instructions makes: SEND_F the activation of an F, SEND_B the
-    gradient of an I or B, of the same stage and micro-batch. Move the SEND to the worker that runs the producer."""
-    return _reported_as(inspection, "not-made-here")
-
-
-@rule("unreceived", "a send that nobody receives")
-def unreceived(inspection: Inspection) -> list[Defect | Rest]:
+    gradient of an I or B, of the same stage and micro-batch. Move the SEND to the worker that runs the producer.""",
+)
+unreceived = _examined_rule(
+    "unreceived",
+    "a send that nobody receives",
     """A SEND without a RECV at the other end fills a buffer that is never emptied, or blocks, and shifts later
-    transfers between the two workers onto wrong data. Add the RECV, or remove the SEND."""
-    return _reported_as(inspection, "unreceived")
-
-
-@rule("unsent", "a receive that nobody sends to")
-def unsent(inspection: Inspection) -> list[Defect | Rest]:
-    """A RECV without a SEND at the other end waits for ever. Add the SEND, or remove the RECV."""
-    return _reported_as(inspection, "unsent")
-
-
-@rule("no-transfer", "a value that is needed on another worker and never sent")
-def no_transfer(inspection: Inspection) -> list[Defect | Rest]:
+    transfers between the two workers onto wrong data. Add the RECV, or remove the SEND.""",
+)
+unsent = _examined_rule(
+    "unsent",
+    "a receive that nobody sends to",
+    """A RECV without a SEND at the other end waits for ever. Add the SEND, or remove the RECV.""",
+)
+no_transfer = _examined_rule(
+    "no-transfer",
+    "a value that is needed on another worker and never sent",
     """In a schedule with transfers every value that crosses to another worker needs its SEND and RECV. Add the pair,
-    or take all transfers out and `lower` the schedule again."""
-    return _reported_as(inspection, "no-transfer")
-
-
-@rule("unused-transfer", "a value received where nothing needs it", "warning")
-def unused_transfer(inspection: Inspection) -> list[Defect | Rest]:
+    or take all transfers out and `lower` the schedule again.""",
+)
+unused_transfer = _examined_rule(
+    "unused-transfer",
+    "a value received where nothing needs it",
     """The transfer is in order at both ends, but no instruction of the receiving worker needs the value. It costs
-    time on its lane and a buffer. Remove both ends."""
-    return _reported_as(inspection, "unused-transfer")
+    time on its lane and a buffer. Remove both ends.""",
+    "warning",
+)
 
 
 @rule("fifo", "receives in another order than the sends")
-def fifo(inspection: Inspection) -> Iterator[Defect | Rest]:
+def fifo(inspection: Inspection) -> Iterator[Defect]:
     """Transfers between two workers are matched by order alone: the n-th SEND goes into the n-th RECV. With the two
     ends in different orders a worker computes on the wrong micro-batch, and nothing raises. Reported once per
     directed pair of workers, at the first RECV that gets another value."""
     if not inspection.has_transfers:
         return
     c, workers = inspection.schedule.columns, inspection.schedule.shape.worker_count
-    sends = inspection.graph.sends
+    sends, given = inspection.graph.sends, inspection.origin
     receive = np.flatnonzero(sends >= 0)
-    given = inspection.origin
     receive, send = given[receive], given[sends[receive]]
-    known = (receive >= 0) & (send >= 0)
-    receive, send = receive[known], send[known]
     lane = c.peer[receive].astype(np.int64) * workers + c.worker[receive]
     by_receive, by_send = np.lexsort((receive, lane)), np.lexsort((send, lane))
     differ = np.flatnonzero(send[by_receive] != send[by_send])
-    _, places, counts = firsts(lane[by_receive][differ])
-    rows, arriving = receive[by_receive[differ[places]]], send[by_send[differ[places]]]
-    for row, arrives, wrong in described(rows, arriving, counts):
-        yield Defect(
-            f"what arrives here is {inspection.at(arrives)}, matched by order ({wrong} receives of this pair of workers"
-            f" get another value)",
-            "receive in the order in which the peer sends",
-            row,
-            others=(arrives,),
-        )
-    yield rest(places)
+    yield Defect(
+        "what arrives here is {other}, matched by order ({count} receives of this pair of workers get another value)",
+        "receive in the order in which the peer sends",
+        receive[by_receive[differ]],
+        others=send[by_send[differ]],
+        per=lane[by_receive][differ],
+        tells={"count": lambda place: place.count},
+    )
 
 
 def _examined(inspection: Inspection) -> _TransferExamination:
@@ -127,69 +120,73 @@ def _examined(inspection: Inspection) -> _TransferExamination:
     return examination
 
 
-@dataclass(frozen=True)
-class _Values:
-    """What some transfers carry or some instructions wait for, as columns.
-
-    Attributes:
-        kind: `ValueKind`.
-        stage, micro_batch: who makes it, -1 or P * V where there is no such stage; the micro-batch as global id.
-    """
-
-    kind: Rows
-    stage: Rows
-    micro_batch: Rows
-
-    def take(self, places: Rows | Flags) -> _Values:
-        return _Values(self.kind[places], self.stage[places], self.micro_batch[places])
-
-
-def _consumer(kind: int) -> int:
-    """Where a transfer brings a value of this kind: the stage, relative to that which makes it."""
-    return -CARRIERS[ValueKind(kind)][1].row.needs[0].offset
-
-
-_CONSUMER = np.array([_consumer(kind) for kind in CARRIERS], dtype=np.int64)
+_CONSUMER = np.array([-receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
+"""`ValueKind` -> where a transfer brings such a value: the stage, relative to that which makes it."""
 _CARRIED, _MAKER = (np.zeros(MOST_KINDS, dtype=np.int64) for _ in range(2))
 """Number of a transfer's kind -> what it carries; the stage that makes that, relative to the transfer's own."""
 for _end in chain.from_iterable(CARRIERS.values()):
     _CARRIED[_end.kind], _MAKER[_end.kind] = _end.row.needs[0].value, _end.row.needs[0].offset
+_SIDES = {ValueKind.ACTIVATION: (Forward,), ValueKind.INPUT_GRADIENT: (Backward, BackwardInput)}
+"""What makes and needs a value that is transferred."""
 
 
 class _TransferExamination:
     """Looks for defects of transfers, from the nearest causes to the farthest, and reports each value once.
 
     Attributes:
-        found: code of the rule that reports it -> defects, and how many more there are.
+        found: code of the rule that reports it -> defects.
     """
 
     def __init__(self, inspection: Inspection) -> None:
-        self.inspection, self.schedule, self.shape = inspection, inspection.schedule, inspection.schedule.shape
-        self.columns = self.schedule.columns
-        self.found: dict[str, list[Defect | Rest]] = {}
-        self._reported = np.zeros((len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches), np.bool_)
+        self.inspection, self.shape = inspection, inspection.schedule.shape
+        self.columns = inspection.schedule.columns
+        self.found: dict[str, list[Defect]] = {}
+        self._span = (self.shape.stages + 2) * self.shape.global_micro_batches
+        self._reported = np.zeros(len(CARRIERS) * self._span, np.bool_)
         if inspection.has_transfers:
             self._examine()
 
-    def values(self, rows: Rows) -> _Values:
+    def values(self, rows: Rows) -> Rows:
         """What the transfers in given rows carry."""
         kind, pieces = self.columns.kind[rows], self.inspection.pieces
-        return _Values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
+        return self._values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
 
-    def are_reported(self, values: _Values) -> Flags:
+    def _values(self, kind: Rows, stage: Rows, micro_batch: Rows) -> Rows:
+        """Values as one number each.
+
+        Args:
+            kind: `ValueKind`.
+            stage, micro_batch: who makes it, -1 or P * V where there is no such stage; the micro-batch as global id.
+        """
+        return kind * self._span + (stage + 1) * self.shape.global_micro_batches + micro_batch
+
+    def _read(self, value: int, onward: bool = False) -> tuple[ValueKind, int, MicroBatch]:
+        """(kind, the stage that makes it, or `onward` the one that needs it, micro-batch) of a value."""
+        kind, rest = divmod(int(value), self._span)
+        stage, micro_batch = divmod(rest, self.shape.global_micro_batches)
+        return ValueKind(kind), stage - 1 + int(_CONSUMER[kind]) * onward, self.inspection.micro_batch(micro_batch)
+
+    def _runs_at(self, values: Rows, onward: bool) -> Rows:
+        """The kind and the cell that makes each value, or `onward` the one that needs it, as one number; -1 where the
+        model has no such stage."""
+        kind, rest = np.divmod(values, self._span)
+        cell = rest + (_CONSUMER[kind] * onward - 1) * self.shape.global_micro_batches
+        cells = self.inspection.cells
+        return np.where((cell >= 0) & (cell < cells), kind * cells + cell, -1)
+
+    def are_reported(self, values: Rows) -> Flags:
         """Whether a defect of each value is reported, or its producer or consumer has one from which others follow."""
-        reported: Flags = self._reported[values.kind, values.stage + 1, values.micro_batch]
-        for stage in (values.stage, values.stage + _CONSUMER[values.kind]):
-            inside = (stage >= 0) & (stage < self.shape.stages)
-            cells = np.where(inside, stage, 0) * self.shape.global_micro_batches + values.micro_batch
-            reported = reported | (inside & self.inspection.broken[cells])
+        reported: Flags = self._reported[values]
+        for onward in (False, True):
+            at = self._runs_at(values, onward)
+            reported = reported | ((at >= 0) & self.inspection.broken[at % self.inspection.cells])
         return reported
 
     def _examine(self) -> None:
         inspection, c, pieces = self.inspection, self.columns, self.inspection.pieces
-        rows = np.flatnonzero(is_kind(pieces.kind, Transfer) & pieces.valid)  # a transfer's row is its piece
+        rows = pieces.of(Transfer)  # a transfer's row is its piece
         gone = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
-        self._mark(self.values(rows[gone]))
+        self._reported[self.values(rows[gone])] = True
         rows = rows[~gone]
         self._to_itself(rows[c.peer[rows] == c.worker[rows]])
         self._twice(rows)
@@ -199,174 +196,163 @@ class _TransferExamination:
         matched = np.flatnonzero(sends_of >= 0)
         receives = inspection.origin[matched]
         received[receives] = received[inspection.origin[sends_of[matched]]] = True
-        self._loose(rows[~received[rows]])
+        # Ends without a partner: two of one value belong together, one alone lacks the other.
+        loose = rows[~received[rows]]
+        is_send = is_kind(c.kind[loose], Send)
+        self._mismatched(loose[is_send], loose[~is_send])
+        self._lacking("unreceived", "receives", loose[is_send])
+        self._lacking("unsent", "sends", loose[~is_send])
         self._untransferred()
         self._unused(np.sort(receives))
 
-    def _keys(self, values: _Values) -> Rows:
-        """Each value as one number."""
-        stage = values.kind * (self.shape.stages + 2) + values.stage + 1
-        return stage * self.shape.global_micro_batches + values.micro_batch
-
-    def _mark(self, values: _Values) -> None:
-        self._reported[values.kind, values.stage + 1, values.micro_batch] = True
-
-    def _report(self, code: str, values: _Values, describe: Callable[[int], Defect]) -> None:
-        """Report each of the values once, unless it is reported already.
-
-        Args:
-            describe: place among the values -> defect.
-        """
+    def _fresh(self, values: Rows) -> Rows:
+        """The places of the values that are not reported already, each value once; they are reported then."""
         fresh = np.flatnonzero(~self.are_reported(values))
-        kept = values.take(fresh)
-        places = fresh[np.sort(np.unique(self._keys(kept), return_index=True)[1])]
-        self._mark(kept)
-        self.found.setdefault(code, []).extend((*(describe(place) for (place,) in described(places)), rest(places)))
+        self._reported[values[fresh]] = True
+        return fresh[np.sort(firsts(values[fresh])[1])]
+
+    def _report(self, code: str, defect: Defect) -> None:
+        self.found.setdefault(code, []).append(defect)
 
     def _to_itself(self, rows: Rows) -> None:
-        self._report(
-            "wrong-peer",
-            self.values(rows),
-            lambda place: Defect(
-                "a transfer from a worker to itself",
-                "remove both ends if the consumer is on this worker, else name the other worker",
-                int(rows[place]),
-            ),
-        )
+        message = "a transfer from a worker to itself"
+        hint = "remove both ends if the consumer is on this worker, else name the other worker"
+        self._report("wrong-peer", Defect(message, hint, rows[self._fresh(self.values(rows))]))
 
     def _twice(self, rows: Rows) -> None:
         c = self.columns
         ends = (c.worker[rows].astype(np.int64) * self.shape.worker_count + c.peer[rows]) * MOST_KINDS + c.kind[rows]
         keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
         again, first = repeats(keys * self.inspection.cells + self.inspection.cell[rows])
-        again, first = rows[again], rows[first]
+        fresh = self._fresh(self.values(rows[again]))
+        again, first = rows[again[fresh]], rows[first[fresh]]
 
-        def describe(place: int) -> Defect:
-            row, original = int(again[place]), int(first[place])
-            verb = "sent" if issubclass(KIND_CLASSES[c.kind[row]], Send) else "received"
-            message = f"the value is {verb} already: {self.inspection.at(original)}"
-            return Defect(message, "remove one of the two", row, others=(original,))
-
-        self._report("duplicate-transfer", self.values(again), describe)
+        is_send = is_kind(c.kind[again], Send)
+        tells = {"done": np.where(is_send, "sent", "received")}
+        message = "the value is {done} already: {other}"
+        self._report("duplicate-transfer", Defect(message, "remove one of the two", again, others=first, tells=tells))
 
     def _not_made(self) -> None:
         far = self.inspection.graph.missing.with_reason(Why.NOT_LOCAL)
         rows, values = self._given(far.take(is_kind(self.inspection.lowered.columns.kind[far.row], Send)))
 
-        def describe(place: int) -> Defect:
-            row, made_in = int(rows[place]), self._rows_with(values, place)
-            where = f"worker {self._worker(made_in[0])} makes this value" if made_in else "nobody makes this value"
-            message = f"{where}, not worker {self._worker(row)}"
-            return Defect(message, "move the send to the worker that runs its producer", row, others=made_in[:1])
+        def maker(place: Place) -> str:
+            return f"worker {place.others[0].worker} makes" if place.others else "nobody makes"
 
-        self._report("not-made-here", values, describe)
+        message = "{maker} this value, not worker {worker}"
+        hint, first = "move the send to the worker that runs its producer", self._first_row(values)
+        self._report("not-made-here", Defect(message, hint, rows, others=first, tells={"maker": maker}))
 
-    def _given(self, unmet: Unmet) -> tuple[Rows, _Values]:
-        """The given rows among those that miss something, and what they miss."""
+    def _given(self, unmet: Unmet) -> tuple[Rows, Rows]:
+        """The given rows that miss a value which is not reported yet, and that value."""
         unmet = unmet.take(self.inspection.origin[unmet.row] >= 0)
-        return self.inspection.origin[unmet.row], _Values(unmet.value, unmet.stage, unmet.micro_batch)
+        values = self._values(unmet.value, unmet.stage, unmet.micro_batch)
+        fresh = self._fresh(values)
+        return self.inspection.origin[unmet.row[fresh]], values[fresh]
 
-    def _worker(self, row: int) -> Worker:
-        return self.schedule.position(row)[0]
+    @cached_property
+    def _runs(self) -> tuple[Rows, Rows]:
+        """(value and cell as one number, row) of each F, and of each B and I."""
+        pieces, at, cells = self.inspection.pieces, self.inspection.computes, self.inspection.cells
+        found = [at[is_kind(pieces.kind[at], classes)] for classes in _SIDES.values()]
+        keys = [value * cells + self.inspection.cell[these] for value, these in zip(_SIDES, found, strict=True)]
+        return np.concatenate(keys), pieces.row[np.concatenate(found)]
 
-    def _rows_with(self, values: _Values, place: int, onward: int = 0) -> tuple[int, ...]:
-        """Rows that run the stage `onward` from the one that makes a value (its forward's side for activations, else
-        its backward's)."""
-        inspection, stage = self.inspection, int(values.stage[place]) + onward
-        if not 0 <= stage < self.shape.stages:
-            return ()
-        classes = (Forward,) if values.kind[place] == ValueKind.ACTIVATION else (Backward, BackwardInput)
-        cell = stage * self.shape.global_micro_batches + int(values.micro_batch[place])
-        return tuple(inspection.pieces.row[inspection.in_cell(cell, *classes)].tolist())
+    def _first_row(self, values: Rows, onward: bool = False) -> Rows:
+        """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
+        if not len(values):  # as in nearly every schedule, where nothing need be sorted
+            return values
+        keys, rows = self._runs
+        return np.append(rows, -1)[find(keys, self._runs_at(values, onward))]
 
-    def _loose(self, rows: Rows) -> None:
-        """Ends without a partner: two of one value belong together, one alone lacks the other."""
-        is_send = is_kind(self.columns.kind[rows], Send)
-        self._mismatched(rows[is_send], rows[~is_send])
-        self._lacking("unreceived", "receives", rows[is_send])
-        self._lacking("unsent", "sends", rows[~is_send])
+    def _is_run_by(self, workers: Rows | Ints, values: Rows, onward: bool = False) -> Flags:
+        """Whether each of the workers makes the value, or `onward` needs it."""
+        keys, rows = self._runs
+        count = self.shape.worker_count
+        wanted = self._runs_at(values, onward)
+        return (wanted >= 0) & np.isin(wanted * count + workers, keys * count + self.columns.worker[rows])
 
     def _lacking(self, code: str, verb: str, rows: Rows) -> None:
         """Report transfers whose other end is missing."""
-        values = self.values(rows)
+        rows = rows[self._fresh(self.values(rows))]
+        values, onward = self.values(rows), code == "unreceived"
+        peers = self.columns.peer[rows]
 
-        def describe(place: int) -> Defect:
-            row, kind = int(rows[place]), int(values.kind[place])
-            worker, peer = self._worker(row), self.shape.worker_at(self.columns.peer[row])
-            onward = _consumer(kind) if code == "unreceived" else 0
-            end = CARRIERS[ValueKind(kind)][code == "unreceived"]
-            stage = int(values.stage[place]) + onward
-            micro_batch = self.inspection.micro_batch(values.micro_batch[place])
-            where = "before its consumer" if issubclass(end, Receive) else "behind its producer"
-            hint = f"add {stage}{end.token}{micro_batch}@{worker} to worker {peer} {where}"
+        def peer(place: Place) -> Worker:
+            return self.shape.worker_at(peers[place.index])
+
+        def remedy(place: Place) -> str:
+            kind, stage, micro_batch = self._read(values[place.index], onward)
+            end = CARRIERS[kind][onward]
+            receives = issubclass(end, Receive)
             if not 0 <= stage < self.shape.stages:
-                needs, this = ("needs", "send") if issubclass(end, Receive) else ("makes", "receive")
-                hint = f"no stage {needs} this value: remove the {this}"
-            others = self._rows_with(values, place, onward)[:1]
-            return Defect(f"worker {peer} never {verb} it", hint, row, others=others)
+                needs, this = ("needs", "send") if receives else ("makes", "receive")
+                return f"no stage {needs} this value: remove the {this}"
+            worker = self.shape.worker_at(self.columns.worker[rows[place.index]])
+            where = "before its consumer" if receives else "behind its producer"
+            return f"add {stage}{end.token}{micro_batch}@{worker} to worker {peer(place)} {where}"
 
-        self._report(code, values, describe)
+        message, others = f"worker {{peer}} never {verb} it", self._first_row(values, onward)
+        tells = {"peer": peer, "remedy": remedy}
+        self._report(code, Defect(message, "{remedy}", rows, others=others, tells=tells))
 
     def _mismatched(self, sends: Rows, receives: Rows) -> None:
         """Both ends of one value, which do not match."""
-        sent, received = self._keys(self.values(sends)), self._keys(self.values(receives))
-        _, first_send, first_receive = np.intersect1d(sent, received, return_indices=True)
+        c = self.columns
+        _, first_send, first_receive = np.intersect1d(self.values(sends), self.values(receives), return_indices=True)
         sends, receives = sends[first_send], receives[first_receive]
+        fresh = self._fresh(self.values(sends))
+        sends, receives = sends[fresh], receives[fresh]
         values = self.values(sends)
-
-        def describe(place: int) -> Defect:
-            send, receive = int(sends[place]), int(receives[place])
-            sender, receiver = self._worker(send), self._worker(receive)
-            makers = [self._worker(row) for row in self._rows_with(values, place)]
-            users = [self._worker(row) for row in self._rows_with(values, place, _consumer(values.kind[place]))]
-            # The end that disagrees with where the value is made and needed is the wrong one.
-            send_fits = sender in makers and self.shape.worker_at(self.columns.peer[send]) in users
-            row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
-            right = (sender if row == receive else receiver) if receiver in users else None
-            hint = f"name worker {right} in it" if right else f"move it to worker {(users or [receiver])[0]}"
-            message = f"the other end is {self.inspection.at(other)}, and the two do not match"
-            return Defect(message, hint, row, others=(other,))
-
-        self._report("wrong-peer", values, describe)
+        if not len(values):
+            return
+        # The end that disagrees with where the value is made and needed is the wrong one.
+        is_needed = self._is_run_by(c.worker[receives], values, onward=True)
+        send_fits = self._is_run_by(c.worker[sends], values)
+        send_fits &= self._is_run_by(c.peer[sends], values, onward=True)
+        blamed = send_fits | ~is_needed
+        rows, others = np.where(blamed, receives, sends), np.where(blamed, sends, receives)
+        user = self._first_row(values, onward=True)
+        moved = np.where(user >= 0, c.worker[user], c.worker[receives])
+        named = np.where(blamed, c.worker[sends], c.worker[receives])
+        right = np.where(is_needed, named, moved)
+        tells = {"right": lambda place: self.shape.worker_at(right[place.index])}
+        message = "the other end is {other}, and the two do not match"
+        for where, hint in ((is_needed, "name worker {right} in it"), (~is_needed, "move it to worker {right}")):
+            self._report("wrong-peer", Defect(message, hint, rows, others=others, where=where, tells=tells))
 
     def _untransferred(self) -> None:
         rows, values = self._given(self.inspection.graph.missing.with_reason(Why.NOT_RECEIVED))
 
-        def describe(place: int) -> Defect:
-            stage, micro_batch = values.stage[place], self.inspection.micro_batch(values.micro_batch[place])
-            made_in = self._rows_with(values, place)
-            send, receive = (end.token for end in CARRIERS[ValueKind(values.kind[place])])
-            where = f" on worker {self._worker(made_in[0])}" if made_in else ""
-            needed = f"what stage {stage} makes of micro-batch {micro_batch}{where}"
-            return Defect(
-                f"it needs {needed}, and no transfer brings it here",
-                f"add a {send} there and a {receive} here",
-                int(rows[place]),
-                others=made_in[:1],
-            )
+        def lacks(place: Place) -> str:
+            _, stage, micro_batch = self._read(values[place.index])
+            where = f" on worker {place.others[0].worker}" if place.others else ""
+            return f"what stage {stage} makes of micro-batch {micro_batch}{where}"
 
-        self._report("no-transfer", values, describe)
+        def ends(place: Place) -> tuple[str, ...]:
+            return tuple(end.token for end in CARRIERS[self._read(values[place.index])[0]])
+
+        tells: Tells = {"lacks": lacks, "ends": ends}
+        message = "it needs {lacks}, and no transfer brings it here"
+        hint, first = "add a {ends[0]} there and a {ends[1]} here", self._first_row(values)
+        self._report("no-transfer", Defect(message, hint, rows, others=first, tells=tells))
 
     def _unused(self, rows: Rows) -> None:
-        pieces = self.inspection.pieces
+        pieces, c = self.inspection.pieces, self.columns
         for value, (_, receive) in CARRIERS.items():
             needed = []
             for cls in KIND_CLASSES:
                 for need in cls.row.needs if issubclass(cls, Compute) else ():
                     if (need.value, need.origin) == (value, Origin.ANY_WORKER):
-                        users = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
+                        users = pieces.of(cls)
                         needed.append(self._made_for(users, need.offset))
-            mine = rows[self.columns.kind[rows] == receive.kind]
+            mine = rows[c.kind[rows] == receive.kind]
             brought = self._made_for(mine, receive.row.needs[0].offset)
-            self._report_unused(mine[~np.isin(brought, np.concatenate(needed))])
+            unused = mine[~np.isin(brought, np.concatenate(needed))]
+            unused = unused[self._fresh(self.values(unused))]
 
-    def _report_unused(self, rows: Rows) -> None:
-        def describe(place: int) -> Defect:
-            row = int(rows[place])
-            message = f"nothing on worker {self._worker(row)} needs this value"
-            return Defect(message, "remove the receive and its send", row)
-
-        self._report("unused-transfer", self.values(rows), describe)
+            message = "nothing on worker {worker} needs this value"
+            self._report("unused-transfer", Defect(message, "remove the receive and its send", unused))
 
     def _made_for(self, pieces: Rows, offset: int) -> Rows:
         """The worker of each piece, and the value that the stage `offset` from it makes of its micro-batch, as one

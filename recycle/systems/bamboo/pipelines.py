@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from recycle.ir.instruction import Backward, Compute, Forward, Instruction
-from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
 from recycle.systems.common_stages import micro_batches_of

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle.ir.event_graph import durations, event_graph
 from recycle.ir.families import FAMILIES
 from recycle.ir.graph import earliest
-from recycle.ir.simulate import durations, event_graph
 from tests.ir.families.chunks import chunks_of
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Backward
-from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.instruction import Backward, RedundantForward
 from recycle.systems.bamboo.pipelines import StageRanks, after_losing, healthy, iteration
 from tests.systems.closed_forms import healthy_seconds
 
