@@ -16,5 +16,5 @@ search/         list scheduling (event_loop, list_scheduling) and timing of orde
 exact/          small problems solved to optimality, as an integer program in a child process
 adapt           a given schedule, on whatever placement, without the dead workers
 fuse_backward   the backward pass is split only where that pays
-incumbent       the best order so far; deadline: when a search ends; processes: several searches at once
+effort          the best order so far, and what a search may spend; deadline; processes: several searches at once
 """

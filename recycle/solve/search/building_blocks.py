@@ -19,15 +19,18 @@ Limits: one pipeline without failures, which a template copies to all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
+from recycle.solve.deadline import Pace
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.random_numbers import draw, seeded
+from recycle.solve.search.timing import timed
 
 LONGER, SHORTER = 1.1, 1.015
 """Factors from one interval to the next, upwards and downwards."""
@@ -102,6 +105,19 @@ def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tup
                 interval, failures, delay = lower, 0, np.array(block.delay)
         met, interval = min(met, interval), min(met, interval) * LONGER
         block = block._replace(delay=np.zeros(len(delay)))
+
+
+def block_incumbents(problem: Problem, effort: Effort, *, steps: int) -> Iterator[Incumbent]:
+    """Orders of building blocks until one meets the bound. Arguments as of `block_orders`."""
+    pace, best = Pace(effort.deadline), inf
+    for order, _, spent in block_orders(problem, steps=steps, seed=effort.seed):
+        effort.spend(spent)
+        if order is not None:
+            found = timed(problem, order)
+            best = min(best, found.period)
+            yield found
+        if pace.is_over() or not effort.left or effort.is_met(problem, best):
+            return
 
 
 def shortest_interval(problem: Problem) -> float:

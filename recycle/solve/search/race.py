@@ -8,10 +8,8 @@ periods.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.deadline import Pace
+from recycle.solve.effort import Effort, Incumbent, by_period
 from recycle.solve.leaving_out import without_slow
 from recycle.solve.problem import Problem
 from recycle.solve.search.from_template import search_from
@@ -31,23 +29,19 @@ BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
 """
 
 
-def begin_all(
-    problem: Problem, bound: float, deadline: Deadline, most: int = ALL_POLICIES, progress: Progress | None = None
-) -> list[Beginning]:
+def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[Beginning]:
     """Where to begin with the problem and with it less slow workers; the one with the best order first.
 
     Args:
-        bound: a proven lower bound; an order that meets it ends the search.
         most: policies to try with each.
     """
     smaller = without_slow(problem)
-    found = [initial_orders(problem, bound, deadline.part(BEGINNING_SHARE) if smaller else deadline, most, progress)]
-    pace = Pace(deadline)
+    found = [initial_orders(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)]
+    pace = Pace(effort.deadline)
     for turn, one in enumerate(smaller):
-        if pace.is_over() or is_met(problem, min(begun.best.period for begun in found), bound):
+        if pace.is_over() or effort.is_met(problem, min(begun.best.period for begun in found)):
             break
-        share = LESS_SHARE if turn else NO_SLOW_SHARE
-        found.append(initial_orders(one, bound, deadline.part(share), most, progress))
+        found.append(initial_orders(one, effort.part(LESS_SHARE if turn else NO_SLOW_SHARE), most))
     return sorted(found, key=lambda beginning: beginning.best.period)
 
 
@@ -56,45 +50,21 @@ def _expected(beginning: Beginning) -> float:
     return beginning.best.period * (ALIKE if beginning.problem.peers_are_alike else 1)
 
 
-def race(
-    beginnings: list[Beginning],
-    bound: float,
-    *,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-    processes: int = 1,
-    progress: Progress | None = None,
-) -> Incumbent:
-    """The best order found; never worse than the best of the beginnings. Arguments as in `walks.search`."""
-    spent = 0
+def race(beginnings: list[Beginning], effort: Effort) -> Incumbent:
+    """The best order found; never worse than the best of the beginnings."""
     first = beginnings[0]
-    is_short = steps is None and HEAT * deadline.left < LEAST_HEAT + HEAT_SECONDS * first.problem.size
-    if is_short:
+    is_timed = effort.steps is None
+    if is_timed and HEAT * effort.deadline.left < LEAST_HEAT + HEAT_SECONDS * first.problem.size:
         first = min(beginnings, key=_expected)
     elif len(beginnings) > 1 and beginnings[1].best.period <= CLOSE * first.best.period:
-        share = None if steps is None else int(steps * HEAT)
         searched: list[Beginning] = []
         for turn, one in enumerate(beginnings[:2]):
-            if searched and steps is None and one.best.period > STILL_CLOSE * searched[0].best.period:
+            if searched and is_timed and one.best.period > STILL_CLOSE * searched[0].best.period:
                 break
-            mine = deadline.part(HEAT / (1 - turn * HEAT))
-            found, where = search_from(
-                one, bound, steps=share, seed=seed, deadline=mine, processes=processes, progress=progress
-            )
-            spent += found.steps
-            if is_met(one.problem, found.period, bound):
-                return replace(found, steps=spent)
+            found, where = search_from(one, effort.part(HEAT, 1 - turn * HEAT))
+            if effort.is_met(one.problem, found.period):
+                return found
             searched.append(where)
         first = min(searched, key=lambda one: one.best.period)
-    found, _ = search_from(
-        first,
-        bound,
-        steps=None if steps is None else max(1, steps - spent),
-        seed=seed + bool(spent),
-        deadline=deadline,
-        processes=processes,
-        progress=progress,
-    )
-    best = min(found, beginnings[0].best, key=lambda order: order.period)
-    return replace(best, steps=spent + found.steps)
+    found, _ = search_from(first, effort.rest(seed=effort.seed + bool(effort.spent)))
+    return by_period([found, beginnings[0].best])[0]

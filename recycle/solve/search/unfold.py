@@ -12,10 +12,10 @@ from itertools import product
 
 from recycle.solve.assignment import Assignment, by_load, spread_over_lanes
 from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import time_order, timed
 from recycle.solve.template import copied_to_all
 
 RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
@@ -43,10 +43,9 @@ def unfold(
     spread = spread_over_lanes(problem, assignment)
     if assignment.is_free_of_clashes:
         for one in spread:
-            copy = copied_to_all(problem, one, template, order)
-            period = time_order(problem, copy).period
-            if found is None or period < found.period:
-                found, assignment = Incumbent(copy, period), one
+            copy = timed(problem, copied_to_all(problem, one, template, order))
+            if found is None or copy.period < found.period:
+                found, assignment = copy, one
         most -= 1
         if found is not None and not problem.dead and problem.peers_are_alike:
             return found
@@ -66,8 +65,8 @@ def unfold(
             weight_patience=weight_patience * problem.unit,
             release=share * due[0, 0],
         )
-        period = time_order(problem, made).period
-        if found is None or period < found.period:
-            found = Incumbent(made, period)
+        unfolded = timed(problem, made)
+        if found is None or unfolded.period < found.period:
+            found = unfolded
     assert found is not None
     return found
