@@ -29,7 +29,7 @@ from recycle.solve.deadline import Pace
 from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
-from recycle.solve.search.random_numbers import draw, seeded
+from recycle.solve.search.random_numbers import draw, draw_below, seeded
 from recycle.solve.search.timing import timed
 
 LONGER, SHORTER = 1.1, 1.015
@@ -189,11 +189,11 @@ def anneal_block(interval: float, steps: int, block: Block) -> float:
     cooling = (COLD / HOT) ** (1.0 / steps)
     for _ in range(steps):
         heat *= cooling
-        x = (draw(block.random) >> 8) % size
-        y = (draw(block.random) >> 8) % size
+        x = draw_below(block.random, size)
+        y = draw_below(block.random, size)
         was_x, was_y = block.delay[x], block.delay[y]
-        block.delay[x] = block.quantum * max(0, (draw(block.random) >> 8) % 8 - 3)
-        if (draw(block.random) >> 8) % 2:
+        block.delay[x] = block.quantum * max(0, draw_below(block.random, 8) - 3)
+        if draw_below(block.random, 2):
             block.delay[y] = 0.0
         cost = _placed(interval, block)
         if cost <= current or exp((current - cost) / heat) * 2147483647.0 > draw(block.random):

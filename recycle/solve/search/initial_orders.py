@@ -3,7 +3,7 @@
 Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
 as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike, the
 workers of a template are as slow as the slowest of their rank, or have its mean pace; what both lose, slow workers that
-are left out (`leaving_out`) may win back.
+are left out (`race`) may win back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from recycle.solve.search.insertion import Manner, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, portfolio, schedule_by_policy
 from recycle.solve.search.timing import timed
-from recycle.solve.search.unfold import unfold
-from recycle.solve.template import one_pipeline
+from recycle.solve.template import one_pipeline, unfold
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Of the time that is left, what each may take at most."""

@@ -1,16 +1,19 @@
 """A race between the whole problem and what is left of it without slow workers.
 
-Nobody knows beforehand whether a slow worker helps more than it holds up, so the problem and those that leave slow
-workers out (`leaving_out`) are all begun; the two with the best orders are searched, where they are close and there is
-time for both, and the better one of them gets the rest. Their orders are all orders of the whole problem, with the same
-periods.
+A worker that holds up its peers more than it helps them is best left without work. Leaving it out as if it were dead
+makes the others alike, so that slots and the template apply, and every order of what is left is one of the whole
+problem, with the same period. Which workers are best left out is not known beforehand: all that are slower than the
+median of their peers, and each of them alone, are begun beside the whole problem. The two with the best orders are
+searched, where they are close and there is time for both, and the better one of them gets the rest.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import median_low
+
 from recycle.solve.deadline import Pace
 from recycle.solve.effort import Effort, Incumbent, by_period
-from recycle.solve.leaving_out import without_slow
 from recycle.solve.problem import Problem
 from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, Beginning, initial_orders
@@ -27,6 +30,20 @@ order is searched alone; the period of one whose peers are alike counts as so mu
 BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
 """Of the time that is left, what beginning with the whole problem, without all slow workers, and without each may take.
 """
+MOST_LEFT_OUT = 4
+"""Slow workers that are left out alone, the slowest first."""
+
+
+def without_slow(problem: Problem) -> list[Problem]:
+    """The problem without all slow workers, then without each; empty where none is slow or nothing is re-routed."""
+    if problem.peers_are_alike or not problem.reroute:
+        return []
+    ranks = problem.hosts[: problem.shape.ranks]
+    slow = [w for hosts in ranks for w in hosts if problem.speed[w] > median_low([problem.speed[v] for v in hosts])]
+    slow.sort(key=lambda w: (-problem.speed[w], w))
+    left_out = [slow] if len(slow) > 1 else []
+    left_out += [[w] for w in slow[:MOST_LEFT_OUT]]
+    return [replace(problem, dead=problem.dead | {problem.shape.worker_at(w) for w in out}) for out in left_out]
 
 
 def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[Beginning]:

@@ -10,8 +10,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.timing import time_order
-from recycle.solve.search.unfold import unfold
-from recycle.solve.template import one_pipeline
+from recycle.solve.template import one_pipeline, unfold
 from tests.solve.jobs import job, small_jobs
 
 
