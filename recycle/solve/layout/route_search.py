@@ -21,7 +21,7 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, common
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
-from recycle.solve.search.event_loop import UNLIMITED, Rule, list_schedule, programs_of, queues_of
+from recycle.solve.search.event_loop import UNLIMITED, Rule, by_worker, list_schedule, queues_of
 from recycle.solve.search.random_numbers import seeded
 
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
@@ -223,7 +223,8 @@ def _scheduled(
     first = _latest_first_starts(legs, begun.tolist(), wakes.tolist(), hop.tolist(), end)
     ready = _ready(routes, units, end)
     period = float((ready - first).max() if staggered else ready.max())
-    return RouteOrder(programs_of(begun, legs.host, workers), period)
+    line, ends = by_worker(begun, legs.host, workers)
+    return RouteOrder(np.split(line, ends[:-1]), period)
 
 
 def _latest_first_starts(legs: Legs, begun: list[int], wakes: list[int], hop: list[float], end: Floats) -> Floats:

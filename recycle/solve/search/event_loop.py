@@ -16,6 +16,7 @@ there, as nothing keeps them from ending.
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -131,14 +132,15 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
     done, *_, after = run(list_schedule, problem.size, arrays, rule, queues)
     if done < problem.size:
         raise PlanError("[memory] limit: list scheduling comes to a halt for want of memory; raise the limit")
-    return [program.tolist() for program in programs_of(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))]
+    line, ends = by_worker(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))
+    operations = line.tolist()
+    return [operations[first:end] for first, end in pairwise([0, *ends.tolist()])]
 
 
-def programs_of(begun: Operations, host: Operations, workers: int) -> list[Operations]:
-    """The operations of each worker, in the order in which they begin."""
+def by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
+    """(the operations of one worker after the other, in the order in which they begin; where those of each end)."""
     worker = host[begun % len(host)]
-    ends = np.cumsum(np.bincount(worker, minlength=workers))
-    return np.split(begun[np.argsort(worker, kind="stable")], ends[:-1])
+    return begun[np.argsort(worker, kind="stable")], np.cumsum(np.bincount(worker, minlength=workers))
 
 
 def queues_of(
