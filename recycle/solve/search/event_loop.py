@@ -163,7 +163,7 @@ def queues_of(
     """
     plane, count = len(host), workers * chunks
     begins = np.concatenate([[0], np.cumsum(np.bincount(queue, minlength=count))])
-    line = np.concatenate([np.lexsort((priority[k * plane : (k + 1) * plane], queue)) + k * plane for k in (0, 1)])
+    line = np.lexsort((priority[: 2 * plane], np.concatenate([queue, queue + count])))
     place = np.empty(2 * plane, dtype=np.int64)
     place[line] = np.arange(2 * plane)
 
