@@ -26,7 +26,7 @@ from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
 from recycle.shape import Shape, Worker
-from recycle.solve.incumbent import Progress
+from recycle.solve.effort import Progress
 from recycle.solve.library.filling import Filling, library_vectors, plan_library
 from recycle.solve.library.refreshing import PlanDrift, refresh
 from recycle.solve.planner import plan as plan_one

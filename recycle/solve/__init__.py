@@ -5,8 +5,7 @@ library/        many plans: which vectors, in how much time (filling), and again
 normalize       which vector of failures to plan for, and which live workers move for it
 problem         the numbers that everything works on, and orders of operations
 assignment      assignments: which live worker runs each micro-batch at each stage; the one place where this is decided
-template        one pipeline, planned without failures and copied to all
-leaving_out     what is left of a problem without slow workers
+template        one pipeline, planned without failures, and copied to all or unfolded
 bounds/         periods that no schedule can fall below: closed forms and a linear program on grids of time
 search/         list scheduling (event_loop, list_scheduling) and timing of orders (order_kernels, timing); where a
                 search begins (initial_orders): policies, schedule families (family_orders), building blocks; the
@@ -16,5 +15,5 @@ search/         list scheduling (event_loop, list_scheduling) and timing of orde
 exact/          small problems solved to optimality, as an integer program in a child process
 adapt           a given schedule, on whatever placement, without the dead workers
 fuse_backward   the backward pass is split only where that pays
-incumbent       the best order so far; deadline: when a search ends; processes: several searches at once
+effort          the best order so far, and what a search may spend; deadline; processes: several searches at once
 """

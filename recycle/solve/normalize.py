@@ -24,7 +24,7 @@ from recycle.job import PricedJob
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Effort
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.search.initial_orders import initial_orders
 
@@ -162,7 +162,7 @@ def _bounded(job: PricedJob, vector: Vector) -> tuple[Problem, float]:
 
 def _period(problem: Problem, bound: float) -> float:
     """What the list scheduler reaches; a fixed number of policies, so that no clock decides about moves."""
-    return initial_orders(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size)).best.period
+    return initial_orders(problem, Effort(bound), max(POLICIES, OPERATIONS // problem.size)).best.period
 
 
 def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:

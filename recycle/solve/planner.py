@@ -38,9 +38,9 @@ from recycle.solve.adapt import adapt
 from recycle.solve.assignment import by_slots
 from recycle.solve.bounds.rising import RisingBound
 from recycle.solve.deadline import Deadline, Stop
+from recycle.solve.effort import Effort, Incumbent, Progress, is_met
 from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
-from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.layout.elastic import elastic_plan, listed_plan
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.layout.reroute import rerouted_within
@@ -52,8 +52,8 @@ from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.race import begin_all, race
 from recycle.solve.template import copied_to_all, one_pipeline
 
-QUICK_SECONDS = 0.5
-"""What the orders of a first plan may take, and `BOUND_SHARE` of it what its bound may."""
+QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
+"""What the orders of a first plan may take, and `BOUND_SHARE` of it what its bound may; policies that are tried."""
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
 ORDERS = 10_000
@@ -211,7 +211,8 @@ def _plan(
             load_if_worth_it(problem, ORDERS, deadline, is_search=False)
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
-        beginnings = begin_all(problem, bound.value, in_time, 4 if quick else ALL_POLICIES, report)
+        first = Effort(bound.value, in_time, progress=report)
+        beginnings = begin_all(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
         start = found = beginnings[0].best
         schedule = schedule_of(copied(start.order))
         simulated = time.perf_counter()
@@ -220,29 +221,17 @@ def _plan(
         simulated = time.perf_counter() - simulated
         deadline = limit.earlier(FINISHING * simulated)
         report("searching", found.period)
-        searching = bound.until(deadline)
+        effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            found = race(
-                beginnings,
-                bound.value,
-                steps=steps if steps is None or group is None else max(1, int(steps * (1 - JOINT_SHARE))),
-                seed=section.seed,
-                deadline=searching.part(SEARCH_SHARE if exactly else 1 - JOINT_SHARE if group else 1.0),
-                processes=processes,
-                progress=report,
-            )
-        if group is not None and not is_met(problem, found.period, bound.value):
-            more = None if steps is None else steps - found.steps
-            jointly = search_jointly(
-                group, problem, found, bound.value, steps=more, seed=section.seed, deadline=searching
-            )
-            found = replace(found, steps=found.steps + jointly.steps)
+            found = race(beginnings, effort.part(SEARCH_SHARE if exactly else 1 - JOINT_SHARE if group else 1.0))
+        if group is not None and not effort.is_met(problem, found.period):
+            jointly = search_jointly(group, problem, found, effort.rest())
     proven = bound.value
     if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, proven):
         if progress:
             progress("proving", found.period)
         solved = time_indexed.solve(problem, found.order, proven, deadline.left)
-        found = replace(found, order=solved.order, period=solved.period)
+        found = Incumbent(solved.order, solved.period)
         if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
     is_joint = group is not None and jointly.period < found.period - TOLERANCE
@@ -274,7 +263,7 @@ def _plan(
         planner={
             **msgspec.to_builtins(section),
             "quick": quick,
-            "search_steps": found.steps,
+            "search_steps": effort.spent,
             "solver": "HiGHS",
         },
     )

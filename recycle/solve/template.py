@@ -8,16 +8,21 @@ period is at most the template's, which is that of a fault-free pipeline with ce
 micro-batches. With several chunks per worker this holds too, whichever peer runs each chunk. Planning the template
 costs a D-th of planning the whole, and `refine` closes the gaps.
 
+To unfold an order of a template is to schedule the whole by its times. Each operation is due when the template runs its
+micro-batch's slot. List scheduling by these times gives an order; the first stage begins each micro-batch no earlier
+than a share of its due time, since what enters a pipeline too early takes the memory that a deeper chunk waits for.
+Where no worker has two micro-batches of one stage in one slot, the copy of the template is an order as well.
+
 Where memory and not work limits the iteration, fewer slots in which more pipelines run may take less time, although the
 workers of the poorest stages have two micro-batches in some slots then. A template for that has slower workers with
-less memory at these stages, and `search.unfold` makes an order for all pipelines of its times.
+less memory at these stages, and its order is unfolded.
 
 Where transfers take longer than operations, pipelines that are alike take turns on each other's lanes
 (`assignment.spread_over_lanes`), so that the template's transfers need not queue; those of its copies may, a little.
 
 Where peers are not alike, a template whose workers are as slow as the slowest holds up all others. One whose workers
 have the mean pace of their rank says when things can happen if each worker gets what it can do in the period; its copy
-is an order too, and `search.unfold` makes better ones, in which micro-batches are assigned by load.
+is an order too, and better ones are unfolded, in which micro-batches are assigned by load.
 
 Where links are unlike, a template's transfers take as long as the fastest: those that do not are to be avoided.
 
@@ -28,13 +33,22 @@ that the template has not.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import floor, inf
 
 import numpy as np
 
 from recycle.shape import Shape
-from recycle.solve.assignment import Assignment
+from recycle.solve.assignment import Assignment, by_load, spread_over_lanes
+from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.effort import Incumbent
 from recycle.solve.problem import TOLERANCE, Order, Problem
+from recycle.solve.search.list_scheduling import schedule_by_priority
+from recycle.solve.search.timing import time_order, timed
+
+RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
+"""Of each list scheduling: the share of its due time at which a micro-batch may begin; how long F and I, and W, stand
+back for what is more urgent, in typical operations' times."""
 
 
 def one_pipeline(problem: Problem, micro_batches: int, running: int = 1, is_mean: bool = False) -> Problem:
@@ -77,3 +91,52 @@ def copied_to_all(problem: Problem, assignment: Assignment, template: Problem, o
     line = np.lexsort((mine, host))
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
     return [program.tolist() for program in np.split(line, ends)]
+
+
+def unfold(
+    problem: Problem,
+    assignment: Assignment,
+    template: Problem,
+    order: Order,
+    deadline: Deadline,
+    most: int = len(RULES) * 2,
+) -> Incumbent:
+    """The best of the orders of the whole problem that an order of its template gives.
+
+    Args:
+        assignment: by slots; the template has a micro-batch for each of them.
+        deadline: after which no more orders are made; one is made at least.
+        most: orders to make.
+    """
+    found: Incumbent | None = None
+    pace = Pace(deadline)
+    spread = spread_over_lanes(problem, assignment)
+    if assignment.is_free_of_clashes:
+        for one in spread:
+            copy = timed(problem, copied_to_all(problem, one, template, order))
+            if found is None or copy.period < found.period:
+                found, assignment = copy, one
+        most -= 1
+        if found is not None and not problem.dead and problem.peers_are_alike:
+            return found
+    else:
+        assignment = spread[0]
+    starts = time_order(template, order).latest_starts
+    due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, assignment.slot]
+    hosts = (assignment.host, by_load(problem).host)
+    for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, found is None)]:
+        if pace.is_over() and found is not None:
+            break
+        made = schedule_by_priority(
+            problem,
+            host,
+            due.ravel(),
+            patience=patience * problem.unit,
+            weight_patience=weight_patience * problem.unit,
+            release=share * due[0, 0],
+        )
+        unfolded = timed(problem, made)
+        if found is None or unfolded.period < found.period:
+            found = unfolded
+    assert found is not None
+    return found

@@ -39,7 +39,7 @@ from recycle.profile import Profile
 from recycle.sections import ANALYTIC
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Effort
 from recycle.solve.normalize import StageBounds, cheapest
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
@@ -381,7 +381,7 @@ def _period(problem: Problem) -> float:
     if not problem.dead and problem.peers_are_alike:
         problem = one_pipeline(problem, problem.shape.micro_batches)
     policies = max(1, min(POLICIES, OPERATIONS // problem.size))
-    return initial_orders(problem, closed_form(problem), Deadline(None), policies).best.period
+    return initial_orders(problem, Effort(closed_form(problem)), policies).best.period
 
 
 def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:

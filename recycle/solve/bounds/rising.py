@@ -12,7 +12,7 @@ from types import TracebackType
 
 from recycle.solve.bounds import closed_form, lower_bound, rising_bounds
 from recycle.solve.deadline import Deadline
-from recycle.solve.incumbent import is_met
+from recycle.solve.effort import is_met
 from recycle.solve.problem import Problem
 
 

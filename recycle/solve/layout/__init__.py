@@ -7,7 +7,7 @@ linear          linear and integer programs
 hosts           who plays which position, or takes which range, with as little copied as possible
 hostings        the ways to host the model that are worth a try
 routes          the way of each micro-batch through its hosts, as legs
-route_search    the order in which workers run legs (route_kernels: its loops)
+route_search    the order in which workers run legs
 joint           the schedule of all legs, whose stages lie between the ends of any
 elastic         the plan: the best of re-routing and of hostings, with a bound over all layouts
 limits          why no layer moves, and the smallest memory limits with which layers would

@@ -30,8 +30,7 @@ from recycle.solve.layout.chains import Cut
 from recycle.solve.layout.hostings import Hosting, hostings
 from recycle.solve.layout.hosts import moves_to
 from recycle.solve.layout.joint import joint_schedule
-from recycle.solve.layout.route_kernels import Legs
-from recycle.solve.layout.route_search import best_order, legs_of
+from recycle.solve.layout.route_search import Legs, best_order, legs_of
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations

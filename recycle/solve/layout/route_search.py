@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,16 +18,48 @@ from recycle.ir.compiled import is_cached, load, run
 from recycle.profile import Profile
 from recycle.shape import Shape
 from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.layout.route_kernels import LegQueues, Legs, Preferences, latest_starts, list_legs
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, common
-from recycle.solve.problem_arrays import Floats, Operations
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
+from recycle.solve.search.event_loop import UNLIMITED, Rule, by_worker, list_schedule, queues_of
+from recycle.solve.search.random_numbers import seeded
 
-UNLIMITED = 1 << 30
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 """Operations in all orders from which the compiled loops pay, and seconds that must be left where they have not been
 compiled yet."""
-_KERNELS = (list_legs, latest_starts)
+
+
+class Legs(NamedTuple):
+    """Legs as they are scheduled. An operation is one F, I or W of a leg, numbered `kind * legs + leg`.
+
+    Attributes:
+        host, before, after: [legs], worker, and the neighbouring legs of its micro-batch, -1 for none.
+        seconds: [3 * legs], of F, I (or B) and W.
+        hop: [legs], seconds from its worker to that of the next leg, and back.
+        size: [legs], of its activation.
+        cap: [workers], what each worker may hold of activations.
+        stash: share of an activation held between I and W.
+        split: the backward pass is cut into I and W.
+    """
+
+    host: Operations
+    before: Operations
+    after: Operations
+    seconds: Floats
+    hop: Floats
+    size: Floats
+    cap: Floats
+    stash: float
+    split: bool
+
+
+class Preferences(NamedTuple):
+    """How an idle worker chooses; all by worker, as the fields of `list_scheduling.Policy` by stage."""
+
+    hold: Floats
+    weights: Operations
+    forward_first: Operations
+    weight_first: Operations
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +127,10 @@ def best_order(
     """
     best: RouteOrder | None = None
     rules = list(policies(routes, legs))
-    if len(rules) * len(legs.seconds) >= WORTH_LOADING and (is_cached(*_KERNELS) or deadline.left > COMPILING_SECONDS):
-        load(*_KERNELS)
+    if len(rules) * len(legs.seconds) >= WORTH_LOADING and (
+        is_cached(list_schedule) or deadline.left > COMPILING_SECONDS
+    ):
+        load(list_schedule)
     pace = Pace(deadline)
     for turn, rule in enumerate(rules):
         if turn and pace.is_over():
@@ -137,49 +172,77 @@ def policies(routes: Routes, legs: Legs) -> Iterator[Preferences]:
 def _scheduled(
     routes: Routes, legs: Legs, units: Units, rule: Preferences, staggered: bool = True
 ) -> RouteOrder | None:
-    n, workers = len(routes), len(routes.workers)
-    kinds = 3 if legs.split else 2
-    line = np.lexsort((routes.begin, routes.micro_batch, routes.host))
-    place = np.empty(n, dtype=np.int64)
-    place[line] = np.arange(n)
-    begins = np.concatenate([[0], np.cumsum(np.bincount(routes.host, minlength=workers))])
-
-    def zeros(length: int) -> Operations:
-        return np.zeros(length, dtype=np.int64)
-
-    queues = LegQueues(
-        begins=begins,
-        line=line,
-        place=place,
-        ready=zeros(2 * n),
-        head=np.concatenate([begins[:-1], n + begins[:-1]]),
-        tail=zeros(2 * workers) - 1,
-        waiting=zeros(n),
-        waiting_head=zeros(workers),
-        waiting_tail=zeros(workers),
-        held=np.zeros(workers),
-        in_flight=np.zeros(workers),
-        running=zeros(workers) - 1,
-        woken=zeros(workers),
-        is_woken=zeros(workers),
-        begun=zeros(3 * n),
-        start=np.zeros(3 * n),
+    """Each worker has one queue of forwards and one of backwards. A hand-over takes its time and waits for nothing."""
+    n, workers, leg = len(routes), len(routes.workers), np.arange(len(routes))
+    operations = (3 if legs.split else 2) * n
+    wakes = np.full(3 * n, -1)
+    wakes[:n] = np.where(legs.after >= 0, legs.after, n + leg)
+    wakes[n : 2 * n] = np.where(legs.before >= 0, n + legs.before, -1)
+    hop = np.concatenate([legs.hop, np.where(legs.before >= 0, legs.hop[legs.before], 0.0), np.zeros(n)])
+    none = np.zeros(0, dtype=np.int64)
+    arrays = ProblemArrays(
+        stages=n,
+        micro_batches=1,
+        ranks=workers,
+        split=legs.split,
+        staggered=staggered,
+        times=legs.seconds,
+        update_seconds=np.zeros(workers),
+        link=float(hop.max()),
+        hops=np.zeros(0),
+        speed=np.ones(workers),
+        cap=legs.cap,
+        stash=legs.stash,
+        needs=none,
+        feeds=none,
+        wakes=wakes,
     )
-    done, *_, after = run(list_legs, kinds * n, legs, rule, queues)
-    if done < kinds * n:
+    priority = np.tile(leg, 2).astype(np.float64)
+    starts = np.flatnonzero(legs.before < 0)
+    preferred = Rule(
+        priority=priority,
+        by_priority=0,
+        hold=rule.hold,
+        weights=rule.weights,
+        forward_first=rule.forward_first,
+        weight_first=rule.weight_first,
+        noise=0.0,
+        random=seeded(0),
+        patience=0.0,
+        weight_patience=0.0,
+        starts=starts,
+        release=np.zeros(len(starts)),
+    )
+    queues = queues_of(legs.host, legs.host, 1, priority, 3 * n, workers=workers, size=legs.size, hop=hop)
+    done, *_, after = run(list_schedule, operations, arrays, preferred, queues)
+    if done < operations:
         return None
     begun, start = np.array(after.begun[:done], dtype=np.int64), np.array(after.start)
-    host = legs.host[begun % n]
     end = np.zeros(workers)
-    np.maximum.at(end, host, start[begun] + legs.seconds[begun])
-    late = np.zeros(3 * n)
-    *_, late, _ = run(latest_starts, kinds * n, legs, begun, end, late, np.zeros(workers))
-    first = np.full(workers, np.inf)
-    np.minimum.at(first, host, np.array(late)[begun])
-    counts = np.cumsum(np.bincount(host, minlength=workers))
-    programs = np.split(begun[np.argsort(host, kind="stable")], counts[:-1])
+    np.maximum.at(end, legs.host[begun % n], start[begun] + legs.seconds[begun])
+    first = _latest_first_starts(legs, begun.tolist(), wakes.tolist(), hop.tolist(), end)
     ready = _ready(routes, units, end)
-    return RouteOrder(programs, float((ready - first).max() if staggered else ready.max()))
+    period = float((ready - first).max() if staggered else ready.max())
+    line, ends = by_worker(begun, legs.host, workers)
+    return RouteOrder(np.split(line, ends[:-1]), period)
+
+
+def _latest_first_starts(legs: Legs, begun: list[int], wakes: list[int], hop: list[float], end: Floats) -> Floats:
+    """When each worker has to begin at the latest, so that it ends when it does.
+
+    Args:
+        begun: operations in an order in which none needs a later one.
+        end: [workers].
+    """
+    host, seconds = legs.host.tolist(), legs.seconds.tolist()
+    following, late = end.tolist(), [0.0] * len(wakes)
+    for x in reversed(begun):
+        w = host[x % len(host)]
+        until = following[w]
+        if wakes[x] >= 0:
+            until = min(until, late[wakes[x]] - hop[x])
+        late[x] = following[w] = until - seconds[x]
+    return np.array(following)
 
 
 def _ready(routes: Routes, units: Units, end: Floats) -> Floats:

@@ -19,15 +19,18 @@ Limits: one pipeline without failures, which a template copies to all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
+from recycle.solve.deadline import Pace
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
-from recycle.solve.search.random_numbers import draw, seeded
+from recycle.solve.search.random_numbers import draw, draw_below, seeded
+from recycle.solve.search.timing import timed
 
 LONGER, SHORTER = 1.1, 1.015
 """Factors from one interval to the next, upwards and downwards."""
@@ -104,6 +107,19 @@ def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tup
         block = block._replace(delay=np.zeros(len(delay)))
 
 
+def block_incumbents(problem: Problem, effort: Effort, *, steps: int) -> Iterator[Incumbent]:
+    """Orders of building blocks until one meets the bound. Arguments as of `block_orders`."""
+    pace, best = Pace(effort.deadline), inf
+    for order, _, spent in block_orders(problem, steps=steps, seed=effort.seed):
+        effort.spend(spent)
+        if order is not None:
+            found = timed(problem, order)
+            best = min(best, found.period)
+            yield found
+        if pace.is_over() or not effort.left or effort.is_met(problem, best):
+            return
+
+
 def shortest_interval(problem: Problem) -> float:
     """The shortest interval that load and memory could admit, if operations could overlap, from one micro-batch of
     every pipeline to the next."""
@@ -173,11 +189,11 @@ def anneal_block(interval: float, steps: int, block: Block) -> float:
     cooling = (COLD / HOT) ** (1.0 / steps)
     for _ in range(steps):
         heat *= cooling
-        x = (draw(block.random) >> 8) % size
-        y = (draw(block.random) >> 8) % size
+        x = draw_below(block.random, size)
+        y = draw_below(block.random, size)
         was_x, was_y = block.delay[x], block.delay[y]
-        block.delay[x] = block.quantum * max(0, (draw(block.random) >> 8) % 8 - 3)
-        if (draw(block.random) >> 8) % 2:
+        block.delay[x] = block.quantum * max(0, draw_below(block.random, 8) - 3)
+        if draw_below(block.random, 2):
             block.delay[y] = 0.0
         cost = _placed(interval, block)
         if cost <= current or exp((current - cost) / heat) * 2147483647.0 > draw(block.random):

@@ -25,7 +25,7 @@ from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays
-from recycle.solve.search.random_numbers import draw
+from recycle.solve.search.random_numbers import draw_below
 
 SAME_INSTANT = 1e-12
 """Seconds within which events count as one instant."""
@@ -43,12 +43,12 @@ class Rule(NamedTuple):
         random: [1], state of the random generator.
         patience, weight_patience: seconds that an F or I, and a W, stands back for a more urgent operation that is on
             its way; by priority only.
-        release: [micro-batches], before which the first stage does not begin each of them.
+        starts, release: [micro-batches], where each enters the model, and before when it does not.
     """
 
     priority: Floats
     by_priority: int
-    hold: Operations
+    hold: Floats
     weights: Operations
     forward_first: Operations
     weight_first: Operations
@@ -56,6 +56,7 @@ class Rule(NamedTuple):
     random: Operations
     patience: float
     weight_patience: float
+    starts: Operations
     release: Floats
 
 
@@ -65,7 +66,8 @@ class Queues(NamedTuple):
     Each stage of each worker has a queue of F and a queue of backward passes; there are Q of either.
 
     Attributes:
-        host: [stages * micro-batches], worker of each (stage, micro-batch).
+        host, size: [stages * micro-batches], worker of each (stage, micro-batch), and what it takes of the cap.
+        hop: [operations], time of the transfer of what each makes; empty where that depends on the workers alone.
         begins: [Q + 1], where the (stage, micro-batch) of each queue begin.
         line: [2 * stages * micro-batches], the F of all queues, then the backward passes, of each queue by priority.
         place: the inverse of `line`.
@@ -74,8 +76,8 @@ class Queues(NamedTuple):
         waiting: [stages * micro-batches], the W that each worker may run, from its first queue's begin on.
         waiting_head, waiting_tail: [workers], how many of these it has begun, and how many there are.
         held: [workers], activations in memory.
-        outward: [workers], those of them whose micro-batch has not been through the last stage.
-        in_flight: [workers], micro-batches between F and backward.
+        outward: [workers], those of them whose micro-batch has not been through the last stage, with several chunks.
+        in_flight: [workers], activations between F and backward.
         running: [workers], the operation at work, -1 if none.
         arrives: [workers], when the result of that operation has arrived where it goes, if that is another worker.
         lane_free: [lanes], when the last transfer of each lane ends, that of the operation at work included.
@@ -83,9 +85,12 @@ class Queues(NamedTuple):
             worker, and its priority.
         woken, is_woken: [workers], the workers to ask at this instant, and 1 for each of them.
         begun: [operations], in the order in which they begin: the result.
+        start: [operations], when each begins.
     """
 
     host: Operations
+    size: Floats
+    hop: Floats
     begins: Operations
     line: Operations
     place: Operations
@@ -97,7 +102,7 @@ class Queues(NamedTuple):
     waiting_tail: Operations
     held: Floats
     outward: Operations
-    in_flight: Operations
+    in_flight: Floats
     running: Operations
     arrives: Floats
     lane_free: Floats
@@ -106,6 +111,7 @@ class Queues(NamedTuple):
     woken: Operations
     is_woken: Operations
     begun: Operations
+    start: Floats
 
 
 def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: Rule) -> Order:
@@ -119,23 +125,45 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
         PlanError: the loop comes to a halt, since no activation fits that could go on. It never does where chunk c of
             rank r is on stage c * P + r.
     """
-    queues = _queues(problem, host, rule.priority)
+    queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
+    queues = queues_of(
+        host, queue, problem.shape.chunks, rule.priority, problem.size, workers=len(arrays.cap), lanes=problem.lanes
+    )
     done, *_, after = run(list_schedule, problem.size, arrays, rule, queues)
     if done < problem.size:
         raise PlanError("[memory] limit: list scheduling comes to a halt for want of memory; raise the limit")
-    begun = np.array(after.begun, dtype=np.int64)
+    line, ends = by_worker(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))
+    operations = line.tolist()
+    return [operations[first:end] for first, end in pairwise([0, *ends.tolist()])]
+
+
+def by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
+    """(the operations of one worker after the other, in the order in which they begin; where those of each end)."""
     worker = host[begun % len(host)]
-    line = begun[np.argsort(worker, kind="stable")].tolist()
-    ends = np.cumsum(np.bincount(worker, minlength=problem.shape.worker_count)).tolist()
-    return [line[first:end] for first, end in pairwise([0, *ends])]
+    return begun[np.argsort(worker, kind="stable")], np.cumsum(np.bincount(worker, minlength=workers))
 
 
-def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
-    shape, plane = problem.shape, len(host)
-    workers, count = shape.worker_count, shape.worker_count * shape.chunks
-    queue = host * shape.chunks + problem.stage_of // shape.ranks
+def queues_of(
+    host: Operations,
+    queue: Operations,
+    chunks: int,
+    priority: Floats,
+    operations: int,
+    *,
+    workers: int,
+    size: Floats | None = None,
+    hop: Floats | None = None,
+    lanes: int = 0,
+) -> Queues:
+    """The state before the first event.
+
+    Args:
+        queue: of each (stage, micro-batch): the worker's number times `chunks`, and the chunk.
+        lanes: as of `Problem`.
+    """
+    plane, count = len(host), workers * chunks
     begins = np.concatenate([[0], np.cumsum(np.bincount(queue, minlength=count))])
-    line = np.concatenate([np.lexsort((priority[k * plane : (k + 1) * plane], queue)) + k * plane for k in (0, 1)])
+    line = np.lexsort((priority[: 2 * plane], np.concatenate([queue, queue + count])))
     place = np.empty(2 * plane, dtype=np.int64)
     place[line] = np.arange(2 * plane)
 
@@ -144,6 +172,8 @@ def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
 
     return Queues(
         host=host,
+        size=np.ones(plane) if size is None else size,
+        hop=np.zeros(0) if hop is None else hop,
         begins=begins,
         line=line,
         place=place,
@@ -155,15 +185,16 @@ def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
         waiting_tail=zeros(workers),
         held=np.zeros(workers),
         outward=zeros(workers),
-        in_flight=zeros(workers),
+        in_flight=np.zeros(workers),
         running=zeros(workers) - 1,
         arrives=np.zeros(workers),
-        lane_free=np.zeros(problem.lanes),
+        lane_free=np.zeros(lanes),
         expected=np.full(2 * workers, -1.0),
         urgency=np.zeros(2 * workers),
         woken=zeros(workers),
         is_woken=zeros(workers),
-        begun=zeros(problem.size),
+        begun=zeros(operations),
+        start=np.zeros(operations),
     )
 
 
@@ -174,7 +205,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     """
     # fields are bound to names here and not read in the loop, where each reading would count references
     n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link
-    hops = problem.hops
+    hops, size, hop_of = problem.hops, queues.size, queues.hop
     times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
     priority, hold, weights, by_priority = rule.priority, rule.hold, rule.weights, rule.by_priority
     forward_first, weight_first, noise, random = rule.forward_first, rule.weight_first, rule.noise, rule.random
@@ -182,14 +213,15 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     ready, head, tail = queues.ready, queues.head, queues.tail
     waiting, waiting_head, waiting_tail = queues.waiting, queues.waiting_head, queues.waiting_tail
     held, outward, in_flight = queues.held, queues.outward, queues.in_flight
-    running, begun = queues.running, queues.begun
+    running, begun, start = queues.running, queues.begun, queues.start
     expected, urgency, woken, is_woken = queues.expected, queues.urgency, queues.woken, queues.is_woken
     arrives, lane_free = queues.arrives, queues.lane_free
     plane = problem.stages * n
-    chunks = problem.stages // ranks
     count_of_queues = len(begins) - 1
     workers = len(held)
-    events = [(rule.release[g], g) for g in range(n)]
+    chunks = count_of_queues // workers
+    freed_by_backward = 1.0 - stash if split else 1.0
+    events = [(rule.release[g], rule.starts[g]) for g in range(len(rule.starts))]
     heapq.heapify(events)
     done = 0
     while len(events) > 0:
@@ -203,13 +235,14 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 x = running[w]
                 running[w] = -1
                 if x >= 2 * plane:
-                    held[w] -= stash
-                elif x >= plane - n and x < plane:
-                    for y in range(x % n, plane, n):
-                        outward[host[y]] -= 1
-                elif x >= plane:
-                    in_flight[w] -= 1
-                    held[w] -= 1.0 - stash if split else 1.0
+                    held[w] -= stash * size[x - 2 * plane]
+                elif x < plane:
+                    if chunks > 1 and x >= plane - n:
+                        for y in range(x % n, plane, n):
+                            outward[host[y]] -= 1
+                else:
+                    in_flight[w] -= size[x - plane]
+                    held[w] -= freed_by_backward * size[x - plane]
                     if split:
                         waiting[begins[w * chunks] + waiting_tail[w]] = x + plane
                         waiting_tail[w] += 1
@@ -226,7 +259,9 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             w = host[code % plane]
             kind = code // plane
             k = place[code]
-            queue = kind * count_of_queues + w * chunks + code % plane // n // ranks
+            queue = kind * count_of_queues + w * chunks
+            if chunks > 1:
+                queue += code % plane // n // ranks
             ready[k] = 1
             head[queue] = min(head[queue], k)
             tail[queue] = max(tail[queue], k)
@@ -248,11 +283,13 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 deeper = chunks - 1 - chunk
                 queue = w * chunks + chunk
                 k = _first_ready(ready, head, tail, queue)
-                if k >= 0 and in_flight[w] < hold[s + chunk * ranks] - deeper:
-                    if held[w] + 1.0 > cap[w] + 1e-9 or outward[w] + 1 > cap[w] - deeper + 1e-9:
-                        is_blocked = True
-                    elif forward < 0 or priority[line[k]] < priority[forward]:
-                        forward = line[k]
+                if k >= 0:
+                    x = line[k]
+                    if in_flight[w] + size[x] <= hold[s + chunk * ranks] - deeper + 1e-9:
+                        if held[w] + size[x] > cap[w] + 1e-9 or outward[w] + size[x] > cap[w] - deeper + 1e-9:
+                            is_blocked = True
+                        elif forward < 0 or priority[x] < priority[forward]:
+                            forward = x
                 k = _first_ready(ready, head, tail, count_of_queues + queue)
                 if k >= 0 and (backward < 0 or priority[line[k]] < priority[backward]):
                     backward = line[k]
@@ -283,8 +320,8 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     x = backward
                 elif forward >= 0 and has_room:
                     x = forward
-                if noise > 0.0 and x >= 0 and (draw(random) >> 8) % 10000 < noise * 10000:
-                    other = (draw(random) >> 8) % 3
+                if noise > 0.0 and x >= 0 and draw_below(random, 10000) < noise * 10000:
+                    other = draw_below(random, 3)
                     if other == 0 and forward >= 0:
                         x = forward
                     elif other == 1 and backward >= 0:
@@ -300,10 +337,12 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             else:
                 ready[place[x]] = 0
             if kind == FORWARD:
-                held[w] += 1.0
-                outward[w] += 1
-                in_flight[w] += 1
+                held[w] += size[x]
+                in_flight[w] += size[x]
+                if chunks > 1:
+                    outward[w] += 1
             running[w] = x
+            start[x] = now
             begun[done] = x
             done += 1
             until = now + times[x // n] * speed[w]
@@ -313,7 +352,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 v = host[after % plane]
                 # from three ranks on, activations and gradients go to different ranks
                 lane = (w + (workers if kind == INPUT and ranks > 2 else 0)) * (workers // ranks) + v // ranks
-                hop = hops[lane] if len(hops) > 0 else link
+                hop = hop_of[x] if len(hop_of) > 0 else hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
                     until += hop
                     arrives[w] = until

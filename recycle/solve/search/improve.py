@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.annealing import Annealed, anneal
 from recycle.solve.search.kernels import are_loaded, load_if_worth_it
@@ -30,45 +30,31 @@ PATIENCE = 6
 """Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
 
 
-def improve(
-    problem: Problem,
-    start: Incumbent,
-    bound: float,
-    *,
-    steps: int,
-    seed: int = 0,
-    deadline: Deadline | None = None,
-    patience: int | None = None,
-    are_free: bool = False,
-    progress: Progress | None = None,
-) -> Incumbent:
+def improve(problem: Problem, start: Incumbent, effort: Effort, *, are_free: bool = False) -> Incumbent:
     """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
 
     Args:
         start: where to begin; the result is never worse.
-        bound: a proven lower bound; a period that meets it ends the search.
-        steps: moves in all rounds together.
-        patience: rounds of full length without a better period after which to stop; by the size when left out.
         are_free: any live worker of its rank may take any micro-batch, in every round.
     """
-    deadline = deadline or Deadline(None)
-    patience = max(PATIENCE, problem.size // 100) if patience is None else patience
+    deadline, patience = effort.deadline, max(PATIENCE, problem.size // 100)
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
-    length, spent, idle, turn = min(2_000, longest), 0, 0, 0
-    load_if_worth_it(problem, min(steps, 4 * longest) // 100, deadline)
+    length, idle, turn = min(2_000, longest), 0, 0
+    load_if_worth_it(problem, min(effort.left, 4 * longest) // 100, deadline)
     if not are_loaded() and deadline.left < inf:
         length = min(length, max(10, int(deadline.left * PLAIN_WORK / problem.size / ROUNDS)))
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
-    while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
-        target = _target(problem, best.period, bound)
+    while effort.left and idle < patience and not effort.is_met(problem, best.period) and not deadline.is_over:
+        target = _target(problem, best.period, effort.bound)
         if turn % 5 == 4:
             order, order_due = best.order, due
-        load_if_worth_it(problem, steps, deadline)
+        load_if_worth_it(problem, effort.left, deadline)
         begun = time.monotonic()
-        size = min(length, steps - spent)
-        result = _round(problem, order, order_due, target, size, seed, turn, deadline, are_free)
-        order, order_due, spent, turn = result.order, result.due, spent + result.steps, turn + 1
+        size = int(min(length, effort.left))
+        result = _round(problem, order, order_due, target, size, effort.seed, turn, deadline, are_free)
+        effort.spend(result.steps)
+        order, order_due, turn = result.order, result.due, turn + 1
         timing = time_order(problem, order)
         if result.met or timing.period < best.period - 1e-9:
             best, due, idle = Incumbent(order, min(target if result.met else best.period, timing.period)), order_due, 0
@@ -78,13 +64,12 @@ def improve(
             idle += length >= longest
             # a round that is cut short has not cooled down, so the next has to fit into the time that is left
             moves_per_second = result.steps / max(time.monotonic() - begun, 1e-6)
-            moves_left = min(max(0.0, deadline.left) * moves_per_second, steps - spent)
+            moves_left = min(max(0.0, deadline.left) * moves_per_second, effort.left)
             length = int(min(max(2 * length, moves_left / ROUNDS), longest, moves_left))
             if length < 10:
                 break
-        if progress:
-            progress("searching", best.period)
-    return replace(best, steps=start.steps + spent)
+        effort.report("searching", best.period)
+    return best
 
 
 def _round(

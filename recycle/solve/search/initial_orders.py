@@ -3,7 +3,7 @@
 Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
 as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike, the
 workers of a template are as slow as the slowest of their rank, or have its mean pace; what both lose, slow workers that
-are left out (`leaving_out`) may win back.
+are left out (`race`) may win back.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from math import inf
 
 from recycle.solve.assignment import Assignment, by_slots, possible_assignments
 from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.effort import Effort, Incumbent, by_period
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.building_blocks import block_orders
+from recycle.solve.search.building_blocks import block_incumbents
 from recycle.solve.search.family_orders import family_orders, greedy_1f1b
 from recycle.solve.search.insertion import Manner, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, portfolio, schedule_by_policy
-from recycle.solve.search.timing import time_order
-from recycle.solve.search.unfold import unfold
-from recycle.solve.template import one_pipeline
+from recycle.solve.search.timing import timed
+from recycle.solve.template import one_pipeline, unfold
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Of the time that is left, what each may take at most."""
@@ -66,13 +65,12 @@ class Template:
     unfolded: Incumbent
 
     @classmethod
-    def of(cls, problem: Problem, running: int, is_mean: bool, deadline: Deadline, most: int) -> Template:
+    def of(cls, problem: Problem, running: int, is_mean: bool, effort: Effort, most: int) -> Template:
         """The template with so many pipelines running in each slot, with workers of the mean pace or as the slowest."""
         assignment = by_slots(problem, running)
-        beginning = initial_orders(one_pipeline(problem, assignment.slots, running, is_mean), 0.0, deadline, most)
-        return cls(
-            beginning, assignment, unfold(problem, assignment, beginning.problem, beginning.best.order, deadline, most)
-        )
+        beginning = initial_orders(one_pipeline(problem, assignment.slots, running, is_mean), effort, most)
+        order = beginning.best.order
+        return cls(beginning, assignment, unfold(problem, assignment, beginning.problem, order, effort.deadline, most))
 
     def unfold(self, problem: Problem, found: Incumbent, deadline: Deadline) -> Incumbent:
         """An order of the template as one of the problem whose template it is."""
@@ -103,21 +101,14 @@ class Beginning:
     def best(self) -> Incumbent:
         return self.orders[0]
 
-    @property
-    def template(self) -> Template | None:
-        """The best template; None where there is none."""
-        return self.templates[0] if self.templates else None
 
-
-def initial_orders(
-    problem: Problem, bound: float, deadline: Deadline, most: int = ALL_POLICIES, progress: Progress | None = None
-) -> Beginning:
+def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
     """Orders to begin with, one at least, and the policy that did best on the whole problem.
 
     Args:
-        bound: a proven lower bound; an order that meets it ends the search.
         most: policies to try.
     """
+    deadline = effort.deadline
     assignments = possible_assignments(problem)
     copied: list[Incumbent] = []
     first: list[Policy] = []
@@ -125,21 +116,19 @@ def initial_orders(
     if problem.dead or not problem.peers_are_alike or problem.may_spread:
         paces = (False,) if problem.peers_are_alike else (True, False)
         for running, is_mean in islice(product(_running(problem), paces), most):
-            templates.append(Template.of(problem, running, is_mean, deadline.part(TEMPLATE_SHARE), most))
-            if progress:
-                progress("constructing", min(one.unfolded.period for one in templates))
-            if is_met(problem, templates[-1].unfolded.period, bound):
+            part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
+            templates.append(Template.of(problem, running, is_mean, part, most))
+            effort.report("constructing", templates[-1].unfolded.period)
+            if effort.is_met(problem, templates[-1].unfolded.period):
                 break
         templates.sort(key=lambda one: one.unfolded.period)
         copied = [one.unfolded for one in templates]
         first = [replace(templates[0].beginning.policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
-        if is_late or is_met(problem, copied[0].period, bound):
+        if is_late or effort.is_met(problem, copied[0].period):
             return Beginning(problem, copied, first[0], tuple(templates))
-    order, policy = best_of_portfolio(
-        problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, assignments=assignments, first=first
-    )
+    order, policy = best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
     found, inserted = [*copied, order], None
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     ways: list[Iterator[tuple[Order, Manner | None]]] = [
@@ -148,31 +137,18 @@ def initial_orders(
         ((one, None) for one in family_orders(problem)),
     ]
     simple = chain.from_iterable(islice(way, most) for way in ways)
-    while not (pace.is_over() or is_met(problem, min(one.period for one in found), bound)):
+    while not (pace.is_over() or effort.is_met(problem, min(one.period for one in found))):
         made, manner = next(simple, (None, None))
         if made is None:
             break
-        found.append(Incumbent(made, time_order(problem, made).period))
+        found.append(timed(problem, made))
         if manner is not None and (inserted is None or found[-1].period < inserted[0].period):
             inserted = found[-1], manner
-    if most == ALL_POLICIES and problem.shape.pipelines == 1 and not problem.dead:
-        found += _blocks(problem, min(one.period for one in found), bound, deadline.part(BLOCK_SHARE))
-    ordered = sorted(found, key=lambda one: one.period)[:MOST_ORDERS]
-    return Beginning(problem, ordered, policy, tuple(templates), inserted)
-
-
-def _blocks(problem: Problem, best: float, bound: float, deadline: Deadline) -> Iterator[Incumbent]:
-    """Orders of building blocks, until one meets the bound."""
-    pace, spent = Pace(deadline), 0
-    most = MOST_BLOCK_STEPS if deadline.left < inf else LEAST_BLOCK_STEPS
-    for order, _, steps in block_orders(problem, steps=BLOCK_STEPS):
-        if order is not None:
-            period = time_order(problem, order).period
-            best = min(best, period)
-            yield Incumbent(order, period)
-        spent += steps
-        if pace.is_over() or spent >= most or is_met(problem, best, bound):
-            break
+    is_searched = most == ALL_POLICIES and not effort.is_met(problem, min(one.period for one in found))
+    if is_searched and problem.shape.pipelines == 1 and not problem.dead:
+        steps = MOST_BLOCK_STEPS if deadline.left < inf else LEAST_BLOCK_STEPS
+        found += block_incumbents(problem, effort.part(BLOCK_SHARE, steps=steps), steps=BLOCK_STEPS)
+    return Beginning(problem, by_period(found)[:MOST_ORDERS], policy, tuple(templates), inserted)
 
 
 def _running(problem: Problem) -> list[int]:
@@ -184,10 +160,8 @@ def _running(problem: Problem) -> list[int]:
 
 def best_of_portfolio(
     problem: Problem,
-    bound: float,
-    deadline: Deadline,
+    effort: Effort,
     most: int = ALL_POLICIES,
-    progress: Progress | None = None,
     assignments: Sequence[Assignment] | None = None,
     first: Sequence[Policy] = (),
 ) -> tuple[Incumbent, Policy]:
@@ -207,18 +181,16 @@ def best_of_portfolio(
         yield from chain(first, *zip(*(islice(one, OF_EACH_DEAL) for one in portfolios), strict=True))
         yield from portfolios[assignments.index(chosen.assignment) if chosen else 0]
 
-    load_if_worth_it(problem, 100, deadline, is_search=False)
-    pace = Pace(deadline)
+    load_if_worth_it(problem, 100, effort.deadline, is_search=False)
+    pace = Pace(effort.deadline)
     for count, policy in enumerate(policies()):
         is_late = pace.is_over()
-        if best is not None and (is_late or count >= most or is_met(problem, best.period, bound)):
+        if best is not None and (is_late or count >= most or effort.is_met(problem, best.period)):
             break
-        order = schedule_by_policy(problem, policy)
-        period = time_order(problem, order).period
-        if best is None or period < best.period:
-            best, chosen = Incumbent(order, period), policy
-            if progress:
-                progress("constructing", period)
+        found = timed(problem, schedule_by_policy(problem, policy))
+        if best is None or found.period < best.period:
+            best, chosen = found, policy
+            effort.report("constructing", best.period)
     assert best is not None
     assert chosen is not None
     return best, chosen

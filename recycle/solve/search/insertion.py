@@ -31,12 +31,11 @@ import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Assignment, at_home
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, is_met
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.event_loop import UNLIMITED
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import timed
 
 NEVER = 1e300
 SAME = 1e-9
@@ -156,31 +155,25 @@ def _made(problem: Problem, manner: Manner) -> Order:
     return [program.tolist() for program in np.split(line, ends)]
 
 
-def vary_insertion(
-    problem: Problem, start: Incumbent, manner: Manner, bound: float, *, steps: int, seed: int, deadline: Deadline
-) -> tuple[Incumbent, Manner]:
+def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> tuple[Incumbent, Manner]:
     """Local search over manners: change a few things at random, keep what is not worse.
 
     Args:
         start: the order of `manner`, or a better one.
-        steps: orders to make.
 
     Returns:
         The best order, and the manner to go on from.
     """
-    random, pace = Random(seed), Pace(deadline)
-    best, current, current_period = start, manner, np.inf
-    for step in range(steps):
-        if pace.is_over() or is_met(problem, best.period, bound):
-            return replace(best, steps=start.steps + step), current
-        candidate = _neighbour(problem, current, random) if step else current
-        order = _made(problem, candidate)
-        period = time_order(problem, order).period
-        if period <= current_period and problem.is_within_caps(order):
-            current, current_period = candidate, period
-            if period < best.period - SAME:
-                best = Incumbent(order, period)
-    return replace(best, steps=start.steps + steps), current
+    random = Random(effort.seed)
+    best, current, candidate, current_period = start, manner, manner, inf
+    while effort.goes_on(problem, best.period):
+        found = timed(problem, _made(problem, candidate))
+        if found.period <= current_period and problem.is_within_caps(found.order):
+            current, current_period = candidate, found.period
+            if found.period < best.period - SAME:
+                best = found
+        candidate = _neighbour(problem, current, random)
+    return best, current
 
 
 def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:

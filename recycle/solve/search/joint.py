@@ -15,11 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recycle.solve.assignment import by_slots
-from recycle.solve.deadline import Deadline
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.improve import improve
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import timed
 from recycle.solve.template import copied_to_all
 
 JOINT_SHARE = 0.5
@@ -43,29 +42,15 @@ def joint_group(whole: Problem) -> Problem | None:
     return group if group.size <= LARGEST else None
 
 
-def search_jointly(
-    group: Problem,
-    one: Problem,
-    found: Incumbent,
-    bound: float,
-    *,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-) -> Incumbent:
+def search_jointly(group: Problem, one: Problem, found: Incumbent, effort: Effort) -> Incumbent:
     """The best order of the group; its period is at most that of the single pipeline that it begins with.
 
     Args:
         one: the problem of a single pipeline.
         found: its best order.
-        bound: a proven lower bound for pipelines that may exchange micro-batches.
-        steps: moves in place of the deadline.
+        effort: its bound holds for pipelines that may exchange micro-batches.
     """
-    copy = copied_to_all(group, by_slots(group), one, found.order)
-    start = Incumbent(copy, time_order(group, copy).period)
-    most = 1 << 40 if steps is None else steps
-    limit = Deadline(None, deadline.stop) if steps is not None else deadline
-    return improve(group, start, bound, steps=most, seed=seed, deadline=limit, are_free=True)
+    return improve(group, timed(group, copied_to_all(group, by_slots(group), one, found.order)), effort, are_free=True)
 
 
 def copied_to_groups(whole: Problem, group: Problem, order: Order) -> Order:

@@ -28,7 +28,7 @@ STALE_SECONDS = 300.0
 _KERNELS = (list_schedule, time_from_idle, anneal_order, anneal_block, insert)
 
 
-def load_if_worth_it(problem: Problem, orders: int, deadline: Deadline, *, is_search: bool = True) -> None:
+def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:
     """Load the compiled kernels if so many orders may be made and timed until the deadline that this pays.
 
     Args:

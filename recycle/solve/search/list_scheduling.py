@@ -155,7 +155,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None, *, noise:
     rule = Rule(
         priority=_priority(problem, policy, rank, stage),
         by_priority=0,
-        hold=np.array(policy.hold),
+        hold=np.array(policy.hold, dtype=np.float64),
         weights=np.array(policy.weights),
         forward_first=np.array(policy.forward_first, dtype=np.int64),
         weight_first=np.array(policy.weight_first, dtype=np.int64),
@@ -163,6 +163,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None, *, noise:
         random=seeded(seed),
         patience=0.0,
         weight_patience=0.0,
+        starts=np.arange(n),
         release=np.zeros(n),
     )
     return scheduled(problem, arrays, host, rule)
@@ -212,7 +213,7 @@ def schedule_by_priority(
     rule = Rule(
         priority=priority,
         by_priority=1,
-        hold=anything if hold is None else np.array(hold),
+        hold=np.array(anything if hold is None else hold, dtype=np.float64),
         weights=anything,
         forward_first=no,
         weight_first=no,
@@ -220,6 +221,7 @@ def schedule_by_priority(
         random=seeded(0),
         patience=float(patience),
         weight_patience=float(weight_patience),
+        starts=np.arange(problem.micro_batches),
         release=np.zeros(problem.micro_batches) if release is None else release,
     )
     return scheduled(problem, problem.arrays, host, rule)

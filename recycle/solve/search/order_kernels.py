@@ -28,7 +28,7 @@ import numpy as np
 from recycle.ir.compiled import called_by_kernels
 from recycle.solve.problem import Order, Problem, flat
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
-from recycle.solve.search.random_numbers import draw
+from recycle.solve.search.random_numbers import draw, draw_below
 
 MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4
 """What a step tried: an operation moved, two micro-batches exchanged, a due time shifted, a micro-batch re-hosted."""
@@ -385,23 +385,23 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
         is_within_cap = True
         if step >= 0:
             heat *= cooling
-            roll = (draw(random) >> 8) % 1000
+            roll = draw_below(random, 1000)
             number = draw(random)
             i = (number >> 8) % size
-            if (draw(random) >> 8) % 1000 < PER_THOUSAND_CRITICAL:
+            if draw_below(random, 1000) < PER_THOUSAND_CRITICAL:
                 i = _critical_place(problem, order, annealing, i)
             x = sequence[i]
             if is_alone and (roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered):
                 roll %= PER_THOUSAND_MOVED
             if roll < PER_THOUSAND_MOVED:
-                reach = 1 + (draw(random) >> 8) % 6
+                reach = 1 + draw_below(random, 6)
                 if roll < PER_THOUSAND_MOVED_FAR:
                     reach *= 4
                 j = i + reach if (draw(random) >> 16) % 2 else i - reach
                 kind = x // plane
                 many = 1
-                if is_alone and (draw(random) >> 8) % 1000 < PER_THOUSAND_RUNS:
-                    many = 2 + (draw(random) >> 8) % n
+                if is_alone and draw_below(random, 1000) < PER_THOUSAND_RUNS:
+                    many = 2 + draw_below(random, n)
                     j = i + (j - i) // 2 if abs(j - i) > 3 else j  # the farther, the rarer all of them fit
                 shifted = j - i
                 since = NEVER
@@ -439,7 +439,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 if annealing.is_mobile[a] == 0:
                     a = annealing.mobile[(number >> 8) % len(annealing.mobile)]
                 donor = host[a]
-                b = donor % ranks + (draw(random) >> 8) % (len(annealing.live) // ranks) * ranks
+                b = donor % ranks + draw_below(random, len(annealing.live) // ranks) * ranks
                 if b == donor or annealing.live[b] == 0:
                     continue
                 since = begin[a]
@@ -453,7 +453,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 is_within_cap = not _is_beyond_cap(problem, order, b)
             elif roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered:
                 a = x % plane
-                b = a // n * n + (draw(random) >> 8) % n
+                b = a // n * n + draw_below(random, n)
                 if a == b or (host[a] != host[b] and (annealing.is_mobile[a] == 0 or annealing.is_mobile[b] == 0)):
                     continue
                 since = NEVER
@@ -523,7 +523,7 @@ def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Anneal
     begin, end, release, needs = order.begin, order.end, order.release, problem.needs
     due, update_seconds, ranks, random = annealing.due, problem.update_seconds, problem.ranks, annealing.random
     workers = len(offsets) - 1
-    w = (draw(random) >> 8) % workers
+    w = draw_below(random, workers)
     last = -1
     for _ in range(workers):
         w = w + 1 if w + 1 < workers else 0
@@ -550,7 +550,7 @@ def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Anneal
                 x = -1
         if left >= 0:
             break
-        left = (draw(random) >> 8) % length
+        left = draw_below(random, length)
     return int(place[x])
 
 

@@ -11,13 +11,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, groups, schedule_by_policy
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import timed
 
 LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
 """Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
@@ -29,42 +28,27 @@ _PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
 """What a policy says per stage; the hold matters most."""
 
 
-def vary_policy(
-    problem: Problem,
-    start: Incumbent,
-    policy: Policy,
-    bound: float,
-    *,
-    steps: int,
-    seed: int,
-    deadline: Deadline,
-    progress: Progress | None = None,
-) -> Incumbent:
+def vary_policy(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
     """Local search over policies: change a few things at random, keep what is not worse.
 
     Where the policy alone is far behind `start`, there is none.
     """
-    random = Random(seed)
-    load_if_worth_it(problem, steps, deadline)
-    pace = Pace(deadline)
-    own = time_order(problem, schedule_by_policy(problem, policy)).period
+    random = Random(effort.seed)
+    load_if_worth_it(problem, effort.orders, effort.deadline)
+    own = timed(problem, schedule_by_policy(problem, policy)).period
     best, current, current_period = start, policy, max(own, start.period)
     if own > NEAR * start.period:
-        return replace(best, steps=0)
-    for step in range(steps):
-        if pace.is_over() or is_met(problem, best.period, bound):
-            return replace(best, steps=step)
+        return start
+    while effort.goes_on(problem, best.period):
         candidate = _neighbour(problem, current, random)
         noise = random.choice((0.0, 0.0, 0.02, 0.1))
-        order = schedule_by_policy(problem, candidate, noise=noise, seed=random.randrange(1 << 30))
-        period = time_order(problem, order).period
-        if period <= current_period:
-            current, current_period = candidate, period
-            if period < best.period:
-                best = Incumbent(order, period)
-        if progress:
-            progress("searching", best.period)
-    return replace(best, steps=steps)
+        found = timed(problem, schedule_by_policy(problem, candidate, noise=noise, seed=random.randrange(1 << 30)))
+        if found.period <= current_period:
+            current, current_period = candidate, found.period
+            if found.period < best.period:
+                best = found
+        effort.report("searching", best.period)
+    return best
 
 
 def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:

@@ -1,18 +1,19 @@
 """A race between the whole problem and what is left of it without slow workers.
 
-Nobody knows beforehand whether a slow worker helps more than it holds up, so the problem and those that leave slow
-workers out (`leaving_out`) are all begun; the two with the best orders are searched, where they are close and there is
-time for both, and the better one of them gets the rest. Their orders are all orders of the whole problem, with the same
-periods.
+A worker that holds up its peers more than it helps them is best left without work. Leaving it out as if it were dead
+makes the others alike, so that slots and the template apply, and every order of what is left is one of the whole
+problem, with the same period. Which workers are best left out is not known beforehand: all that are slower than the
+median of their peers, and each of them alone, are begun beside the whole problem. The two with the best orders are
+searched, where they are close and there is time for both, and the better one of them gets the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median_low
 
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, Progress, is_met
-from recycle.solve.leaving_out import without_slow
+from recycle.solve.deadline import Pace
+from recycle.solve.effort import Effort, Incumbent, by_period
 from recycle.solve.problem import Problem
 from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, Beginning, initial_orders
@@ -29,25 +30,35 @@ order is searched alone; the period of one whose peers are alike counts as so mu
 BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
 """Of the time that is left, what beginning with the whole problem, without all slow workers, and without each may take.
 """
+MOST_LEFT_OUT = 4
+"""Slow workers that are left out alone, the slowest first."""
 
 
-def begin_all(
-    problem: Problem, bound: float, deadline: Deadline, most: int = ALL_POLICIES, progress: Progress | None = None
-) -> list[Beginning]:
+def without_slow(problem: Problem) -> list[Problem]:
+    """The problem without all slow workers, then without each; empty where none is slow or nothing is re-routed."""
+    if problem.peers_are_alike or not problem.reroute:
+        return []
+    ranks = problem.hosts[: problem.shape.ranks]
+    slow = [w for hosts in ranks for w in hosts if problem.speed[w] > median_low([problem.speed[v] for v in hosts])]
+    slow.sort(key=lambda w: (-problem.speed[w], w))
+    left_out = [slow] if len(slow) > 1 else []
+    left_out += [[w] for w in slow[:MOST_LEFT_OUT]]
+    return [replace(problem, dead=problem.dead | {problem.shape.worker_at(w) for w in out}) for out in left_out]
+
+
+def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[Beginning]:
     """Where to begin with the problem and with it less slow workers; the one with the best order first.
 
     Args:
-        bound: a proven lower bound; an order that meets it ends the search.
         most: policies to try with each.
     """
     smaller = without_slow(problem)
-    found = [initial_orders(problem, bound, deadline.part(BEGINNING_SHARE) if smaller else deadline, most, progress)]
-    pace = Pace(deadline)
+    found = [initial_orders(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)]
+    pace = Pace(effort.deadline)
     for turn, one in enumerate(smaller):
-        if pace.is_over() or is_met(problem, min(begun.best.period for begun in found), bound):
+        if pace.is_over() or effort.is_met(problem, min(begun.best.period for begun in found)):
             break
-        share = LESS_SHARE if turn else NO_SLOW_SHARE
-        found.append(initial_orders(one, bound, deadline.part(share), most, progress))
+        found.append(initial_orders(one, effort.part(LESS_SHARE if turn else NO_SLOW_SHARE), most))
     return sorted(found, key=lambda beginning: beginning.best.period)
 
 
@@ -56,45 +67,21 @@ def _expected(beginning: Beginning) -> float:
     return beginning.best.period * (ALIKE if beginning.problem.peers_are_alike else 1)
 
 
-def race(
-    beginnings: list[Beginning],
-    bound: float,
-    *,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-    processes: int = 1,
-    progress: Progress | None = None,
-) -> Incumbent:
-    """The best order found; never worse than the best of the beginnings. Arguments as in `walks.search`."""
-    spent = 0
+def race(beginnings: list[Beginning], effort: Effort) -> Incumbent:
+    """The best order found; never worse than the best of the beginnings."""
     first = beginnings[0]
-    is_short = steps is None and HEAT * deadline.left < LEAST_HEAT + HEAT_SECONDS * first.problem.size
-    if is_short:
+    is_timed = effort.steps is None
+    if is_timed and HEAT * effort.deadline.left < LEAST_HEAT + HEAT_SECONDS * first.problem.size:
         first = min(beginnings, key=_expected)
     elif len(beginnings) > 1 and beginnings[1].best.period <= CLOSE * first.best.period:
-        share = None if steps is None else int(steps * HEAT)
         searched: list[Beginning] = []
         for turn, one in enumerate(beginnings[:2]):
-            if searched and steps is None and one.best.period > STILL_CLOSE * searched[0].best.period:
+            if searched and is_timed and one.best.period > STILL_CLOSE * searched[0].best.period:
                 break
-            mine = deadline.part(HEAT / (1 - turn * HEAT))
-            found, where = search_from(
-                one, bound, steps=share, seed=seed, deadline=mine, processes=processes, progress=progress
-            )
-            spent += found.steps
-            if is_met(one.problem, found.period, bound):
-                return replace(found, steps=spent)
+            found, where = search_from(one, effort.part(HEAT, 1 - turn * HEAT))
+            if effort.is_met(one.problem, found.period):
+                return found
             searched.append(where)
         first = min(searched, key=lambda one: one.best.period)
-    found, _ = search_from(
-        first,
-        bound,
-        steps=None if steps is None else max(1, steps - spent),
-        seed=seed + bool(spent),
-        deadline=deadline,
-        processes=processes,
-        progress=progress,
-    )
-    best = min(found, beginnings[0].best, key=lambda order: order.period)
-    return replace(best, steps=spent + found.steps)
+    found, _ = search_from(first, effort.rest(seed=effort.seed + bool(effort.spent)))
+    return by_period([found, beginnings[0].best])[0]

@@ -26,3 +26,9 @@ def draw(state: Any) -> Any:
     """
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
     return state[0]
+
+
+@called_by_kernels
+def draw_below(state: Any, most: int) -> Any:
+    """The next number from 0 to `most` - 1."""
+    return (draw(state) >> 8) % most

@@ -9,13 +9,11 @@ result depends on these, the seed and the number of steps only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, is_met
+from recycle.solve.effort import Effort, Incumbent, by_period
 from recycle.solve.problem import Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.kernels import load_if_worth_it
@@ -36,31 +34,18 @@ FIRST = 0.75
 """Share of these beginnings that are from the best of the initial orders."""
 
 
-def refine(
-    problem: Problem,
-    initial: Sequence[Incumbent],
-    bound: float,
-    *,
-    steps: int,
-    seed: int,
-    deadline: Deadline,
-    progress: Callable[[str, float], None] | None = None,
-) -> Incumbent:
+def refine(problem: Problem, initial: Sequence[Incumbent], effort: Effort) -> Incumbent:
     """The best order met, never worse than the best of `initial`.
 
     Args:
         initial: one order at least, each complete and within the caps.
-        bound: a proven lower bound; a period that meets it ends the search.
-        steps: orders to make.
     """
-    random = np.random.default_rng(seed)
-    load_if_worth_it(problem, steps, deadline)
-    ordered = sorted(initial, key=lambda one: one.period)
+    random = np.random.default_rng(effort.seed)
+    load_if_worth_it(problem, effort.orders, effort.deadline)
+    ordered = by_period(initial)
     bases: list[tuple[float, Operations, Floats]] = []
-    best, idle, pace = ordered[0], IDLE, Pace(deadline)
-    for step in range(steps):
-        if pace.is_over() or is_met(problem, best.period, bound):
-            return replace(best, steps=step)
+    best, idle = ordered[0], IDLE
+    while effort.goes_on(problem, best.period):
         if idle >= IDLE:
             if len(bases) < len(ordered):
                 order = ordered[len(bases)].order
@@ -89,9 +74,8 @@ def refine(
             current, urgency = timing.period, timing.latest_starts
             if timing.period < best.period - 1e-9:
                 best = Incumbent(order, timing.period)
-        if progress:
-            progress("refining", best.period)
-    return replace(best, steps=steps)
+        effort.report("refining", best.period)
+    return best
 
 
 def _disturbed(problem: Problem, urgency: Floats, random: np.random.Generator) -> Floats:

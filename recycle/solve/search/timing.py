@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.ir.compiled import run
+from recycle.solve.effort import Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats
 from recycle.solve.search.order_kernels import time_from_idle, timed_order
@@ -45,3 +46,8 @@ def time_order(problem: Problem, order: Order) -> Timing:
     state, due, latest = timed_order(problem, order), np.zeros(problem.shape.ranks), np.zeros(problem.size)
     (period, makespan), *_, due, latest = run(time_from_idle, problem.size, problem.arrays, state, due, latest)
     return Timing(float(period), float(makespan), np.asarray(due).tolist(), np.asarray(latest))
+
+
+def timed(problem: Problem, order: Order) -> Incumbent:
+    """An order with its period."""
+    return Incumbent(order, time_order(problem, order).period)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from recycle.solve.deadline import Deadline, Stop
-from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, by_period
 from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
 from recycle.solve.search.improve import improve
@@ -23,9 +22,6 @@ from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.refine import refine
 
 WALKS = 2
-SEARCH_STEPS = 1 << 40
-POLICIES = 4_000
-"""Policies that a walk tries at most on its way."""
 SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
 SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
@@ -35,6 +31,8 @@ ANNEALED_SHARES = (0.1, 0.1)
 MOST_REFINEMENTS, WORTH_MORE = 8, 0.003
 """Refinements against the clock, each for the share of what is left then, and the share of the period that one of them
 must gain for another: where it still gains, it gains more than moves."""
+POLICIES = 4_000
+"""Policies that a walk tries at most; fewer on small problems."""
 ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
 """Operations from which on a second walk against the clock in the same process gains less
 than a longer first one; and up to which that was seen."""
@@ -42,139 +40,62 @@ WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
 
-def search(
-    problem: Problem,
-    initial: Sequence[Incumbent],
-    policy: Policy,
-    bound: float,
-    *,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-    processes: int = 1,
-    progress: Progress | None = None,
-) -> Incumbent:
+def search(problem: Problem, initial: Sequence[Incumbent], policy: Policy, effort: Effort) -> Incumbent:
     """The best order of all walks; the best of `initial` where none is better.
 
     Args:
         initial: where to begin, the best first.
         policy: the one that did best on this problem.
-        bound: a proven lower bound; a period that meets it ends the search.
-        steps: moves of all walks together, in place of the deadline.
-        deadline: wall limit of all walks together.
-        processes: walks at once. Above 1 only where the search is long enough to pay for starting them.
-        progress: called with what is being done and the best period so far.
+        effort: of all walks together. They run in processes only where that takes long enough to pay for starting them.
     """
-    walks = 1 if steps is None and processes == 1 and _is_long(problem) else WALKS
-    share = None if steps is None else steps // walks
-    seeds = [seed * WALKS + walk for walk in range(walks)]
-    start = initial[0]
-    if is_met(problem, start.period, bound) or deadline.is_over:
+    start, processes, deadline = initial[0], effort.processes, effort.deadline
+    if effort.is_met(problem, start.period) or deadline.is_over:
         return start
+    is_long = effort.steps is None and processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
+    walks = 1 if is_long else WALKS
     if processes > 1 and deadline.left > WORTH_PROCESSES:
-        found = _in_processes(problem, initial, policy, bound, share, seeds, deadline, processes, progress)
-    else:
-        found = []
-        for turn, one in enumerate(seeds):
-            mine = deadline if steps is not None else deadline.part(1 / (walks - turn))
-            found.append(walk(problem, initial, policy, bound, steps=share, seed=one, deadline=mine, progress=progress))
-            if is_met(problem, found[-1].period, bound):
-                break
-    best = min(found, key=lambda one: one.period)  # of equals the first, whichever came in first
-    return replace(best, steps=start.steps + sum(one.steps - start.steps for one in found))
+        return by_period(_in_processes(problem, initial, policy, effort))[0]
+    found = []
+    for turn in range(walks):
+        part = effort.part(1 / walks, 1 - turn / walks, seed=effort.seed * WALKS + turn)
+        found.append(walk(problem, initial, policy, part))
+        if effort.is_met(problem, found[-1].period):
+            break
+    return by_period(found)[0]
 
 
-def _is_long(problem: Problem) -> bool:
-    """Whether one walk takes all the time there is."""
-    return ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
-
-
-def walk(
-    problem: Problem,
-    initial: Sequence[Incumbent],
-    policy: Policy,
-    bound: float,
-    *,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-    progress: Progress | None = None,
-) -> Incumbent:
+def walk(problem: Problem, initial: Sequence[Incumbent], policy: Policy, effort: Effort) -> Incumbent:
     """One walk from `initial`; never worse than the best of them."""
-    orders = None if steps is None else steps // 50
-    best = initial[0].period
-
-    def report(stage: str, period: float) -> None:
-        nonlocal best
-        if progress and period < best:
-            best = period
-            progress(stage, period)
-
-    def share(of_the_time: float) -> Deadline:
-        return deadline if steps is not None else deadline.part(of_the_time)
-
     policies, refinements = next(shares for size, shares in SHARES if problem.size < size)
     if problem.size < SHARES[0][0] and (problem.shape.chunks > 1 or problem.shape.pipelines == 1):
         policies, refinements = ANNEALED_SHARES
-    most = min(POLICIES, 3 * problem.size)
-    found = vary_policy(
-        problem,
-        initial[0],
-        policy,
-        bound,
-        steps=most if orders is None else min(most, orders),
-        seed=seed,
-        deadline=share(policies),
-        progress=report,
-    )
-    spent = found.steps
-    found = found if found.period < initial[0].period else initial[0]
-    for turn in range(MOST_REFINEMENTS if orders is None else 1):
+    most = min(POLICIES, 3 * problem.size) * STEPS_OF_ORDER
+    part = effort.part(policies, steps=most if effort.steps is None else min(most, effort.steps))
+    found = vary_policy(problem, initial[0], policy, part)
+    for turn in range(MOST_REFINEMENTS if effort.steps is None else 1):
         before = found
-        found = refine(
-            problem,
-            [found, *initial[1:]],
-            bound,
-            steps=SEARCH_STEPS if orders is None else orders,
-            seed=seed + turn,
-            deadline=share(refinements),
-            progress=report,
-        )
-        spent += found.steps
-        if found.period > before.period * (1 - WORTH_MORE) or is_met(problem, found.period, bound):
+        part = effort.part(refinements, steps=effort.steps, seed=effort.seed + turn)
+        found = refine(problem, [found, *initial[1:]], part)
+        if found.period > before.period * (1 - WORTH_MORE) or effort.is_met(problem, found.period):
             break
-    found = replace(found, steps=initial[0].steps + spent)
-    if problem.size < SINGLE_UP_TO:
-        limit = SEARCH_STEPS if steps is None else steps
-        found = improve(problem, found, bound, steps=limit, seed=seed, deadline=deadline, progress=report)
-    return found
+    return improve(problem, found, effort.part(1.0)) if problem.size < SINGLE_UP_TO else found
 
 
-def _in_processes(
-    problem: Problem,
-    initial: Sequence[Incumbent],
-    policy: Policy,
-    bound: float,
-    steps: int | None,
-    seeds: list[int],
-    deadline: Deadline,
-    processes: int,
-    progress: Progress | None,
-) -> list[Incumbent]:
+def _in_processes(problem: Problem, initial: Sequence[Incumbent], policy: Policy, effort: Effort) -> list[Incumbent]:
     """What each walk finds, in the order of the seeds; against the clock, one that meets the bound ends the others."""
-    over = multiprocessing.get_context("spawn").Event()
-    best = initial[0].period
-    left = None if steps is not None else deadline.left / -(-len(seeds) // processes)
+    over, deadline, processes = multiprocessing.get_context("spawn").Event(), effort.deadline, effort.processes
+    seconds = None if effort.steps is not None else deadline.left / -(-WALKS // processes)
+    steps = None if effort.steps is None else effort.steps // WALKS
     found: dict[int, Incumbent] = {}
-    tasks = iter([(problem, initial, policy, bound, steps, left, seed) for seed in seeds])
+    seeds = range(effort.seed * WALKS, (effort.seed + 1) * WALKS)
+    tasks = iter([(problem, initial, policy, effort.bound, steps, seconds, seed) for seed in seeds])
     walks = map_unordered(partial(_walk, over), tasks, processes, lambda: over.set() if deadline.is_over else None)
     with contextlib.closing(walks):
-        for (*_, seed), one in walks:
+        for (*_, seed), (one, spent) in walks:
             found[seed] = one
-            if progress and one.period < best:
-                best = one.period
-                progress("searching", best)
-            if steps is None and is_met(problem, one.period, bound):
+            effort.spend(spent)
+            effort.report("searching", one.period)
+            if effort.steps is None and effort.is_met(problem, one.period):
                 break
     return [found[seed] for seed in seeds if seed in found]
 
@@ -188,5 +109,7 @@ def _walk(
     steps: int | None,
     seconds: float | None,
     seed: int,
-) -> Incumbent:
-    return walk(problem, initial, policy, bound, steps=steps, seed=seed, deadline=Deadline(seconds, over))
+) -> tuple[Incumbent, int]:
+    """(what a walk finds, its steps), in a child process."""
+    effort = Effort(bound, Deadline(seconds, over), steps, seed)
+    return walk(problem, initial, policy, effort), effort.spent

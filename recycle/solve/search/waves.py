@@ -16,18 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from math import inf
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.incumbent import Incumbent, is_met
+from recycle.solve.assignment import possible_assignments
+from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.building_blocks import shortest_interval
 from recycle.solve.search.list_scheduling import schedule_by_priority
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import timed
 
 SIZES, DISTANCES, SPACINGS = (0.0, 0.3, 0.5, 0.7, 1.0), (0.9, 1.05), (1.0, 0.0)
 """Of the grid: micro-batches of a wave, as a share of those whose forwards fill the memory; time from one wave to the
@@ -78,8 +79,7 @@ def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) ->
     way = _unhindered(problem)
 
     def made(wave: Wave) -> Incumbent:
-        order = _order(problem, way, hosts[wave.assignment % len(hosts)], wave)
-        return Incumbent(order, time_order(problem, order).period)
+        return timed(problem, _order(problem, way, hosts[wave.assignment % len(hosts)], wave))
 
     tried: list[tuple[float, Wave]] = []
     for wave in _grid(problem):
@@ -97,29 +97,14 @@ def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) ->
             yield found
 
 
-def best_wave(
-    problem: Problem,
-    hosts: Sequence[Operations],
-    bound: float,
-    *,
-    seed: int = 0,
-    orders: int | None = None,
-    deadline: Deadline,
-) -> tuple[Incumbent, int]:
-    """(the best order of waves, how many orders were made; one at least).
-
-    Args:
-        bound: a proven lower bound; an order that meets it ends the search.
-        hosts: as of `wave_orders`.
-        orders: to make at most; as many as the deadline allows when left out.
-    """
-    waves = wave_orders(problem, hosts, seed)
-    pace = Pace(deadline)
-    best, count = next(waves), 1
-    while count != orders and not (pace.is_over() or is_met(problem, best.period, bound)):
-        found = next(waves)
-        best, count = min(best, found, key=lambda one: one.period), count + 1
-    return best, count
+def best_wave(problem: Problem, effort: Effort) -> Incumbent:
+    """The best order of waves; one is made at least."""
+    waves = wave_orders(problem, [assignment.host for assignment in possible_assignments(problem)], effort.seed)
+    effort.goes_on(problem, inf, STEPS_OF_ORDER)  # the first is made whatever is left
+    best = next(waves)
+    while effort.goes_on(problem, best.period, STEPS_OF_ORDER):
+        best = by_period([best, next(waves)])[0]
+    return best
 
 
 def _grid(problem: Problem) -> Iterator[Wave]:

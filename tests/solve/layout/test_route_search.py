@@ -16,10 +16,10 @@ from recycle.solve.deadline import Deadline
 from recycle.solve.layout import route_search
 from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.ranges import balanced
-from recycle.solve.layout.route_kernels import latest_starts, list_legs
 from recycle.solve.layout.route_search import best_order, legs_of
 from recycle.solve.layout.routes import Routes, routes_of
 from recycle.solve.layout.units import Parts, Units
+from recycle.solve.search.event_loop import list_schedule
 from tests.solve.layout.spans import spans
 
 SHAPE = Shape(3, 4, 8)
@@ -78,7 +78,7 @@ def test_compiled_loops_make_the_same_order(monkeypatch: pytest.MonkeyPatch) -> 
     legs = legs_of(routes, UNITS, Profile(), SHAPE, [8.0] * len(routes.workers), split=True, in_bytes=False)
     rules = list(route_search.policies(routes, legs))[:4]
     plain = [route_search._scheduled(routes, legs, UNITS, rule) for rule in rules]
-    load(list_legs, latest_starts)
+    load(list_schedule)
     compiled = [route_search._scheduled(routes, legs, UNITS, rule) for rule in rules]
     for one, other in zip(plain, compiled, strict=True):
         assert one is not None

@@ -9,7 +9,7 @@ from recycle.ir.check import check
 from recycle.ir.compiled import run
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search import annealing
 from recycle.solve.search.annealing import anneal, by_turn
@@ -17,7 +17,7 @@ from recycle.solve.search.improve import improve
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy
 from recycle.solve.search.order_kernels import NEVER, _critical_place, forward_pass, timed_order
 from recycle.solve.search.random_numbers import seeded
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import time_order, timed
 from tests.solve.jobs import job
 
 HOT = 20.0
@@ -156,8 +156,8 @@ def test_a_single_pipeline_with_tight_memory_gains_from_moves_that_keep_turns():
     }
     problem = Problem.of(job(1, 6, 18, 4, **times))
     order = schedule_by_policy(problem)
-    start = Incumbent(order, time_order(problem, order).period)
-    found = [improve(problem, start, 0.0, steps=40_000, seed=seed) for seed in range(5)]
+    start = timed(problem, order)
+    found = [improve(problem, start, Effort(0.0, steps=40_000, seed=seed)) for seed in range(5)]
     for one in found:
         assert one.period == pytest.approx(time_order(problem, one.order).period)
         assert problem.is_within_caps(one.order)

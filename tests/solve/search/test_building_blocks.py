@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from recycle.ir.check import check
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.initial_orders import best_of_portfolio
@@ -35,7 +35,7 @@ def test_with_little_memory_and_unlike_stages_blocks_beat_list_scheduling():
     per_stage = [1.0, 1.0, 1.4, 1.0] * 2
     times = dict.fromkeys(("forward", "backward_input", "backward_weight"), per_stage)
     problem = Problem.of(job(1, 4, 12, 4, chunks=2, **times))
-    listed = best_of_portfolio(problem, 0.0, Deadline(None))[0].period
+    listed = best_of_portfolio(problem, Effort(0.0))[0].period
     assert min(time_order(problem, order).period for order in orders(problem, 300)) < listed
 
 

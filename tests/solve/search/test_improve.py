@@ -6,23 +6,23 @@ from recycle.ir.simulate import simulate
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import STEPS_OF_ORDER, Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import anneal
 from recycle.solve.search.improve import improve
 from recycle.solve.search.initial_orders import best_of_portfolio
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.policy_search import vary_policy
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import time_order, timed
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
 def searched(made, dead, steps, seed=0):
     problem = Problem.of(made, dead)
     bound = lower_bound(problem)
-    start, policy = best_of_portfolio(problem, bound, Deadline(None))
-    varied = vary_policy(problem, start, policy, bound, steps=20, seed=seed, deadline=Deadline(None))
-    found = improve(problem, varied, bound, steps=steps, seed=seed)
+    start, policy = best_of_portfolio(problem, Effort(bound))
+    varied = vary_policy(problem, start, policy, Effort(bound, steps=20 * STEPS_OF_ORDER, seed=seed))
+    found = improve(problem, varied, Effort(bound, steps=steps, seed=seed))
     return problem, start, found, simulate(problem.schedule(found.order), made.profile())
 
 
@@ -68,8 +68,8 @@ def test_a_met_target_is_a_period():
 def test_a_search_that_has_no_time_returns_its_start():
     problem = Problem.of(worked_example(4), [DEAD])
     order = schedule_by_policy(problem)
-    start = Incumbent(order, time_order(problem, order).period)
-    assert improve(problem, start, 0.0, steps=10**9, deadline=Deadline(0.0)) == start
+    start = timed(problem, order)
+    assert improve(problem, start, Effort(0.0, Deadline(0.0))) == start
 
 
 @pytest.mark.search

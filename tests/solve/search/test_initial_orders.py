@@ -1,7 +1,7 @@
 import pytest
 
 from recycle.shape import Worker
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
 from recycle.solve.search.timing import time_order
@@ -9,7 +9,7 @@ from tests.solve.jobs import job
 
 
 def begun(made, dead, most):
-    return initial_orders(Problem.of(made, [Worker(*one) for one in dead]), 0.0, Deadline(None), most)
+    return initial_orders(Problem.of(made, [Worker(*one) for one in dead]), Effort(0.0), most)
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def begun(made, dead, most):
 )
 def test_with_chunks_and_dead_workers_the_template_leads(shape, limit, dead, most, period):
     found = begun(job(*shape, limit, chunks=2), dead, most)
-    template = found.template.beginning
+    template = found.templates[0].beginning
     assert found.best.period <= period
     assert found.best.period <= template.best.period
     assert time_order(template.problem, template.best.order).period == template.best.period

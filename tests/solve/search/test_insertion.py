@@ -10,14 +10,13 @@ from recycle.ir.check import check
 from recycle.job import PricedJob
 from recycle.shape import Worker
 from recycle.solve.assignment import by_slots, possible_assignments
-from recycle.solve.deadline import Deadline
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import STEPS_OF_ORDER, Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.initial_orders import best_of_portfolio
 from recycle.solve.search.insertion import _neighbour, inserted, insertion_orders, plain, vary_insertion
 from recycle.solve.search.list_scheduling import hosts_in
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import time_order, timed
 from tests.solve.jobs import job, small_jobs
 
 
@@ -46,7 +45,7 @@ def test_every_manner_gives_a_schedule_without_findings(case):
 @pytest.mark.search
 def test_where_older_micro_batches_come_first_tight_memory_lets_more_through():
     _, problem = tight()
-    listed, _ = best_of_portfolio(problem, 0.0, Deadline(None), assignments=possible_assignments(problem))
+    listed, _ = best_of_portfolio(problem, Effort(0.0), assignments=possible_assignments(problem))
     best = min(
         time_order(problem, order).period for order, _ in insertion_orders(problem, possible_assignments(problem))
     )
@@ -109,9 +108,9 @@ def test_the_oldest_micro_batch_never_waits():
 def test_a_search_of_manners_depends_on_its_seed_and_gains():
     _, problem = tight()
     order, manner = next(insertion_orders(problem, possible_assignments(problem)))
-    start = Incumbent(order, time_order(problem, order).period)
+    start = timed(problem, order)
     found = [
-        vary_insertion(problem, start, manner, 0.0, steps=150, seed=seed, deadline=Deadline(None))[0]
+        vary_insertion(problem, start, manner, Effort(0.0, steps=150 * STEPS_OF_ORDER, seed=seed))[0]
         for seed in (5, 5, 6)
     ]
     assert found[0] == found[1] != found[2]

@@ -4,14 +4,13 @@ import pytest
 
 from recycle.ir.check import check
 from recycle.solve.assignment import by_slots
-from recycle.solve.deadline import Deadline
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import Effort
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.insertion import insertion_orders
 from recycle.solve.search.joint import copied_to_groups, joint_group, search_jointly
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import time_order, timed
 from recycle.solve.template import one_pipeline
 from tests.solve.jobs import DEAD, job
 
@@ -57,8 +56,8 @@ def test_a_joint_search_is_no_worse_than_the_copy_and_depends_on_seed_and_steps_
     whole = Problem.of(tight(2))
     group, one = joint_group(whole), one_pipeline(whole, 6)
     order = schedule_by_policy(one)
-    start = Incumbent(order, time_order(one, order).period)
-    found = [search_jointly(group, one, start, 47, steps=300, seed=3, deadline=Deadline(None)) for _ in range(2)]
+    start = timed(one, order)
+    found = [search_jointly(group, one, start, Effort(47, steps=300, seed=3)) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0].period <= start.period
     assert time_order(group, found[0].order).period == pytest.approx(found[0].period)

@@ -5,6 +5,7 @@ import pytest
 
 from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Effort
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.race import begin_all, race
@@ -42,9 +43,9 @@ def test_a_worker_that_is_a_little_slow_is_not_left_out():
 def test_where_time_is_short_one_beginning_is_searched_and_nothing_better_is_lost():
     made = slowed(job(3, 5, 7, 1), {"1.4": 1.2})
     problem = Problem.of(made, [], made.prices)
-    beginnings = begin_all(problem, 0.0, Deadline(None))
+    beginnings = begin_all(problem, Effort(0.0))
     assert len(beginnings) == 2
     best = beginnings[0].best.period
     assert best == min(beginning.best.period for beginning in beginnings)
     for seconds in (0.001, 0.3):
-        assert race(beginnings, 0.0, steps=None, seed=0, deadline=Deadline(seconds)).period <= best
+        assert race(beginnings, Effort(0.0, Deadline(seconds))).period <= best

@@ -7,12 +7,12 @@ from recycle.ir.check import check
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline
-from recycle.solve.incumbent import Incumbent
+from recycle.solve.effort import STEPS_OF_ORDER, Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy, schedule_by_priority
 from recycle.solve.search.refine import refine
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.timing import time_order, timed
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -36,8 +36,8 @@ def test_refining_keeps_schedules_valid_and_never_makes_them_worse(case):
     made, dead = case
     problem = Problem.of(made, dead)
     bound = lower_bound(problem)
-    begun = initial_orders(problem, bound, Deadline(None), 3).orders
-    found = refine(problem, begun, bound, steps=20, seed=1, deadline=Deadline(None))
+    begun = initial_orders(problem, Effort(bound), 3).orders
+    found = refine(problem, begun, Effort(bound, steps=20 * STEPS_OF_ORDER, seed=1))
     assert check(problem.schedule(found.order), profile=made.profile(), limits=made.activation_limits()) == []
     assert bound - 1e-9 <= found.period <= min(one.period for one in begun) + 1e-9
 
@@ -45,7 +45,7 @@ def test_refining_keeps_schedules_valid_and_never_makes_them_worse(case):
 def test_an_order_without_gaps_to_close_is_followed_to_the_letter():
     problem = Problem.of(worked_example(8), [DEAD])
     order = min(
-        (one.order for one in initial_orders(problem, 27.0, Deadline(None)).orders),
+        (one.order for one in initial_orders(problem, Effort(27.0)).orders),
         key=lambda o: time_order(problem, o).period,
     )
     timing = time_order(problem, order)
@@ -83,8 +83,8 @@ def test_the_compiled_loop_makes_the_same_order(in_both_ways):
 
 def test_the_same_seed_and_steps_give_the_same_order():
     problem = Problem.of(worked_example(5), [DEAD])
-    begun = initial_orders(problem, 27.0, Deadline(None)).orders
-    runs = [refine(problem, begun, 27.0, steps=60, seed=4, deadline=Deadline(None)) for _ in range(2)]
+    begun = initial_orders(problem, Effort(27.0)).orders
+    runs = [refine(problem, begun, Effort(27.0, steps=60 * STEPS_OF_ORDER, seed=4)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
@@ -93,14 +93,14 @@ def test_the_same_seed_and_steps_give_the_same_order():
 def test_refining_closes_gaps_of_the_template(dead, template, period):
     """Two seeds, since one alone may end one unit above. The best that was known of the first row is 116."""
     problem = Problem.of(job(8, 8, 32, 8), [Worker(*one) for one in dead])
-    begun = initial_orders(problem, 0.0, Deadline(None), 4).orders
+    begun = initial_orders(problem, Effort(0.0), 4).orders
     assert min(one.period for one in begun) <= template
-    found = [refine(problem, begun, 0.0, steps=50, seed=seed, deadline=Deadline(None)).period for seed in (0, 1)]
+    found = [refine(problem, begun, Effort(0.0, steps=50 * STEPS_OF_ORDER, seed=seed)).period for seed in (0, 1)]
     assert min(found) <= period
 
 
 def test_a_search_that_has_no_time_returns_its_start():
     problem = Problem.of(worked_example(4), [DEAD])
     order = schedule_by_policy(problem)
-    start = Incumbent(order, time_order(problem, order).period)
-    assert refine(problem, [start], 0.0, steps=10**9, seed=0, deadline=Deadline(0.0)) == start
+    start = timed(problem, order)
+    assert refine(problem, [start], Effort(0.0, Deadline(0.0))) == start

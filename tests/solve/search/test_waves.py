@@ -5,8 +5,9 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
-from recycle.solve.assignment import at_home, possible_assignments
+from recycle.solve.assignment import at_home
 from recycle.solve.deadline import Deadline
+from recycle.solve.effort import STEPS_OF_ORDER, Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.initial_orders import best_of_portfolio
@@ -38,20 +39,21 @@ def test_with_little_memory_and_unlike_stages_waves_beat_blocks_and_list_schedul
     draw = [1.3, 0.7, 1.0, 1.6, 0.9, 1.2, 0.6, 1.4, 1.1, 0.8, 1.5, 1.0]
     times = {"forward": draw, "backward_input": draw[3:] + draw[:3], "backward_weight": draw[5:] + draw[:5]}
     problem = Problem.of(job(1, 6, 24, 7, chunks=2, **times))
-    listed = best_of_portfolio(problem, 0.0, Deadline(None))[0].period
+    listed = best_of_portfolio(problem, Effort(0.0))[0].period
     blocks = itertools.islice(block_orders(problem, steps=300), 24)
     repeated = min(time_order(problem, order).period for order, *_ in blocks if order is not None)
-    waves, count = best_wave(problem, home(problem), 0.0, orders=400, deadline=Deadline(None))
-    assert count == 400
+    waves = best_wave(problem, Effort(0.0, steps=400 * STEPS_OF_ORDER))
     assert waves.period < 0.97 * min(listed, repeated)
 
 
 def test_the_search_of_waves_ends_at_the_bound_at_its_number_of_orders_and_at_the_deadline():
     problem = Problem.of(job(1, 4, 8, 8, chunks=2))
     first = next(wave_orders(problem, home(problem)))
-    assert best_wave(problem, home(problem), first.period, deadline=Deadline(None)) == (first, 1)
-    assert best_wave(problem, home(problem), 0.0, orders=7, deadline=Deadline(None))[1] == 7
-    assert best_wave(problem, home(problem), 0.0, deadline=Deadline(0.0))[1] == 1
+    assert best_wave(problem, Effort(first.period)) == first
+    effort = Effort(0.0, steps=7 * STEPS_OF_ORDER)
+    best_wave(problem, effort)
+    assert effort.spent == 7 * STEPS_OF_ORDER
+    assert best_wave(problem, Effort(0.0, Deadline(0.0))) == first
 
 
 def test_the_same_seed_gives_the_same_waves():
@@ -67,9 +69,8 @@ def test_the_same_seed_gives_the_same_waves():
 def test_waves_of_all_pipelines_find_hosts_for_the_micro_batches_of_dead_workers():
     made = job(4, 4, 12, 5, chunks=2)
     problem = Problem.of(made, [Worker(0, 1), Worker(2, 3)])
-    hosts = [assignment.host for assignment in possible_assignments(problem)]
-    waves, _ = best_wave(problem, hosts, 0.0, orders=200, deadline=Deadline(None))
+    waves = best_wave(problem, Effort(0.0, steps=200 * STEPS_OF_ORDER))
     schedule = problem.schedule(waves.order)
     assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
     assert simulate(schedule, made.profile()).period == waves.period
-    assert waves.period < best_of_portfolio(problem, 0.0, Deadline(None))[0].period
+    assert waves.period < best_of_portfolio(problem, Effort(0.0))[0].period

@@ -5,12 +5,12 @@ from recycle.ir.check import check
 from recycle.shape import Worker
 from recycle.solve.assignment import by_slots
 from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.timing import time_order
-from recycle.solve.search.unfold import unfold
-from recycle.solve.template import one_pipeline
+from recycle.solve.template import one_pipeline, unfold
 from tests.solve.jobs import job, small_jobs
 
 
@@ -33,8 +33,8 @@ def test_pipelines_that_are_alike_take_turns_on_each_others_lanes_where_links_ar
     """Two chunks send each micro-batch twice over each lane: 16 x 4 alone, and the way to the last stage and back."""
     made = job(4, 4, 16, chunks=2, link=2.0)
     problem = Problem.of(made)
-    begun = initial_orders(problem, 0.0, Deadline(None))
-    alone = initial_orders(Problem.of(job(1, 4, 16, chunks=2, link=2.0)), 0.0, Deadline(None))
+    begun = initial_orders(problem, Effort(0.0))
+    alone = initial_orders(Problem.of(job(1, 4, 16, chunks=2, link=2.0)), Effort(0.0))
     assert begun.best.period < alone.best.period - 4
     assert check(problem.schedule(begun.best.order), profile=made.profile()) == []
 
@@ -42,7 +42,7 @@ def test_pipelines_that_are_alike_take_turns_on_each_others_lanes_where_links_ar
 def test_where_memory_is_tight_at_stages_without_dead_more_pipelines_run_than_the_poorest_stage_has_workers():
     """With as many slots as the poorest stage asks for it takes 86."""
     problem = Problem.of(job(4, 4, 8, 4, chunks=2), [Worker(3, 2)])
-    begun = initial_orders(problem, 0.0, Deadline(None))
+    begun = initial_orders(problem, Effort(0.0))
     assert by_slots(problem).slots == 11
-    assert begun.template.assignment.slots == 8
+    assert begun.templates[0].assignment.slots == 8
     assert begun.best.period <= 81

@@ -1,7 +1,7 @@
 from recycle.profile import Profile
 from recycle.shape import Worker
-from recycle.solve.leaving_out import without_slow
 from recycle.solve.problem import Problem
+from recycle.solve.search.race import without_slow
 from tests.solve.jobs import job
 
 
