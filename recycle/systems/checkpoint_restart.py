@@ -35,11 +35,7 @@ class WholeGridRunning(Running):
 
 
 class CheckpointRestart:
-    """Checkpoints at Young's interval; a restart at every change.
-
-    Args:
-        morph: take the depth and number of pipelines that are fastest on what is left; else keep the job's depth.
-    """
+    """Checkpoints at Young's interval; a restart at every change, on the fastest grid of what is left."""
 
     name = "checkpoint_restart"
     fatal_share = 1.0
@@ -47,25 +43,18 @@ class CheckpointRestart:
     copies: int | None = 1
     """Of each part of the optimizer's state, where the job shards it; None for as many as the job says."""
 
-    def __init__(self, setting: Setting, *, morph: bool = True) -> None:
+    def __init__(self, setting: Setting) -> None:
         self.setting = setting = setting if self.copies is None else setting.with_copies(self.copies)
         self.grids = PipelineGrids(setting)
-        self.morph = morph
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return self._begun(live, len(self.setting.slots(live)))
 
     def _begun(self, live: Nodes, slots: int) -> State | DoesNotFit:
         """The best grid on so many of the live slots."""
-        if self.morph:
-            grid = self.grids.best(slots)
-            if grid is None and slots >= self.setting.least_ranks:
-                return self.grids.leanest(slots).misfit()
-        else:
-            ranks = self.setting.shape.ranks
-            grid = self.grids.grid(slots // ranks, ranks) if slots >= ranks else None
-            if grid is not None and not grid.fits:
-                return grid.misfit()
+        grid = self.grids.best(slots)
+        if grid is None and slots >= self.setting.least_ranks:
+            return self.grids.leanest(slots).misfit()
         if grid is None:
             return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
         return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))

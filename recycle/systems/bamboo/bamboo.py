@@ -1,12 +1,13 @@
 """Bamboo as a system: take over at a failure, arrange anew at a step boundary, restart when two neighbours are gone.
 
 Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; the constants are those of its simulator. Redundancy
-level 1: every worker holds parameters and optimizer state of its own stage and of the next. The depth is the preferred
-one times `over`, and more where memory asks for it; pipelines = floor(n / depth), the rest waits.
+level 1: every worker holds parameters and optimizer state of its own stage and of the next, and runs the next one's
+forwards too ("eager"). The depth is the preferred one, and more where memory asks for it; pipelines = floor(n / depth),
+the rest waits.
 
     a worker dies            its predecessor runs both stages, and the iteration goes on. Pause: detection, new groups,
-                             the stash from the host, and for each micro-batch in flight the backward that was lost
-                             (lazy: the forward too). Booked as `copy`.
+                             the stash from the host, and for each micro-batch in flight the backward that was lost.
+                             Booked as `copy`.
     its neighbour dies too   fatal, as is the death of one that runs two stages: from the last checkpoint on
     step boundary            arranged anew if as many wait as are overloaded, if 2 * overloaded / active > 5 %, or if
                              one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
@@ -64,8 +65,6 @@ class Bamboo:
 
     Args:
         setting: what every system gets.
-        over: depth as a multiple of the preferred one; Bamboo's over-provisions to 1.5.
-        eager: redundant forwards in every iteration, each before the own backward.
         buffer_per_micro_batch: M activation buffers, as Bamboo has; else what 1F1B holds.
         pcie: bytes per second between device and host.
     """
@@ -76,12 +75,10 @@ class Bamboo:
         self,
         setting: Setting,
         *,
-        over: float = 1.0,
-        eager: bool = True,
         buffer_per_micro_batch: bool = True,
         pcie: float = PCIE,
     ) -> None:
-        self.setting, self.over, self.eager = setting.with_copies(0), over, eager
+        self.setting = setting.with_copies(0)
         self.buffer_per_micro_batch, self.pcie = buffer_per_micro_batch, pcie
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._period = lru_cache(maxsize=None)(self._synchronised)
@@ -120,7 +117,7 @@ class Bamboo:
 
     def _schedules(self, hosts: Sequence[StageRanks], shares: Sequence[int]) -> list[Timed]:
         """The schedule of pipelines with these hosts and shares, and what prices it."""
-        return [(iteration(hosts, shares, self.eager), self._profile(self.depth, len(hosts)))]
+        return [(iteration(hosts, shares), self._profile(self.depth, len(hosts)))]
 
     @property
     def depth(self) -> int:
@@ -133,7 +130,7 @@ class Bamboo:
     def _fitting(self) -> int | DoesNotFit:
         """The depth from the wanted one on that fits with all slots, or what the leanest needs."""
         slots, layers = len(self.setting.node_of), len(self.setting.layers)
-        wanted = min(ceil(self.setting.shape.ranks * self.over), layers)
+        wanted = min(self.setting.shape.ranks, layers)
         leanest: DoesNotFit | None = None
         for depth in range(wanted, max(wanted, min(layers, slots)) + 1):
             found = self._does_not_fit(depth, max(1, min(slots // depth, self.setting.micro_batches)))
@@ -147,8 +144,6 @@ class Bamboo:
     def _priced(self, depth: int, pipelines: int) -> Profile:
         """Prices of the stages: every stage is reduced over its workers and their copies."""
         profile = self.setting.profile(self.setting.cut(depth), 2 * pipelines if depth > 1 else pipelines)
-        if not self.eager:
-            return profile
         forward, activation, weight, inputs = (
             profile.per_stage(name, depth) for name in ("forward", "activation", "backward_weight", "backward_input")
         )
@@ -181,7 +176,7 @@ class Bamboo:
         )
 
     def _simulated(self, hosts: StageRanks, micro_batches: int) -> list[WorkerTimes]:
-        return computed(iteration([hosts], [micro_batches], self.eager), self._profile(len(hosts), 1))
+        return computed(iteration([hosts], [micro_batches]), self._profile(len(hosts), 1))
 
     def _synchronised(self, pipelines: tuple[tuple[StageRanks, int], ...]) -> float:
         """Seconds per iteration of pipelines of (hosts, micro-batches)."""
@@ -271,7 +266,7 @@ class Bamboo:
             seconds = 0.0
             for stage in range(depth):
                 if old.hosts[stage] != new.hosts[stage]:
-                    has_stash = self.eager and stage > 0
+                    has_stash = stage > 0
                     again = inputs[stage] + weight[stage] + (0.0 if has_stash else forward[stage])
                     swap_in = activation[stage] / self.pcie if has_stash else 0.0
                     seconds += min(most, depth - stage) * (again + swap_in)

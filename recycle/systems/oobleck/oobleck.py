@@ -32,7 +32,7 @@ from recycle.layers import ring_seconds, stage_bytes
 from recycle.shape import Shape
 from recycle.systems.common_stages import hosted
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
-from recycle.systems.oobleck.instantiate import DistributionRule, distribute, instantiate
+from recycle.systems.oobleck.instantiate import distribute, instantiate
 from recycle.systems.oobleck.iteration import common_cut, iteration
 from recycle.systems.oobleck.placement import LayerRange, PipelineNodes, assign_nodes, copied, places, reconfigure
 from recycle.systems.oobleck.template import PipelineTemplate, templates
@@ -61,16 +61,14 @@ class Oobleck:
 
     Args:
         setting: what every system gets.
-        sosp: templates with the paper's artifact's T2, and batches of the least variance.
     """
 
     name = "oobleck"
     failures = 1
     """f, to be tolerated at once."""
 
-    def __init__(self, setting: Setting, *, sosp: bool = False) -> None:
-        self.setting, self.sosp = setting.with_copies(0), sosp
-        self.rule: DistributionRule = "variance" if sosp else "longest"
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting.with_copies(0)
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._ends = lru_cache(maxsize=None)(self._of_any)
         self._period = lru_cache(maxsize=None)(self._synchronised)
@@ -140,7 +138,7 @@ class Oobleck:
     def _fitting(self) -> dict[int, PipelineTemplate]:
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
-        found = templates([layer.seconds for layer in layers], most, self.sosp)
+        found = templates([layer.seconds for layer in layers], most)
         if len(found) >= MANY:
             load_compiled()
         every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
@@ -168,7 +166,7 @@ class Oobleck:
             return None
         layers = [layer.seconds for layer in self.setting.layers]
         most = min(len(layers), max(1, nodes // (self.failures + 1)) * self.workers_per_node)
-        leanest = min(templates(layers, most, self.sosp), key=self._fullest)
+        leanest = min(templates(layers, most), key=self._fullest)
         over, needed, stage = self._fullest(leanest)
         if over <= 0:
             return None
@@ -208,7 +206,7 @@ class Oobleck:
         setting = self.setting
         sizes = [len(members) for members in pipelines]
         depths = Counter(sizes)
-        shares = distribute([self.templates[size].per_micro_batch for size in sizes], setting.micro_batches, self.rule)
+        shares = distribute([self.templates[size].per_micro_batch for size in sizes], setting.micro_batches)
         return OobleckRunning(
             live=live,
             period=self._period(tuple(sorted(zip(sizes, shares, strict=True)))),

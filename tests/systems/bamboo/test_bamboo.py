@@ -38,7 +38,6 @@ def test_it_is_registered(plain: Setting) -> None:
 def test_the_healthy_period_is_the_closed_form(plain: Setting) -> None:
     state = begun(Bamboo(plain))
     assert state.period == healthy_seconds(4, 6, 1, 2) == 31
-    assert begun(Bamboo(plain, eager=False)).period == 27
     assert (state.samples, state.idle, state.reconsider) == (24, 0, False)
 
 
@@ -49,15 +48,6 @@ def test_what_does_not_fill_a_pipeline_waits(plain: Setting) -> None:
     stopped = Bamboo(plain).begin(frozenset(range(3)))
     assert isinstance(stopped, Stopped)
     assert "3 worker(s), a pipeline needs 4" in stopped.reason
-
-
-def test_depth_and_a_half(plain: Setting) -> None:
-    system = Bamboo(setting(4, 4, 6, layers=12), over=1.5)
-    assert system.depth == 6
-    state = begun(system)
-    assert (len(state.pipelines), state.idle) == (2, 4)
-    assert state.period == 2 * healthy_seconds(6, 12, 1, 2)
-    assert Bamboo(plain, over=1.5).depth == 4, "a stage is a layer here"
 
 
 def test_the_predecessor_takes_over_and_the_iteration_goes_on(plain: Setting) -> None:
@@ -72,8 +62,6 @@ def test_the_predecessor_takes_over_and_the_iteration_goes_on(plain: Setting) ->
     assert (state.period, state.overloaded) == (40, 1)
     # Of stage 2 at most S - 2 = 2 micro-batches were in flight: their backwards, and their stash over PCIe.
     assert change.pause == Pause(detect=5.0, rebuild=2.0, copy=2 * (2 + 1 / system.pcie))
-    lazy = Bamboo(plain, eager=False)
-    assert lose(lazy, begun(lazy), 2).pause.copy == 2 * 3
 
 
 @pytest.mark.parametrize("second", [1, 3])
