@@ -45,6 +45,7 @@ from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.template import one_pipeline
+from recycle.systems.checkpointed import CheckpointedSystem
 from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
@@ -85,7 +86,7 @@ class _Way(NamedTuple):
     undo: Literal["device", "host"]
 
 
-class ReCycle:
+class ReCycle(CheckpointedSystem[RecycleRunning]):
     """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
 
     Args:
@@ -95,6 +96,8 @@ class ReCycle:
     """
 
     name = "recycle"
+    copies = None
+    counts_reads = True
 
     def __init__(
         self,
@@ -104,9 +107,10 @@ class ReCycle:
         staggered: bool = True,
         move: bool = True,
     ) -> None:
+        super().__init__(setting)
         self.move = move
         self.techniques = {"decoupled": decoupled, "reroute": True, "move": move}
-        self.setting, self.job = self._best(setting, staggered)
+        self.setting, self.job = self._best(self.setting, staggered)
         self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
         self._normal: dict[int, Vector | None] = {}
@@ -155,24 +159,15 @@ class ReCycle:
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return _misfit(self.setting, self.job) or self._placed(live)
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+    def survive(self, state: RecycleRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
         setting = self.setting
-        live = state.live - failed | joined
-        if isinstance(state, RecycleRunning):
-            gone = frozenset(setting.slots(failed))
-            slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
-            has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
-            if has_hosts and not self._loses_shard(state.slots, gone):
-                free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
-                return self._adapted(live, state, slots, free)
-        after = self._placed(live)
-        return Change(
-            state=after,
-            pause=setting.restart(detected=bool(failed)),
-            loss=Loss.CHECKPOINT,
-            bytes=setting.state if isinstance(after, Running) else 0.0,
-            event="restart" if isinstance(after, Running) else "stop",
-        )
+        gone = frozenset(setting.slots(failed))
+        slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
+        has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
+        if not has_hosts or self._loses_shard(state.slots, gone):
+            return None
+        free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
+        return self._adapted(live, state, slots, free)
 
     def _adapted(self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int]) -> Change:
         """Every stage has a host: nobody goes back."""
@@ -392,16 +387,14 @@ def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
     """
     shape, profile = setting.shape, job.prices
     activation = profile.per_stage("activation", shape.stages)
-    over = []
-    for rank in range(shape.ranks):
-        fixed = profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
-        needed = fixed + shape.chunks * max(activation[rank :: shape.ranks])
-        over.append((needed - setting.cap(rank, shape.ranks), needed, rank))
-    excess, needed, rank = max(over)
-    if excess <= _TOLERANCE * needed:
-        return None
-    return DoesNotFit(
-        needed=needed,
-        cap=needed - excess,
-        reason=f"rank {rank} needs {needed:.6g} bytes for one micro-batch and may hold {needed - excess:.6g}",
+    worker = setting.fullest(
+        [
+            profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
+            + shape.chunks * max(activation[rank :: shape.ranks])
+            for rank in range(shape.ranks)
+        ]
     )
+    if worker.fits:
+        return None
+    reason = f"rank {worker.rank} needs {worker.needed:.6g} bytes for one micro-batch and may hold {worker.cap:.6g}"
+    return worker.misfit(reason)

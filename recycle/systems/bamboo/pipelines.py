@@ -22,8 +22,7 @@ from recycle.ir.instruction import Backward, Compute, Forward, Instruction
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
-from recycle.systems.common_stages import micro_batches_of
-from recycle.systems.joint_iteration import shape_for, with_updates
+from recycle.systems.joint_iteration import joint_schedule, micro_batches_of, shape_for
 
 StageRanks = tuple[int, ...]
 """The rank that runs each stage of a pipeline: its own, or the one before."""
@@ -141,21 +140,13 @@ def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedul
     """
     stages = len(pipelines[0])
     shape = shape_for(len(pipelines), stages, sum(shares))
-    numbers = micro_batches_of(shape, shares, range(len(shares)))
     programs = {
-        Worker(k, rank): _program(hosts, rank, mine)
-        for k, (hosts, mine) in enumerate(zip(pipelines, numbers, strict=True))
+        Worker(k, rank): _program(hosts, rank, own)
+        for k, (hosts, own) in enumerate(zip(pipelines, micro_batches_of(shape, shares), strict=True))
         for rank in sorted(set(hosts))
     }
-    computing = Schedule.build(
-        shape,
-        programs,
-        placement=tuple(copies(worker.rank, stages) for worker in shape.workers()),
-        failed=[worker for worker in shape.workers() if worker not in programs],
-        optimizer="barrier",
-        metadata={"system": "bamboo"},
-    )
-    return with_updates(computing, [1.0] * stages)
+    placement = tuple(copies(worker.rank, stages) for worker in shape.workers())
+    return joint_schedule(shape, programs, placement, [1.0] * stages, system="bamboo")
 
 
 def _program(hosts: StageRanks, rank: int, micro_batches: Sequence[MicroBatch]) -> list[Instruction]:
