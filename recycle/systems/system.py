@@ -131,6 +131,7 @@ class DoesNotFit:
     """
 
     rate: ClassVar[float] = 0.0
+    layout: ClassVar[str] = ""
 
     needed: float
     cap: float
