@@ -70,12 +70,10 @@ class RecycleRunning(Running):
 
     Attributes:
         slots: who sits at each position; positions that nobody plays are left out.
-        spare: live slots without a position.
         vector: of the plan; at least as many dead at each rank as there are.
     """
 
     slots: dict[Worker, int]
-    spare: tuple[int, ...]
     vector: Vector
 
 
@@ -166,7 +164,7 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
         if not has_hosts or self._loses_shard(state.slots, gone):
             return None
-        free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
+        free = sorted(set(setting.slots(state.live)).difference(state.slots.values(), gone)) + setting.slots(joined)
         return self._adapted(live, state, slots, free)
 
     def _adapted(self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int]) -> Change:
@@ -262,7 +260,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
     def _running(self, live: Nodes, slots: dict[Worker, int]) -> RecycleRunning:
         setting = self.setting
-        spare = tuple(sorted(set(setting.slots(live)) - set(slots.values())))
         here = self._vector(slots)
         vector = self.serving(here)
         normal = self.normal(sum(here)) if self.move else None
@@ -276,12 +273,11 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
             live=live,
             period=self.period(vector),
             samples=setting.samples,
-            idle=len(spare) + sum(vector) - sum(here),
+            idle=len(setting.slots(live)) - len(slots) + sum(vector) - sum(here),
             checkpoints=setting.checkpoints(len(live), fatal),
             layout=f"{setting.shape.pipelines} x {setting.shape.ranks}",
             schedules=partial(self._schedules, vector),
             slots=slots,
-            spare=spare,
             vector=vector,
         )
 
@@ -349,16 +345,16 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
     @cached_property
     def _state(self) -> list[float]:
         """Bytes that a new host of each rank copies."""
-        shape = self.setting.shape
-        per_stage = self.setting.state_per_stage()
-        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+        return self._per_rank(self.setting.state_per_stage())
 
     @cached_property
     def _owned(self) -> list[float]:
         """Bytes of the shards that a host of each rank owns in a healthy run."""
-        shape = self.setting.shape
-        per_stage = self.setting.owned_per_stage()
-        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+        return self._per_rank(self.setting.owned_per_stage())
+
+    def _per_rank(self, per_stage: list[float]) -> list[float]:
+        ranks = self.setting.shape.ranks
+        return [sum(per_stage[rank::ranks]) for rank in range(ranks)]
 
     @cached_property
     def _copying(self) -> Profile:
