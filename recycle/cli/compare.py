@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rich import box
 
 from recycle import analytic
-from recycle.cli.terminal import WIDE, print_table, progress_bars, spark
+from recycle.cli.terminal import WIDE, JsonOption, print_table, progress_bars, spark
 from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import write_whole
 from recycle.job import Job
@@ -55,7 +55,7 @@ def compare(
         typer.Option(metavar="DIR", help="Write comparison.json, and what each system runs on the first trace."),
     ] = None,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="With --save: after so many failures.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run every resilience system over a failure trace: committed samples per second, and where time went.
 
