@@ -17,7 +17,7 @@ Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the worke
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -54,7 +54,7 @@ class Pause:
         return sum(self.by_cause().values())
 
     def by_cause(self) -> dict[str, float]:
-        return {cause.name: getattr(self, cause.name) for cause in fields(self)}
+        return asdict(self)
 
 
 @dataclass(frozen=True)

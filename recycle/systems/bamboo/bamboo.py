@@ -55,11 +55,6 @@ class BambooRunning(Running):
 
     pipelines: tuple[Pipeline, ...]
 
-    @property
-    def overloaded(self) -> int:
-        """Workers that run two stages."""
-        return sum(pipeline.overloaded for pipeline in self.pipelines)
-
 
 class Bamboo(CheckpointedSystem[BambooRunning]):
     """Implements `recycle.systems.system.System`.
@@ -208,7 +203,7 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
             return Stopped(live=live, reason=f"{len(slots)} worker(s), a pipeline needs {self.depth}")
         short = self._does_not_fit(self.depth, count)
         if short is not None:
-            return Stopped(live=live, reason=f"does not fit: {short.reason}")
+            return short.stopped(live)
         return self._running(live, tuple(arrange(slots, self.setting.node_of, self.depth, count, before)))
 
     def _rearranged(self, state: BambooRunning) -> Change:

@@ -123,10 +123,13 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return [(schedule, self.setting.profile(common, len(sizes)))]
 
     @cached_property
+    def _workers_on(self) -> Counter[int]:
+        return Counter(self.setting.node_of)
+
+    @cached_property
     def workers_per_node(self) -> int:
         """Of most nodes."""
-        per_node = Counter(self.setting.node_of)
-        return max(Counter(per_node.values()).items(), key=lambda item: (item[1], item[0]))[0]
+        return max(Counter(self._workers_on.values()).items(), key=lambda item: (item[1], item[0]))[0]
 
     @cached_property
     def _fitting(self) -> dict[int, PipelineTemplate]:
@@ -205,8 +208,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
     # ---- changes
 
     def _usable(self, live: Collection[int]) -> list[int]:
-        per_node = Counter(self.setting.node_of)
-        return sorted(node for node in live if per_node[node] == self.workers_per_node)
+        return sorted(node for node in live if self._workers_on[node] == self.workers_per_node)
 
     def _idle(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> int:
         return len(self.setting.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
