@@ -14,6 +14,7 @@ do not divide the slowest stage is in charge.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from recycle.systems.checkpointed import CheckpointedSystem
 from recycle.systems.grids import GridRunning, PipelineGrid
@@ -24,7 +25,7 @@ class CheckpointRestart(CheckpointedSystem[GridRunning]):
     """Checkpoints at Young's interval; a restart at every change, on the fastest grid of what is left."""
 
     name = "checkpoint_restart"
-    copies = 1
+    copies: ClassVar[int | None] = 1
     fatal_share = 1.0
     """Of failures that need a checkpoint."""
 

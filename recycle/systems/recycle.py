@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, inf
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -94,7 +94,7 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
     """
 
     name = "recycle"
-    copies = None
+    copies: ClassVar[int | None] = None
     counts_reads = True
 
     def __init__(
