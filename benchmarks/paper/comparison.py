@@ -29,11 +29,11 @@ from recycle.job import Job
 from recycle.shape import Worker
 from recycle.solve.planner import plan
 from recycle.systems import SYSTEMS
-from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, layout, rate, references
+from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, references
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
 from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Running
+from recycle.systems.system import DoesNotFit
 
 NAMES = [*(name for name in SYSTEMS if name not in elastic.MOVING), "bamboo_1f1b_buffers"]
 """Those that move layers have a section of their own (`elastic`)."""
@@ -45,7 +45,7 @@ SEEDS = 5
 def throughput(setting: Setting, name: str, dead: frozenset[int]) -> tuple[str, float]:
     """(layout, samples per second) of a system on all nodes but `dead`; 0 where it does not run."""
     state = KNOWN[name](setting).begin(setting.all_nodes - dead)
-    return (state.layout, rate(state)) if isinstance(state, Running) else ("", 0.0)
+    return state.layout, state.rate
 
 
 def healthy(every: dict[str, Setting]) -> str:
@@ -291,7 +291,7 @@ def own_cells(folder: Path) -> str:
 def lost(one: Compared) -> str:
     causes = [cause for cause in one.outcomes[0].lost if any(abs(o.lost[cause]) > 0.5 for o in one.outcomes)]
     rows = [
-        [o.system, layout(o), f"{o.ettr:.2%}", *(f"{100 * o.lost[cause] / o.seconds:.2f}" for cause in causes)]
+        [o.system, o.layout, f"{o.ettr:.2%}", *(f"{100 * o.lost[cause] / o.seconds:.2f}" for cause in causes)]
         for o in one.outcomes
         if o.misfit is None
     ]

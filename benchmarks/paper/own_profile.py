@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.paper.artifact import CASES, LEAST, MOST, RULES, TRACES, Case
 from recycle.job import Job
-from recycle.systems.comparison import KNOWN, rate
+from recycle.systems.comparison import KNOWN
 from recycle.systems.setting import Setting
 
 JOB = """
@@ -51,7 +51,7 @@ def throughputs(setting: Setting, name: str) -> tuple[float, ...]:
     """Samples per second of a system at 30, 29, … 15 nodes; who is dead is drawn."""
     system, order = KNOWN[name](setting), random.Random(0).sample(range(MOST), MOST)
     return tuple(
-        rate(system.begin(setting.all_nodes - frozenset(order[: MOST - n]))) for n in range(MOST, LEAST - 1, -1)
+        system.begin(setting.all_nodes - frozenset(order[: MOST - n])).rate for n in range(MOST, LEAST - 1, -1)
     )
 
 

@@ -19,7 +19,7 @@ from benchmarks.paper.cases import HERE, table
 from recycle.footprint import parameter_bytes
 from recycle.job import Job
 from recycle.systems import SYSTEMS
-from recycle.systems.comparison import copies_of, layout_of, rate, references
+from recycle.systems.comparison import copies_of, references
 from recycle.systems.recycle import ReCycle
 from recycle.systems.setting import Setting
 
@@ -44,7 +44,7 @@ def recycled(name: str, setting: Setting, base: float) -> tuple[list[str], float
     system = ReCycle(setting)
     job, shape = system.job, system.setting.shape
     state = system.begin(setting.all_nodes)
-    reached, weigh = rate(state), parameter_bytes(job)
+    reached, weigh = state.rate, parameter_bytes(job)
     fixed = max(job.prices.fixed_bytes([rank], shape.stages) for rank in range(shape.ranks))
     held = min(job.limits or [float("inf")])
     steps = f"staggered, {job.train.undo}" if job.planner.staggered else "together"
@@ -70,7 +70,7 @@ def main() -> None:
             for other in OTHERS:
                 system = SYSTEMS[other](setting)
                 state = system.begin(setting.all_nodes)
-                beside.append(f"{rate(state):.1f} ({layout_of(state)})" if rate(state) else "does not fit")
+                beside.append(f"{state.rate:.1f} ({state.layout})" if state.rate else "does not fit")
                 assert copies or not copies_of(system)
             theirs.append([name, row[2], f"{reached:.1f} ({row[3]})", *beside])
     head = ["setting", "GPUs", "optimizer state", "D x P", "steps", "bytes per parameter", "GB fixed", "activations"]

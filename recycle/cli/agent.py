@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from recycle.cli.planner import plan_for_training
+from recycle.cli.terminal import ScheduleOption
 from recycle.cli.train import (
     TERMINATED,
     FaultOption,
@@ -16,10 +18,9 @@ from recycle.cli.train import (
     PunishOption,
     end_at_termination,
     print_line,
-    requested_faults,
+    requested,
 )
 from recycle.errors import JobError, errors_as
-from recycle.ir.formats import named_schedule
 from recycle.job import Job
 from recycle.nodes import place_workers
 
@@ -65,9 +66,7 @@ def agent(
             help="Address of this node for the other nodes' workers; else that by which it reaches the store.",
         ),
     ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")
-    ] = None,
+    schedule: ScheduleOption = None,
     steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.", min=1)] = None,
     fault: FaultOption = None,
     help_faults: HelpFaultsOption = False,
@@ -114,21 +113,17 @@ def agent(
     name = name or job.resolve().parent.name
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
-    own = named_schedule(schedule, described.shape) if schedule is not None else None
+    own, count, faults = requested(described, schedule, steps, fault, punish)
 
-    from recycle.cli.planner import plan_for_training, require_plannable
     from recycle.exec.launch.agent import Served, serve
     from recycle.exec.launch.request import request_run
 
-    if own is None:
-        require_plannable(described)
-    count = described.train.steps if steps is None else steps
     request = request_run(
         described,
         steps=count,
         schedule=own,
         planner=plan_for_training,
-        faults=requested_faults(fault, punish, described, count, own),
+        faults=faults,
         observer=ProgressLines(count, described.shape),
     )
     directory = run or Path("runs") / name

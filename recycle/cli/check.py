@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from recycle.cli.pricing import job_limits
+from recycle.cli.terminal import JsonOption, print_result
 from recycle.errors import ScheduleError
 from recycle.ir import formats
 from recycle.ir.check import Finding, Findings, explain
@@ -31,7 +32,7 @@ def check(
     file: Annotated[Path | None, typer.Argument(help="Schedule file, or folder of traces.")] = None,
     job: Annotated[Path | None, typer.Option(help="Job file: its memory limits count too.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors for the exit status.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     explain: Annotated[str | None, typer.Option(metavar="CODE", help="Explain a rule, and check nothing.")] = None,
 ) -> None:
     """Check a schedule against every rule.
@@ -71,16 +72,11 @@ def _explain(code: str, as_json: bool) -> None:
     rule = explain(code)
     if rule is None:
         raise ScheduleError(f"{code!r} is not a rule: known are {', '.join(rule.code for rule in all_rules())}")
-    if as_json:
-        described = {
-            "rule": rule.code,
-            "severity": rule.severity,
-            "title": rule.title,
-            "documentation": rule.documentation,
-        }
-        print(json.dumps(described))
-    else:
-        print(f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}")
+    print_result(
+        as_json,
+        {"rule": rule.code, "severity": rule.severity, "title": rule.title, "documentation": rule.documentation},
+        f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}",
+    )
 
 
 def _print(file: Path, schedule: Schedule, findings: Findings) -> None:

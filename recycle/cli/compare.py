@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rich import box
 
 from recycle import analytic
-from recycle.cli.terminal import WIDE, print_table, progress_bars, spark
+from recycle.cli.terminal import WIDE, JsonOption, print_table, progress_bars, spark
 from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import write_whole
 from recycle.job import Job
@@ -55,7 +55,7 @@ def compare(
         typer.Option(metavar="DIR", help="Write comparison.json, and what each system runs on the first trace."),
     ] = None,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="With --save: after so many failures.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run every resilience system over a failure trace: committed samples per second, and where time went.
 
@@ -95,7 +95,7 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
     except OSError as error:
         raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
     for outcome in compared.outcomes:
-        state = comparison.state_after(outcome, failures)
+        state = outcome.state_after(failures)
         if not isinstance(state, Running):
             why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
             print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
@@ -151,11 +151,11 @@ def _print(one: Compared) -> None:
         if outcome.misfit is not None:
             rows.append((outcome.system, "does not fit", *["-"] * (len(columns) - 2)))
             continue
-        ratios = [comparison.of_reference(outcome, reference) for reference in references]
+        ratios = [reference.ratio(outcome) for reference in references]
         rows.append(
             (
                 outcome.system,
-                comparison.layout(outcome),
+                outcome.layout,
                 f"{outcome.goodput:.4g}",
                 f"{outcome.fault_free:.4g}",
                 f"{outcome.ettr:.2%}",

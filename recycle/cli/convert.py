@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recycle.cli import pricing
+from recycle.cli.terminal import JsonOption, print_result
 from recycle.errors import JobError
 from recycle.ir import formats
 
@@ -22,7 +22,7 @@ def convert(
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert a schedule file. Formats not named are known by suffix, then by content.
 
@@ -39,10 +39,11 @@ def convert(
         timed = ", ".join(name for name, entry in formats.FORMATS.items() if entry.timed)
         raise JobError(f"convert: {given[0]} is for timelines ({timed}), and {target} is written as {written}")
     read = formats.read_input(source, from_format)
-    is_timed = formats.FORMATS[written].timed
-    priced = pricing.priced("convert", times, overlap, comm, profile, read.profile) if is_timed else None
-    schedule = read.schedule if is_timed else read.order()
+    schedule, priced = read.order(), None
+    if formats.FORMATS[written].timed:
+        pricing.require_one("convert", times=times, profile=profile)
+        schedule, priced = read.schedule, pricing.priced(times, profile, overlap, comm, read.profile)
     formats.write(schedule, target, written, priced)
     count = len(schedule.columns)
-    about = {"file": str(target), "format": written, "shape": schedule.shape.to_json(), "instructions": count}
-    print(json.dumps(about) if as_json else f"{target}: {schedule.shape}, {count} instructions")
+    figures = {"file": str(target), "format": written, "shape": schedule.shape.to_json(), "instructions": count}
+    print_result(as_json, figures, f"{target}: {schedule.shape}, {count} instructions")

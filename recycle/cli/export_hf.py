@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from recycle.cli.terminal import TwentiethLines, progress_bars
+from recycle.cli.terminal import JsonOption, NewFolder, OwnCheckpoint, megabytes, print_result
 from recycle.pricing import parse_bytes
 
 
 def export_hf(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="An imported checkpoint, or one of a run's checkpoints.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write; a new one.")],
+    checkpoint: OwnCheckpoint,
+    output: NewFolder,
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
         typer.Option(help="Type of the weights; auto is the one that the model was imported in."),
     ] = "auto",
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes of a file.")] = "2 GiB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a folder of Hugging Face of a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral.
 
@@ -37,21 +33,16 @@ def export_hf(
     from recycle.hugging_face.conversion import DTYPES, export_model
 
     most_bytes = int(parse_bytes(shard_size, "export-hf: --shard-size"))
-    with progress_bars(otherwise=TwentiethLines()) as report:
-        found = export_model(
-            checkpoint,
-            output,
-            dtype,
-            most_bytes,
-            lambda done, whole: report("written", done // 10**6, whole // 10**6, "MB"),
-        )
+    with megabytes("written") as report:
+        found = export_model(checkpoint, output, dtype, most_bytes, report)
     (stored,) = (DTYPES[name][0] for name in found.stored)
-    if as_json:
-        figures = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
-        print(json.dumps({"folder": str(output), **figures, "carried": list(found.carried)}))
-        return
     rounded = "" if stored == "float32" else ", rounded from float32 (--dtype fp32 keeps every bit)"
-    print(f"{output}: {found.architecture}, {found.parameters:,} parameters in {stored}{rounded}")
     carried = ", ".join(found.carried) or "no tokenizer, since the weights came without one; copy yours there"
-    print(f"beside them: config.json, {carried}")
-    print(f'load it with transformers: AutoModelForCausalLM.from_pretrained("{output}")')
+    figures = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
+    print_result(
+        as_json,
+        {"folder": str(output), **figures, "carried": list(found.carried)},
+        f"{output}: {found.architecture}, {found.parameters:,} parameters in {stored}{rounded}",
+        f"beside them: config.json, {carried}",
+        f'load it with transformers: AutoModelForCausalLM.from_pretrained("{output}")',
+    )

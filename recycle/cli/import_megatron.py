@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from recycle.cli.terminal import JsonOption, NewCheckpoint, print_result
 from recycle.errors import JobError
 from recycle.job import Job, is_stated
 
@@ -17,12 +17,12 @@ def import_megatron(
         Path, typer.Argument(metavar="DIR", help="Checkpoint of Megatron's (torch_dist): an iteration, or its parent.")
     ],
     job: Annotated[Path, typer.Option(metavar="JOB", help="Job whose [model] the weights are of.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="CHECKPOINT", help="Folder to write; a new one.")],
+    output: NewCheckpoint,
     run: Annotated[
         bool,
         typer.Option("--run", help="Import the optimizer's moments too; the folder is a run directory to resume."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a checkpoint of the weights in one of Megatron's (torch_dist), of any parallel sizes.
 
@@ -51,21 +51,19 @@ def import_megatron(
         found = import_run(source, described, output)
     else:
         found = import_model(source, described.model, output, keeps_rows=not is_stated_by_job)
-    if as_json:
-        figures = {"parameters": found.parameters, "iteration": found.iteration}
-        more = {"left_out_rows": found.left_out_rows, "unstated": list(found.unstated)}
-        print(json.dumps({"checkpoint": str(output), **figures, **more}))
-        return
-    print(f"{output}: {found.parameters:,} parameters, of iteration {found.iteration}")
-    if not is_stated_by_job:
-        print(f"vocabulary: every row of the checkpoint is kept, since {job} does not state [model] vocabulary")
-    if found.left_out_rows:
-        print(
-            f"left out: {found.left_out_rows} rows of padding after the {described.model.vocabulary} of the vocabulary"
-        )
-    if found.unstated:
-        print(f"taken on trust from {job}, since the checkpoint does not state it: {', '.join(found.unstated)}")
-    if run:
-        print(f"go on from it with: recycle train {job} --resume --run {output}")
-    else:
-        print(f'start from it with [model] weights = "{output}"')
+    figures = {"parameters": found.parameters, "iteration": found.iteration}
+    more = {"left_out_rows": found.left_out_rows, "unstated": list(found.unstated)}
+    kept = f"vocabulary: every row of the checkpoint is kept, since {job} does not state [model] vocabulary"
+    padding = f"{found.left_out_rows} rows of padding after the {described.model.vocabulary} of the vocabulary"
+    trusted = f"taken on trust from {job}, since the checkpoint does not state it: {', '.join(found.unstated)}"
+    print_result(
+        as_json,
+        {"checkpoint": str(output), **figures, **more},
+        f"{output}: {found.parameters:,} parameters, of iteration {found.iteration}",
+        "" if is_stated_by_job else kept,
+        f"left out: {padding}" if found.left_out_rows else "",
+        trusted if found.unstated else "",
+        f"go on from it with: recycle train {job} --resume --run {output}"
+        if run
+        else f'start from it with [model] weights = "{output}"',
+    )

@@ -9,17 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec.structs import replace
 from rich.console import Console
 
-from recycle.cli.terminal import print_table, progress_bars
+from recycle.cli.terminal import JsonOption, print_table, progress_bars
 from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
@@ -34,13 +33,6 @@ from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
 
 INTERRUPTED = 130
-
-
-class LayoutChoice(StrEnum):
-    """The words of --layout."""
-
-    fixed = "fixed"
-    elastic = "elastic"
 
 
 def plan(
@@ -77,10 +69,10 @@ def plan(
         bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
     ] = None,
     layout: Annotated[
-        LayoutChoice | None,
+        Literal["fixed", "elastic"] | None,
         typer.Option(help="Whether the model may be cut anew for the live workers; else as in the job."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
 
@@ -111,7 +103,7 @@ def plan(
         raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
     if layout is not None:
-        loaded = replace(loaded, planner=replace(loaded.planner, layout=layout.value))
+        loaded = replace(loaded, planner=replace(loaded.planner, layout=layout))
     if move is not None:
         loaded = replace(loaded, planner=replace(loaded.planner, move=move))
     if profile is not None:

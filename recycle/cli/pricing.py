@@ -34,32 +34,35 @@ SlowLinks = Annotated[
 _LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
+def require_one(command: str, **options: object) -> None:
+    """Raise JobError unless at most one of the options, which exclude each other, is given."""
+    if sum(given is not None for given in options.values()) > 1:
+        names = " or ".join(f"--{name}" for name in options)
+        raise JobError(f"{command}: give {names}, only one of them")
+
+
 def priced(
-    command: str,
     times: str | None,
+    file: Path | None,
     overlap: str | None,
     comm: str | None,
-    file: Path | None,
     stated: Callable[[], Profile | None] = lambda: None,
 ) -> Profile:
-    """The profile that the options of `command` describe; what they leave out is as `stated`, else in unit times.
-
-    Raises:
-        JobError: an option is no number of the wanted form, or both --times and --profile are given.
-    """
-    if file is not None and times is not None:
-        raise JobError(f"{command}: give either --times or --profile, not both")
-    return overridden(base(times, file, stated), overlap, comm)
-
-
-def base(times: str | None, file: Path | None, stated: Callable[[], Profile | None] = lambda: None) -> Profile:
     """The profile in `file`, else the times of --times, else those `stated` by the schedule's own file, else 1,1,1.
 
-    Raises JobError as `priced`, ScheduleError as `stated`.
+    --overlap and --comm change it.
+
+    Raises:
+        JobError: an option is no number of the wanted form.
+        ScheduleError: as `stated`.
     """
     if file is not None:
-        return Profile.load(file)
-    return stated() or Profile() if times is None else Profile(*times_of(times))
+        profile = Profile.load(file)
+    elif times is not None:
+        profile = Profile(*times_of(times))
+    else:
+        profile = stated() or Profile()
+    return overridden(profile, overlap, comm)
 
 
 def times_of(text: str) -> tuple[float, float, float]:

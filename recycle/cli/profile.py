@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.cli.terminal import print_table, progress_bars
+from recycle.cli.terminal import JsonOption, print_table, progress_bars
 from recycle.errors import JobError, ScheduleError
 from recycle.files import require_writable
 from recycle.ir import formats
@@ -34,7 +34,7 @@ def profile(
         Path | None, typer.Option("--from", metavar="TRACE", help="Trace, or folder of traces: take the times from it.")
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", help="Times that each instruction is timed.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure F, I, W, B, reduce, step, bytes and links of a job's real stages on this machine.
 
@@ -76,13 +76,18 @@ def profile(
     measured.require(job.shape)
     measured.save(output)
     if as_json:
-        print(json.dumps({"file": str(output), "hash": measured.digest(), "profile": measured.to_json()}))
+        print(json.dumps(_figures(measured, output)))
         return
     _table(measured, job.shape.stages)
     for half, names in measured.measured.get("placement", {}).items():
         print(f"gradients computed in {half}: {', '.join(names)}")
     print(_link(measured))
     print(f'{output}: written, hash {measured.digest()}; use it with [times] profile = "{output}"')
+
+
+def _figures(profile: Profile, output: Path | None) -> dict[str, Any]:
+    file = None if output is None else str(output)
+    return {"file": file, "hash": profile.digest(), "profile": profile.to_json()}
 
 
 def _profile_trace(trace: Path, output: Path | None, as_json: bool) -> None:
@@ -93,8 +98,7 @@ def _profile_trace(trace: Path, output: Path | None, as_json: bool) -> None:
     if output is not None:
         found.save(output)
     if as_json:
-        file = None if output is None else str(output)
-        print(json.dumps({"file": file, "hash": found.digest(), "profile": found.to_json()}))
+        print(json.dumps(_figures(found, output)))
         return
     stages = source.schedule.shape.stages
     print("seconds" if source.trace is not None else "units of the timeline")
@@ -111,10 +115,9 @@ def _print_progress(what: str, done: float | None, total: float, _: str) -> None
 
 
 def _print_executed(ran: ExecutedRun, output: Path, as_json: bool) -> None:
-    figures = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
     if as_json:
-        found = {"file": str(output), "hash": ran.profile.digest(), "profile": ran.profile.to_json()}
-        print(json.dumps({**found, **figures}))
+        periods = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
+        print(json.dumps(_figures(ran.profile, output) | periods))
         return
     stages = len(ran.profile.forward) if isinstance(ran.profile.forward, list) else 1
     _table(ran.profile, stages, ran.planned)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recycle.cli.terminal import print_table
+from recycle.cli.terminal import JsonOption, print_table
 from recycle.report import GenerationChange, RunReport, TimePart
 from recycle.run_report import load_report
 
@@ -18,7 +18,7 @@ COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING,
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory; the run may still go on.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say where the time of a run went: useful, waiting, redone and so on, which add up to the wall clock.
 

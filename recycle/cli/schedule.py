@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from recycle.cli import pricing
-from recycle.cli.terminal import width
+from recycle.cli.terminal import JsonOption, print_result, width
 from recycle.errors import ScheduleError
 from recycle.ir import formats
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
@@ -23,13 +21,6 @@ from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, simulate
 from recycle.shape import MOST_BUCKETS, Shape
-
-
-class OptimizerMode(StrEnum):
-    """When stages step."""
-
-    STAGGERED = "staggered"
-    BARRIER = "barrier"
 
 
 def schedule(
@@ -48,9 +39,9 @@ def schedule(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else print it.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Write sends, receives, reduces and steps too.")] = False,
-    optimizer: Annotated[OptimizerMode, typer.Option(help="Each stage steps by itself, or all together.")] = (
-        OptimizerMode.STAGGERED
-    ),
+    optimizer: Annotated[
+        Literal["staggered", "barrier"], typer.Option(help="Each stage steps by itself, or all together.")
+    ] = "staggered",
     buckets: Annotated[
         int, typer.Option(min=1, max=MOST_BUCKETS, metavar="N", help="Sum each stage's gradients in N buckets.")
     ] = 1,
@@ -68,7 +59,7 @@ def schedule(
     forward_only: Annotated[
         bool, typer.Option("--forward-only", help="Its forwards alone, as an evaluation runs them.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Build a schedule of a known family: into a file, as a picture on a terminal, or as the file's text elsewhere.
 
@@ -86,7 +77,7 @@ def schedule(
         takers = [known for known, build in FAMILIES.items() if option in signature(build).parameters]
         if family not in takers:
             raise ScheduleError(f"--{option.replace('_', '-')}: {family} takes none, it is for {', '.join(takers)}")
-    built = replace(FAMILIES[family](shape, optimizer=optimizer.value, **options), buckets=buckets, gathers=gather)
+    built = replace(FAMILIES[family](shape, optimizer=optimizer, **options), buckets=buckets, gathers=gather)
     if forward_only:
         if buckets > 1:
             raise ScheduleError(f"--buckets: {buckets}, but with --forward-only no gradient is summed; leave out one")
@@ -101,8 +92,9 @@ def schedule(
         built = lowered(built)
     if output is not None:
         formats.write(built, output)
-        about = {"file": str(output), "family": family, "shape": shape.to_json(), "instructions": len(built.columns)}
-        print(json.dumps(about) if as_json else f"{output}: {family}, {shape}, {len(built.columns)} instructions")
+        count = len(built.columns)
+        figures = {"file": str(output), "family": family, "shape": shape.to_json(), "instructions": count}
+        print_result(as_json, figures, f"{output}: {family}, {shape}, {count} instructions")
     elif as_json or not sys.stdout.isatty():
         print(built.dumps(), end="")
     else:

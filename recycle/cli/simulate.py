@@ -12,8 +12,7 @@ import typer
 from rich import box
 
 from recycle.cli import pricing
-from recycle.cli.terminal import print_table, width
-from recycle.errors import JobError
+from recycle.cli.terminal import JsonOption, print_table, width
 from recycle.ir import formats
 from recycle.ir.check import check
 from recycle.ir.executed import first_impossible
@@ -38,7 +37,7 @@ def simulate(
     serialised: Annotated[
         bool, typer.Option("--serialised", help="One transfer per worker at a time, unbuffered, in program order.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Time a schedule: makespan, period, bubbles, peaks per worker, critical path, what each worker waits for.
 
@@ -51,8 +50,7 @@ def simulate(
     """
 
     source = formats.read_input(file)
-    if sum(option is not None for option in (times, profile, job)) > 1:
-        raise JobError("simulate: give --times or --profile or --job, only one of them")
+    pricing.require_one("simulate", times=times, profile=profile, job=job)
     schedule, limits, byte_limit = source.schedule, None, None
     is_priced = serialised or any(option is not None for option in (times, profile, job, overlap, comm, link))
     ran = None if is_priced else source.executed()
@@ -62,10 +60,11 @@ def simulate(
     else:
         if job is not None:
             given, limits, byte_limit = pricing.job_limits(schedule, file, job)
+            given = pricing.overridden(given, overlap, comm)
         else:
-            given = pricing.base(times, profile, source.profile)
-        priced = pricing.with_slow_links(pricing.overridden(given, overlap, comm), schedule.shape, link or ())
-        timeline = timeline_of(schedule, priced, serialised=serialised)
+            given = pricing.priced(times, profile, overlap, comm, source.profile)
+        given = pricing.with_slow_links(given, schedule.shape, link or ())
+        timeline = timeline_of(schedule, given, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
     errors = check(schedule, profile=timeline.profile).number("error")
     if errors:

@@ -1,12 +1,16 @@
-"""What commands show on a terminal beside text: tables, curves of one line, and progress on standard error."""
+"""What commands share: options, results as JSON or lines, tables, curves of one line, progress on standard error."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich import progress
 from rich.box import Box
 from rich.console import Console
@@ -17,6 +21,22 @@ WIDE = 60
 _LEVELS = " ▁▂▃▄▅▆▇█"
 Advance = Callable[[str, float | None, float, str], None]
 """Takes a phase, how much of it is done (None: as much as before), of how much, and what to show for its name."""
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+NewCheckpoint = Annotated[
+    Path, typer.Option("-o", "--output", metavar="CHECKPOINT", help="Folder to write; a new one.")
+]
+NewFolder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write; a new one.")]
+OwnCheckpoint = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="An imported checkpoint, or one of a run's checkpoints.")
+]
+ScheduleOption = Annotated[str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")]
+
+
+def print_result(as_json: bool, figures: Mapping[str, Any], *lines: str) -> None:
+    """Print what a command has made as one JSON object, or in lines, of which empty ones are left out."""
+    print(json.dumps(figures) if as_json else "\n".join(filter(None, lines)))
 
 
 def spark(values: Sequence[float], most: float) -> str:
@@ -94,3 +114,10 @@ class TwentiethLines:
         if done is not None and done - self._told >= max(total / 20, 1):
             self._told = done
             print(f"{phase} {done} of {total} ({shown})", file=sys.stderr)
+
+
+@contextmanager
+def megabytes(phase: str) -> Iterator[Callable[[int, int], None]]:
+    """Takes how many bytes are done, of how many."""
+    with progress_bars(otherwise=TwentiethLines()) as advance:
+        yield lambda done, whole: advance(phase, done // 10**6, whole // 10**6, "MB")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from recycle.cli.terminal import TwentiethLines, progress_bars
+from recycle.cli.terminal import JsonOption, TwentiethLines, print_result, progress_bars
 from recycle.errors import JobError
 from recycle.files import require_writable
 
@@ -24,7 +24,7 @@ def tokenize(
         str | None, typer.Option(metavar="TOKEN", help="Ends each document. Else what the tokenizer says.")
     ] = None,
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Let documents end without a token.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make Megatron-LM's token files of text, of any size.
 
@@ -56,13 +56,13 @@ def tokenize(
             eod=None if no_eod else eod or "auto",
             progress=lambda source, read: report("read", round(read / 1e6, 1), whole, f"{source.name} [MB]"),
         )
-    if as_json:
-        found = {"documents": written.documents, "tokens": written.tokens, "vocabulary": written.vocabulary}
-        print(json.dumps({"prefix": str(output), **found, "eod": written.eod}))
-        return
     end = "no token between them" if written.eod is None else f"each ends with token {written.eod}"
-    print(f"{output}.bin, {output}.idx: {written.documents} documents, {written.tokens} tokens; {end}")
-    print(f'use them with [data] kind = "megatron", path = "{output}" and [model] vocabulary = {written.vocabulary}')
+    print_result(
+        as_json,
+        {"prefix": str(output), **asdict(written)},
+        f"{output}.bin, {output}.idx: {written.documents} documents, {written.tokens} tokens; {end}",
+        f'use them with [data] kind = "megatron", path = "{output}" and [model] vocabulary = {written.vocabulary}',
+    )
 
 
 def _size(source: Path) -> int:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.cli.terminal import print_table
+from recycle.cli.planner import plan_for_training, require_plannable
+from recycle.cli.terminal import ScheduleOption, print_table
 from recycle.errors import JobError
 from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
@@ -69,18 +70,22 @@ PunishOption = Annotated[
 ]
 
 
-def requested_faults(
-    fault: list[str] | None, punish: str | None, job: Job, steps: int, schedule: Schedule | None
-) -> list[Fault]:
-    """The faults that `--fault` and `--punish` ask for; what is drawn for `--punish` is printed.
-
-    Args:
-        schedule: of the run's own, which may start without some workers.
+def requested(
+    job: Job, schedule: str | None, steps: int | None, fault: list[str] | None, punish: str | None
+) -> tuple[Schedule | None, int, list[Fault]]:
+    """The run's own schedule if it has one, its steps, and the faults that `--fault` and `--punish` ask for; what is
+    drawn for `--punish` is printed.
 
     Raises:
-        JobError: a fault is not well written or can never strike, or both options are given.
+        JobError: a fault is not well written or can never strike, or both options are given; or no plan can be made.
+        PlanError: no plan can be made.
+        ScheduleError: there is no such schedule.
     """
-    absent = schedule.failed if schedule is not None else frozenset()
+    own = named_schedule(schedule, job.shape) if schedule is not None else None
+    if own is None:
+        require_plannable(job)
+    steps = job.train.steps if steps is None else steps
+    absent = own.failed if own is not None else frozenset()
     faults = [parse_fault(text) for text in fault or []]
     if punish is not None:
         if faults:
@@ -90,14 +95,12 @@ def requested_faults(
     check_faults_of_job(faults, job, steps, absent)
     if punish is not None:
         print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
-    return faults
+    return own, steps, faults
 
 
 def train(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
-    schedule: Annotated[
-        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")
-    ] = None,
+    schedule: ScheduleOption = None,
     steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.")] = None,
     fault: FaultOption = None,
     help_faults: HelpFaultsOption = False,
@@ -130,17 +133,12 @@ def train(
     """
 
     described = Job.load(job)
-    own = named_schedule(schedule, described.shape) if schedule is not None else None
-    count = described.train.steps if steps is None else steps
-    faults = requested_faults(fault, punish, described, count, own)
+    own, count, faults = requested(described, schedule, steps, fault, punish)
 
-    from recycle.cli.planner import plan_for_training, require_plannable
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher
     from recycle.exec.launch.request import check_settings, schedule_for
 
-    if own is None:
-        require_plannable(described)
     if explain:
         from recycle.exec.launch.checks import check_libraries
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from recycle.cli import pricing
-from recycle.errors import JobError, RecycleError
+from recycle.errors import RecycleError
 from recycle.ir.families import one_f_one_b
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -89,13 +89,13 @@ def view(
     folders = [path for path in others if _is_folder_of_runs(path)]
     others = [one for path in others for one in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
-    if sum(option is not None for option in (times, profile, priced_by)) > 1:
-        raise JobError("view: give --times or --profile or --job, only one of them")
+    pricing.require_one("view", times=times, profile=profile, job=priced_by)
     is_priced = any(option is not None for option in (times, overlap, comm, profile, priced_by))
 
     def prices(file: Path, schedule: Schedule) -> Profile:
-        base = pricing.base(times, profile) if priced_by is None else pricing.job_limits(schedule, file, priced_by)[0]
-        return pricing.overridden(base, overlap, comm)
+        if priced_by is None:
+            return pricing.priced(times, profile, overlap, comm)
+        return pricing.overridden(pricing.job_limits(schedule, file, priced_by)[0], overlap, comm)
 
     sources = load_sources([path for path in others if not is_comparison(path)], prices if is_priced else None)
     if families:

@@ -22,7 +22,7 @@ from recycle.ir.instruction import Instruction, Transfer
 
 
 class PipelineLanes:
-    """The lanes of one rank; a `recycle.exec.transport.base.Transport` without reductions, which are Megatron's.
+    """The lanes of one rank: what a `recycle.exec.transport.base.Transport` has for transfers. Megatron reduces.
 
     Args:
         group: the pipeline-parallel group; rank r of it is worker k.r.
@@ -54,21 +54,6 @@ class PipelineLanes:
 
     def receive(self, instruction: Transfer) -> Pending:
         return self._receives.take(instruction)
-
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        raise NotImplementedError("Megatron's DDP reduces")
-
-    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
-        raise NotImplementedError("Megatron's DDP reduces")
-
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        raise NotImplementedError("Megatron's distributed optimizer reduces")
-
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        raise NotImplementedError("Megatron's distributed optimizer reduces")
-
-    def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        raise NotImplementedError("Megatron's distributed optimizer gathers")
 
     def finish(self) -> None:
         """Wait until all that was sent has arrived; on a GPU, until what follows on it does."""

@@ -26,6 +26,7 @@ from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_mo
 from recycle.errors import RunError
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
+from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import BackwardInput
 from recycle.megatron.chunk import Call, ModelChunk
@@ -151,8 +152,10 @@ class ForwardBackward:
         self, call: Call, order: RankOrder, chunks: Sequence[ModelChunk], data: Sequence[Any], lanes: PipelineLanes
     ) -> None:
         stages = dict(zip(order.stages, chunks, strict=True))
-        # Of a stage the interpreter uses what a chunk has, as reduces and steps are left out.
-        interpreter = Interpreter(cast("Mapping[int, Stage]", stages), order.all_stages, lanes, lambda stage: None)
+        # Of stages and transport the interpreter uses what chunks and lanes have, as reduces and steps are left out.
+        interpreter = Interpreter(
+            cast("Mapping[int, Stage]", stages), order.all_stages, cast("Transport", lanes), lambda stage: None
+        )
         with ExitStack() as stack:
             stack.callback(lanes.close)
             for chunk, batches in zip(chunks, data, strict=True):

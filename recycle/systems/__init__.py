@@ -33,10 +33,6 @@ VARIANTS: dict[str, Callable[[Setting], System]] = {
     "recycle_adaptive": lambda setting: ReCycle(setting, decoupled=False, staggered=False),
     "recycle_decoupled": lambda setting: ReCycle(setting, staggered=False),
     "bamboo_1f1b_buffers": lambda setting: Bamboo(setting, buffer_per_micro_batch=False),
-    "bamboo_deeper": lambda setting: Bamboo(setting, over=1.5),
-    "bamboo_lazy": lambda setting: Bamboo(setting, eager=False),
-    "oobleck_sosp": lambda setting: Oobleck(setting, sosp=True),
-    "checkpoint_restart_fixed": lambda setting: CheckpointRestart(setting, morph=False),
 }
 """Systems with one thing about them changed; compared only where they are asked for by name."""
 

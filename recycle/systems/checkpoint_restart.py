@@ -13,98 +13,48 @@ do not divide the slowest stage is in charge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from typing import ClassVar
 
-from recycle.systems.grids import PipelineGrid, PipelineGrids
-from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeGridRunning(Running):
-    """A whole grid; `used` has the slot of each position, pipeline by pipeline. The other slots are idle."""
-
-    grid: PipelineGrid
-    used: tuple[int, ...]
-
-    def lost(self, slots: Iterable[int]) -> set[int]:
-        """Those of `slots` that play a position."""
-        return set(slots).intersection(self.used)
+from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.grids import GridRunning, PipelineGrid
+from recycle.systems.system import Change, DoesNotFit, Nodes, State, Stopped
 
 
-class CheckpointRestart:
-    """Checkpoints at Young's interval; a restart at every change.
-
-    Args:
-        morph: take the depth and number of pipelines that are fastest on what is left; else keep the job's depth.
-    """
+class CheckpointRestart(CheckpointedSystem[GridRunning]):
+    """Checkpoints at Young's interval; a restart at every change, on the fastest grid of what is left."""
 
     name = "checkpoint_restart"
+    copies: ClassVar[int | None] = 1
     fatal_share = 1.0
     """Of failures that need a checkpoint."""
-    copies: int | None = 1
-    """Of each part of the optimizer's state, where the job shards it; None for as many as the job says."""
-
-    def __init__(self, setting: Setting, *, morph: bool = True) -> None:
-        self.setting = setting = setting if self.copies is None else setting.with_copies(self.copies)
-        self.grids = PipelineGrids(setting)
-        self.morph = morph
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return self._begun(live, len(self.setting.slots(live)))
 
     def _begun(self, live: Nodes, slots: int) -> State | DoesNotFit:
         """The best grid on so many of the live slots."""
-        if self.morph:
-            grid = self.grids.best(slots)
-            if grid is None and slots >= self.setting.least_ranks:
-                return self.grids.leanest(slots).misfit()
-        else:
-            ranks = self.setting.shape.ranks
-            grid = self.grids.grid(slots // ranks, ranks) if slots >= ranks else None
-            if grid is not None and not grid.fits:
-                return grid.misfit()
-        if grid is None:
-            return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
-        return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))
+        grid = self.grids.best(slots)
+        if grid is not None:
+            return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))
+        if slots >= self.setting.least_ranks:
+            return self.grids.misfit(slots)
+        return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        setting = self.setting
-        live = state.live - failed | joined
-        running = state if isinstance(state, WholeGridRunning) else None
-        lost = running is not None and bool(running.lost(setting.slots(failed)))
+    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        if not set(state.used).isdisjoint(self.setting.slots(failed)):
+            return None
         after = self.begin(live)
-        pause = setting.restart(detected=lost)
-        if running is not None and not lost:
-            pause = replace(pause, restart=pause.restart + setting.storage_seconds)
-            if not (isinstance(after, WholeGridRunning) and self._pays(running, after, pause.seconds)):
-                return Change(state=self._running(live, running.grid, running.used), event="wait")
-        if isinstance(after, DoesNotFit):
-            after = Stopped(live=live, reason=f"does not fit: {after.reason}")
-        return Change(
-            state=after,
-            pause=pause,
-            loss=Loss.CHECKPOINT if lost or running is None else Loss.NOTHING,
-            event="stop" if isinstance(after, Stopped) else "restart",
-        )
+        pause = self.setting.restart(detected=False)
+        pause = replace(pause, restart=pause.restart + self.setting.storage_seconds)
+        if isinstance(after, GridRunning) and self._pays(state, after, pause.seconds):
+            return Change(state=after, pause=pause, event="restart")
+        return Change(state=self._running(live, state.grid, state.used), event="wait")
 
-    def _pays(self, before: WholeGridRunning, after: WholeGridRunning, pause: float) -> bool:
+    def _pays(self, before: GridRunning, after: GridRunning, pause: float) -> bool:
         """Whether more is done until the next failure is due, with the pause than without it."""
         failures = self.setting.failure_rate * len(after.live)
         return after.period * (1 + pause * failures) < before.period
 
-    def _running(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> WholeGridRunning:
-        setting = self.setting
-        return WholeGridRunning(
-            live=live,
-            period=grid.period,
-            samples=setting.samples,
-            idle=len(setting.slots(live)) - grid.slots,
-            checkpoints=setting.checkpoints(len(live), self.fatal_share),
-            layout=f"{grid.pipelines} x {grid.ranks}",
-            schedules=partial(self.grids.schedules, grid),
-            grid=grid,
-            used=used,
-        )
+    def _running(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridRunning:
+        return self.grids.running(live, grid, used, self.fatal_share)

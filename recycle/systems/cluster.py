@@ -11,10 +11,9 @@ their sum. No loop runs over iterations; a year of 400 nodes is a few thousand c
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor, inf
 
 from recycle.systems.failures import FailureTrace, mean_per_part
@@ -71,12 +70,12 @@ class Outcome:
     Attributes:
         system, trace: names.
         seconds: length.
+        gpus: of the job, dead or alive: all are paid for.
         samples: committed, and not taken back.
         fault_free: samples per second with every node alive and no checkpoint written.
         lost: cause -> seconds; with `samples / fault_free` they sum to `seconds`.
         dropped: samples of committed iterations that were left out of the batch.
         bytes: copied over the network.
-        gpus: of the job, dead or alive: all are paid for.
         transitions: by time.
         misfit: why the job does not fit into memory; all figures are 0 then.
         copies: of each part of the optimizer's state; 0 where every host of a stage has all of it.
@@ -85,12 +84,12 @@ class Outcome:
     system: str
     trace: str
     seconds: float
-    samples: float
-    fault_free: float
-    lost: dict[str, float]
-    dropped: float
-    bytes: float
     gpus: int
+    samples: float = 0.0
+    fault_free: float = 0.0
+    lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    dropped: float = 0.0
+    bytes: float = 0.0
     transitions: tuple[Transition, ...] = ()
     misfit: DoesNotFit | None = None
     copies: int = 0
@@ -113,18 +112,29 @@ class Outcome:
     def rates(self, parts: int) -> list[float]:
         """Mean samples per second in each of so many equal parts of the time; what was taken back later included."""
         steps: list[tuple[float, float]] = []
-        for transition, after in zip(self.transitions, [*self.transitions[1:], None], strict=True):
-            until = self.seconds if after is None else after.time
-            state = transition.state
+        ends = [*(transition.time for transition in self.transitions[1:]), self.seconds]
+        for transition, end in zip(self.transitions, ends, strict=True):
             steps.append((transition.time, 0.0))
-            if isinstance(state, Running) and transition.time + transition.pause < until:
-                steps.append((transition.time + transition.pause, state.samples / state.period))
+            if transition.time + transition.pause < end:
+                steps.append((transition.time + transition.pause, transition.state.rate))
         return mean_per_part(steps, self.seconds, parts)
 
     @property
     def events(self) -> dict[str, int]:
         """How often the system did what."""
         return dict(Counter(transition.event for transition in self.transitions))
+
+    @property
+    def layout(self) -> str:
+        """What the system ran first."""
+        return next((transition.state.layout for transition in self.transitions if transition.state.layout), "")
+
+    def state_after(self, failures: int) -> State | None:
+        """What the system runs after so many changes by failures, the pause over; None where there were fewer."""
+        states = [
+            transition.state for transition in self.transitions if transition.failed or transition.event == "start"
+        ]
+        return states[failures] if failures < len(states) else None
 
 
 def run(
@@ -150,22 +160,26 @@ def run(
     until = trace.end if seconds is None else seconds
     whole = system.begin(setting.all_nodes)
     if isinstance(whole, DoesNotFit):
-        empty = dict.fromkeys(CAUSES, 0.0)
-        return Outcome(system.name, trace.name, until, 0.0, 0.0, empty, 0.0, 0.0, setting.gpus, misfit=whole)
+        return Outcome(system.name, trace.name, until, setting.gpus, misfit=whole)
     cluster = _Cluster(system, setting, trace)
     cluster.play(until, progress)
-    return cluster.outcome(until, whole.samples / whole.period if isinstance(whole, Running) else 0.0)
+    return cluster.outcome(until, whole.rate)
 
 
 @dataclass(frozen=True)
-class _Saved:
-    """A checkpoint: samples committed by then, and seconds of training that went into them."""
+class _Work:
+    """What training has come to, and what a checkpoint holds.
+
+    Attributes:
+        committed, dropped: samples.
+        kept: seconds whose work still counts.
+        idle: of these, times the share of slots that are idle.
+    """
 
     committed: float = 0.0
+    dropped: float = 0.0
     kept: float = 0.0
     idle: float = 0.0
-    dropped: float = 0.0
-    ready: float = 0.0
 
 
 @dataclass
@@ -178,16 +192,13 @@ class _Cluster:
     now: float = 0.0
     state: State = field(init=False)
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    committed: float = 0.0
-    dropped: float = 0.0
-    kept: float = 0.0  # seconds of training whose work still counts
-    idle: float = 0.0  # of these, times the share of slots that are idle
+    work: _Work = _Work()
+    saved: _Work = _Work()
+    pending: tuple[float, _Work] | None = None  # a checkpoint that is taken, and from when on it counts
     phase: float = 0.0  # share of the iteration in progress that is done
     partial: float = 0.0  # seconds that went into it
     since: int = 0  # iterations since the last checkpoint
     stall: float = 0.0  # seconds left of the checkpoint that is being taken
-    saved: _Saved = _Saved()
-    pending: _Saved | None = None  # taken, but not complete before `ready`
     pause: Pause = field(default_factory=Pause)
     pause_left: dict[str, float] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -196,43 +207,38 @@ class _Cluster:
 
     def play(self, until: float, progress: ShareProgress | None) -> None:
         """All events up to `until`."""
-        changes = self.trace.changes
-        up, first = set(self.trace.up), 0
-        while first < len(changes) and changes[first].time <= 0:
-            up = up - changes[first].failed | changes[first].joined
-            first += 1
-        begun = self.system.begin(frozenset(up))
-        self.state = begun if not isinstance(begun, DoesNotFit) else Stopped(live=frozenset(up), reason=begun.reason)
-        self._record("start", frozenset(), frozenset(up), 0.0)
-        comes: list[tuple[float, int]] = []  # when nodes that came are usable
-        due: dict[int, float] = {}
-        for number, change in enumerate(changes[first:]):
+        up, early = self.trace.up, [change for change in self.trace.changes if change.time <= 0]
+        for change in early:
+            up = up - change.failed | change.joined
+        begun = self.system.begin(up)
+        self.state = begun.stopped(up) if isinstance(begun, DoesNotFit) else begun
+        self._record("start", frozenset(), up, 0.0)
+        usable: dict[int, float] = {}  # when nodes that came are, by time
+        for number, change in enumerate(self.trace.changes[len(early) :]):
             if change.time >= until:
                 break
-            self._usable(comes, due, change.time)
+            self._admit(usable, change.time)
             self._until(change.time)
             for node in change.failed:
-                due.pop(node, None)
+                usable.pop(node, None)
             self.waiting -= change.failed
             struck = change.failed & self.state.live
             if struck:
                 self._change(struck, frozenset())
-            for node in change.joined:
-                due[node] = change.time + self.setting.pauses.start
-                heapq.heappush(comes, (due[node], node))
+            usable |= dict.fromkeys(change.joined, change.time + self.setting.pauses.start)
             if progress and number % 64 == 0:
                 progress(change.time / until)
-        self._usable(comes, due, until)
+        self._admit(usable, until)
         self._until(until)
 
-    def _usable(self, comes: list[tuple[float, int]], due: dict[int, float], until: float) -> None:
+    def _admit(self, usable: dict[int, float], until: float) -> None:
         """Time goes on to each node that becomes usable before `until`."""
-        while comes and comes[0][0] <= until:
-            time, node = heapq.heappop(comes)
-            if due.get(node) == time:
-                del due[node]
-                self._until(time)
-                self.waiting.add(node)
+        for node, time in list(usable.items()):
+            if time > until:
+                break
+            del usable[node]
+            self._until(time)
+            self.waiting.add(node)
 
     def _until(self, time: float) -> None:
         """The clock goes on; changes at boundaries happen on the way."""
@@ -248,7 +254,7 @@ class _Cluster:
             elif self.waiting or self.state.reconsider:
                 left = self.stall or ((1 - self.phase) * self.state.period if self.phase else 0.0)
                 if left and self.now + left == self.now:  # too short for the clock
-                    self._commit(self.state, 1)
+                    self._advance(self.state, 1, 0.0)
                     self.phase = self.partial = self.stall = 0.0
                 self._train(self.state, min(time, self.now + left))
                 if self.phase * self.state.period <= _TOLERANCE and not self.stall:
@@ -275,75 +281,66 @@ class _Cluster:
 
     def _train(self, state: Running, time: float) -> None:
         """Iterations and checkpoints up to `time`."""
-        idle = state.idle / max(1, len(self.setting.node_of))
-        every = self._iterations_per_checkpoint(state.checkpoints, state.period)
+        checkpoints, period = state.checkpoints, state.period
+        every = inf if checkpoints is None else max(1, round(checkpoints.every / period))
+        cycle = inf if checkpoints is None else every * period + checkpoints.stall
         while self.now < time:
+            room = time - self.now
+            left = (max(1, every - self.since) - self.phase) * period
             if self.stall:
-                passed = min(self.stall, time - self.now)
+                passed = min(self.stall, room)
                 self.lost["checkpoint"] += passed
                 self.now += passed
                 self.stall -= passed
                 if not self.stall:
-                    self._take(state)
-                continue
-            room = time - self.now
-            cycle = every * state.period + state.checkpoints.stall if state.checkpoints else inf
-            if not self.phase and not self.since and room >= 2 * cycle and state.checkpoints is not None:
+                    self._save(checkpoints)
+            elif checkpoints and not self.phase and not self.since and room >= 2 * cycle:
                 cycles = int(room // cycle) - 1  # of iterations and a checkpoint; the last one is taken step by step
-                self._commit(state, cycles * int(every))
-                self._spend(cycles * every * state.period, idle)
-                self.lost["checkpoint"] += cycles * state.checkpoints.stall
-                self.now += cycles * cycle
-                self._take(state)
-                continue
-            left = (max(1, every - self.since) - self.phase) * state.period
-            if left <= room + _TOLERANCE * state.period and state.checkpoints is not None:
-                self._commit(state, max(1, int(every) - self.since))
-                self._spend(min(left, room), idle)
-                self.now += min(left, room)
+                end = self.now + cycles * cycle
+                self._advance(state, cycles * int(every), cycles * every * period)
+                self.lost["checkpoint"] += cycles * checkpoints.stall
+                self.now = end
+                self._save(checkpoints)
+            elif checkpoints and left <= room + _TOLERANCE * period:
+                self._advance(state, max(1, int(every) - self.since), min(left, room))
                 self.phase = self.partial = 0.0
-                self.stall = state.checkpoints.stall
+                self.stall = checkpoints.stall
                 if not self.stall:
-                    self._take(state)
-                continue
-            reached = self.phase + room / state.period
-            done = floor(reached + _TOLERANCE)
-            self._commit(state, done)
-            self._spend(room, idle)
-            self.phase = max(0.0, reached - done)
-            self.partial = self.phase * state.period if done else self.partial + room
-            self.now = time
+                    self._save(checkpoints)
+            else:
+                reached = self.phase + room / period
+                done = floor(reached + _TOLERANCE)
+                self._advance(state, done, room)
+                self.phase = max(0.0, reached - done)
+                self.partial = self.phase * period if done else self.partial + room
+                self.now = time
 
-    @staticmethod
-    def _iterations_per_checkpoint(checkpoints: Checkpoints | None, period: float) -> float:
-        """Iterations between two checkpoints."""
-        return inf if checkpoints is None else max(1, round(checkpoints.every / period))
-
-    def _commit(self, state: Running, iterations: int) -> None:
-        self.committed += iterations * state.samples
-        self.dropped += iterations * state.dropped
+    def _advance(self, state: Running, iterations: int, seconds: float) -> None:
+        """So many iterations are committed, in so many seconds."""
+        work, idle = self.work, state.idle / max(1, len(self.setting.node_of))
+        self.work = _Work(
+            work.committed + iterations * state.samples,
+            work.dropped + iterations * state.dropped,
+            work.kept + seconds,
+            work.idle + seconds * idle,
+        )
         self.since += iterations
+        self.now += seconds
 
-    def _spend(self, seconds: float, idle: float) -> None:
-        self.kept += seconds
-        self.idle += seconds * idle
-
-    def _take(self, state: Running) -> None:
+    def _save(self, checkpoints: Checkpoints | None) -> None:
         """A checkpoint of what is committed is taken; it counts `lag` seconds from now."""
+        assert checkpoints is not None
         self._complete()
-        assert state.checkpoints is not None
-        ready = self.now + state.checkpoints.lag
-        self.pending = _Saved(self.committed, self.kept, self.idle, self.dropped, ready)
+        self.pending = self.now + checkpoints.lag, self.work
         self.since = 0
         self._complete()
 
     def _complete(self) -> None:
-        if self.pending is not None and self.pending.ready <= self.now:
-            self.saved, self.pending = self.pending, None
+        if self.pending is not None and self.pending[0] <= self.now:
+            self.saved, self.pending = self.pending[1], None
 
     def _change(self, failed: Nodes, joined: Nodes) -> None:
-        before = self.state
-        change = self.system.change(before, failed, joined)
+        change = self.system.change(self.state, failed, joined)
         self._complete()
         if failed:
             self.pending = None  # parts of it were on the failed nodes
@@ -352,8 +349,8 @@ class _Cluster:
             self._redo(self.partial)
             self.phase = self.partial = 0.0
         if change.loss is Loss.CHECKPOINT:
-            self._redo(self.kept - self.saved.kept)
-            self.committed, self.dropped, self.idle = self.saved.committed, self.saved.dropped, self.saved.idle
+            self._redo(self.work.kept - self.saved.kept)
+            self.work = replace(self.saved, kept=self.work.kept)
             self.since = 0
         pause = change.pause.by_cause()
         if self.pause_left:
@@ -368,28 +365,30 @@ class _Cluster:
         self._record(change.event, failed, joined, self.pause.seconds)
 
     def _redo(self, seconds: float) -> None:
-        self.kept -= seconds
+        self.work = replace(self.work, kept=self.work.kept - seconds)
         self.lost["redone"] += seconds
 
     def _record(self, event: str, failed: Nodes, joined: Nodes, pause: float) -> None:
-        self.transitions.append(Transition(self.now, event, failed, joined, pause, self.committed, self.state))
+        committed = self.work.committed
+        self.transitions.append(Transition(self.now, event, failed, joined, pause, committed, self.state))
 
     def outcome(self, until: float, fault_free: float) -> Outcome:
         """Close the books: what training time is not progress was slower than fault-free."""
+        work = self.work
         if fault_free:
-            self.lost["dropped"] = self.dropped / fault_free
-            slower = self.kept - self.committed / fault_free - self.lost["dropped"]
-            self.lost["idle"] = min(max(0.0, slower), self.idle)
+            self.lost["dropped"] = work.dropped / fault_free
+            slower = work.kept - work.committed / fault_free - self.lost["dropped"]
+            self.lost["idle"] = min(max(0.0, slower), work.idle)
             self.lost["degraded"] = slower - self.lost["idle"]
         return Outcome(
             self.system.name,
             self.trace.name,
             until,
-            self.committed,
+            self.setting.gpus,
+            work.committed,
             fault_free,
             self.lost,
-            self.dropped,
+            work.dropped,
             self.bytes,
-            self.setting.gpus,
             tuple(self.transitions),
         )

@@ -19,9 +19,9 @@ from recycle.ir.plugins import SYSTEMS_GROUP, entry_points, load_entry_point
 from recycle.systems import SYSTEMS, VARIANTS
 from recycle.systems.cluster import CAUSES, Outcome, run
 from recycle.systems.failures import FailureTrace
-from recycle.systems.grids import PipelineGrid, PipelineGrids
+from recycle.systems.grids import PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import Running, State, System
+from recycle.systems.system import System
 
 KNOWN: dict[str, Callable[[Setting], System]] = {
     **{entry.name: load_entry_point(entry) for entry in entry_points(SYSTEMS_GROUP, {**SYSTEMS, **VARIANTS})},
@@ -50,6 +50,10 @@ class Reference:
     layout: str
     samples_per_second: float
 
+    def ratio(self, outcome: Outcome) -> float | None:
+        """Goodput over that of the reference; None where no grid of it fits."""
+        return outcome.goodput / self.samples_per_second if self.samples_per_second else None
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -73,11 +77,13 @@ def references(setting: Setting) -> tuple[Reference, ...]:
     found, setting = [], setting.with_copies(1)
     for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
         grids = [grid for family in families if (grid := PipelineGrids(setting, family).best(len(setting.node_of)))]
-        best: PipelineGrid | None = min(grids, key=lambda grid: grid.period, default=None)
-        if best is not None and best.period <= 0:
+        best = min(grids, key=lambda grid: grid.period, default=None)
+        if best is None:
+            found.append(Reference(name, "", 0.0))
+        elif best.period > 0:
+            found.append(Reference(name, f"{best.pipelines} x {best.ranks}", setting.samples / best.period))
+        else:
             raise JobError("[times]: an iteration takes no time; give a time above 0")
-        layout = "" if best is None else f"{best.pipelines} x {best.ranks}"
-        found.append(Reference(name, layout, 0.0 if best is None else setting.samples / best.period))
     return tuple(found)
 
 
@@ -172,7 +178,7 @@ def at_dead_shares(
         for number in range(sets):
             gone = frozenset(random.Random(seed + number).sample(range(setting.nodes), dead))
             for name, system in at_work.items():
-                sums[name] += rate(system.begin(setting.all_nodes - gone)) / sets
+                sums[name] += system.begin(setting.all_nodes - gone).rate / sets
         live = 1 - dead / setting.nodes
         scaled = {
             reference.name: {name: sums[name] / (reference.samples_per_second * live) if live else 0.0 for name in sums}
@@ -192,11 +198,11 @@ def outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
         "fits": misfit is None,
         "misfit": None if misfit is None else asdict(misfit),
         "optimizer_copies": outcome.copies,
-        "layout": layout(outcome),
+        "layout": outcome.layout,
         "goodput": outcome.goodput,
         "fault_free": outcome.fault_free,
         "ettr": outcome.ettr,
-        "of_references": {reference.name: of_reference(outcome, reference) for reference in compared.references},
+        "of_references": {reference.name: reference.ratio(outcome) for reference in compared.references},
         "samples": outcome.samples,
         "dropped": outcome.dropped,
         "seconds": outcome.seconds,
@@ -210,35 +216,8 @@ def outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
                 "event": transition.event,
                 "live": len(transition.state.live),
                 "pause": transition.pause,
-                "rate": rate(transition.state),
+                "rate": transition.state.rate,
             }
             for transition in outcome.transitions
         ],
     }
-
-
-def of_reference(outcome: Outcome, reference: Reference) -> float | None:
-    """Goodput over that of a reference; None where no grid of it fits."""
-    return outcome.goodput / reference.samples_per_second if reference.samples_per_second else None
-
-
-def rate(state: object) -> float:
-    """Samples per second that a state commits."""
-    return state.samples / state.period if isinstance(state, Running) else 0.0
-
-
-def state_after(outcome: Outcome, failures: int) -> State | None:
-    """What the system runs after so many changes by failures, the pause over; None where there were fewer."""
-    begun = [transition for transition in outcome.transitions if transition.failed or transition.event == "start"]
-    return begun[failures].state if failures < len(begun) else None
-
-
-def layout(outcome: Outcome) -> str:
-    """What the system ran first."""
-    states = (transition.state for transition in outcome.transitions)
-    return next((layout_of(state) for state in states if isinstance(state, Running)), "")
-
-
-def layout_of(state: object) -> str:
-    """What a state runs."""
-    return state.layout if isinstance(state, Running) else ""

@@ -23,19 +23,21 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate, pairwise
+from typing import Any
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.simulate import simulate
-from recycle.layers import stage_bytes
 from recycle.profile import Profile
 from recycle.shape import Shape
-from recycle.systems.grids import PipelineGrid, PipelineGrids
-from recycle.systems.setting import Setting, Split
+from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.grids import PipelineGrid
+from recycle.systems.setting import Setting, ranges
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
 COMMUNICATORS = 1.0
 """Seconds to edit communicators in place, as claimed."""
+_SCALED = ("forward", "backward_input", "backward_weight", "activation", "message")
+"""What goes with the size of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,40 +53,29 @@ class ElasWaveRunning(Running):
     members: tuple[tuple[int, ...], ...]
 
 
-class ElasWave:
+class ElasWave(CheckpointedSystem[ElasWaveRunning]):
     """Implements `recycle.systems.system.System`."""
 
     name = "elaswave"
+    copies = 1
+    counts_reads = True
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting = setting.with_copies(1)
-        self.grids = PipelineGrids(setting)
+        super().__init__(setting)
         self._alone = cache(self._makespan)
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        slots = self.setting.node_of
-        grid = self.grids.best(len(slots))
-        if grid is None:
-            return self.grids.leanest(len(slots)).misfit()
+        grid = self.grids.whole()
+        if isinstance(grid, DoesNotFit):
+            return grid
         alive = set(self.setting.slots(live))
         rows = [range(k * grid.ranks, (k + 1) * grid.ranks) for k in range(grid.pipelines)]
         return self._running(live, grid, tuple(tuple(slot for slot in row if slot in alive) for row in rows))
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        setting = self.setting
-        live = state.live - failed | joined
-        after = self.begin(live)
-        assert not isinstance(after, DoesNotFit)
-        if not isinstance(state, ElasWaveRunning) or isinstance(after, Stopped) or self._lost(state, failed):
-            restarted = isinstance(after, Running)
-            return Change(
-                state=after,
-                pause=setting.restart(detected=bool(failed)) if restarted else setting.pause(),
-                loss=Loss.CHECKPOINT,
-                bytes=setting.state if restarted else 0.0,
-                event="restart" if restarted else "stop",
-            )
-        assert isinstance(after, ElasWaveRunning)
+    def survive(self, state: ElasWaveRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        setting, after = self.setting, self.begin(live)
+        if not isinstance(after, ElasWaveRunning) or self._lost(state, failed):
+            return None
         if after.members == state.members:
             return Change(state=after, event="wait")
         pause = setting.pause(detected=bool(failed))
@@ -101,19 +92,18 @@ class ElasWave:
     def _running(self, live: Nodes, grid: PipelineGrid, members: tuple[tuple[int, ...], ...]) -> State:
         setting = self.setting
         depths = [len(row) if self._fits(len(row), grid) else 0 for row in members]
-        sizes = self.sizes(grid, tuple(depths))
         if not any(depths):
             return Stopped(live=live, reason="no pipeline has live workers that hold the model")
-        running = [k for k, depth in enumerate(depths) if depth]
-        period = max(self._period(depths[k], grid, sizes[k]) for k in running)
+        kinds = sorted({kind for kind in zip(depths, self.sizes(grid, tuple(depths)), strict=True) if kind[0]})
+        schedules = partial(self._schedules, kinds, grid)
         return ElasWaveRunning(
             live=live,
-            period=period,
+            period=max(simulate(*timed).period for timed in schedules()),
             samples=setting.samples,
             idle=len(setting.slots(live)) - sum(depths),
             checkpoints=setting.checkpoints(len(live)),
             layout=" + ".join(f"{depths.count(depth)} x {depth}" for depth in sorted({*depths} - {0}, reverse=True)),
-            schedules=partial(self._schedules, tuple(sorted({(depths[k], sizes[k]) for k in running})), grid),
+            schedules=schedules,
             grid=grid,
             members=members,
         )
@@ -129,24 +119,10 @@ class ElasWave:
         profile = dataclasses.replace(self._profile(depth, 1.0), reduce=0.0, step=0.0, gather=0.0)
         return simulate(one_f_one_b(Shape(1, depth, micro_batches)), profile).makespan
 
-    def _period(self, depth: int, grid: PipelineGrid, size: float) -> float:
-        schedule = one_f_one_b(Shape(1, depth, grid.micro_batches), optimizer="barrier")
-        return simulate(self.setting.gathering(schedule), self._profile(depth, size)).period
-
     def _profile(self, depth: int, size: float) -> Profile:
         profile = self.setting.profile(self.setting.cut(depth), self._hosts(depth))
-
-        def scaled(name: str) -> list[float]:
-            return [each * size for each in profile.per_stage(name, depth)]
-
-        return dataclasses.replace(
-            profile,
-            forward=scaled("forward"),
-            backward_input=scaled("backward_input"),
-            backward_weight=scaled("backward_weight"),
-            activation=scaled("activation"),
-            message=scaled("message"),
-        )
+        scaled: dict[str, Any] = {name: [each * size for each in profile.per_stage(name, depth)] for name in _SCALED}
+        return dataclasses.replace(profile, **scaled)
 
     def _hosts(self, depth: int) -> int:
         """Of a stage of pipelines of this depth."""
@@ -154,26 +130,15 @@ class ElasWave:
 
     def _fits(self, depth: int, grid: PipelineGrid) -> bool:
         """Whether live workers of a pipeline hold the model and the activations of 1F1B."""
-        if not depth or depth > len(self.setting.layers):
+        setting = self.setting
+        if not max(1, setting.least_ranks) <= depth <= len(setting.layers):
             return False
-        if depth < self.setting.least_ranks:
-            return False
-        size = depth / grid.ranks
-        return all(
-            stage_bytes(stage, min(depth - rank, grid.micro_batches) * size)
-            <= self.setting.cap(rank, depth) * (1 + 1e-9)
-            for rank, stage in enumerate(self.setting.stages(self.setting.cut(depth), self._hosts(depth)))
-        )
+        split, size = setting.cut(depth), depth / grid.ranks
+        return setting.fullest_of_1f1b(split, grid.micro_batches, self._hosts(depth), size).fits
 
-    def _schedules(self, kinds: tuple[tuple[int, float], ...], grid: PipelineGrid) -> list[Timed]:
+    def _schedules(self, kinds: list[tuple[int, float]], grid: PipelineGrid) -> list[Timed]:
         """One pipeline of each depth and size."""
-        return [
-            (
-                self.setting.gathering(one_f_one_b(Shape(1, depth, grid.micro_batches), optimizer="barrier")),
-                self._profile(depth, size),
-            )
-            for depth, size in kinds
-        ]
+        return [(self.grids.schedule(depth, grid.micro_batches), self._profile(depth, size)) for depth, size in kinds]
 
     # ---- what moves
 
@@ -182,9 +147,8 @@ class ElasWave:
         held: dict[int, range] = {}
         for row in state.members:
             if self._fits(len(row), state.grid):
-                split: Split = self.setting.cut(len(row))
-                ends = pairwise([0, *accumulate(split)])
-                held |= {slot: range(a, b) for slot, (a, b) in zip(row, ends, strict=True)}
+                places = ranges(self.setting.cut(len(row)))
+                held |= {slot: range(first, last) for slot, (first, last) in zip(row, places, strict=True)}
         return held
 
     def _lost(self, state: ElasWaveRunning, failed: Nodes) -> bool:

@@ -58,9 +58,9 @@ def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0
         lines = _lines(content, path)
         columns = len(lines[0].cells)
         if columns in (3, 4) and lines[0].cells[1] in ("add", "remove"):
-            rows, counted = [_event_row(line, columns, path) for line in lines], columns == 4
+            rows, counted = [_event_row(line) for line in lines], columns == 4
         elif columns in (2, 3):
-            counts = [(line.number, *_count(line, columns, path)) for line in lines]
+            counts = [(line.number, *_count(line)) for line in lines]
             if columns == 3:
                 ordered = sorted(counts, key=lambda one: one[1])
                 notes += ["steps back in time: sorted by stamp"] if ordered != counts else []
@@ -69,8 +69,8 @@ def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0
             notes.append("counts only: which nodes go is a seeded choice; gains cancel losses between two samples")
         else:
             raise TraceError(
-                f"{path}, line {lines[0].number}: {columns} columns are no trace: write t_ms,add|remove,node[,cause],"
-                f" or t_ms,count, or date, time, count"
+                f"{lines[0].where}: {columns} columns are no trace: write t_ms,add|remove,node[,cause], or t_ms,count,"
+                f" or date, time, count"
             )
     trace = trace_from_rows(rows, str(path), population=population, counted=counted)
     if trace.failures and not any(change.joined for change in trace.changes[1:]):
@@ -80,6 +80,7 @@ def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0
 
 class _Line(NamedTuple):
     number: int
+    where: str
     cells: list[str]
 
 
@@ -90,7 +91,7 @@ def _lines(content: bytes, path: Path) -> list[_Line]:
         number = content.count(b"\n", 0, error.start) + 1
         raise TraceError(f"{path}, line {number}: is not UTF-8 text, so no trace") from None
     lines = [
-        _Line(number, [cell.strip() for cell in line.split(",")])
+        _Line(number, f"{path}, line {number}", [cell.strip() for cell in line.split(",")])
         for number, line in enumerate(text.splitlines(), 1)
         if line.strip()
     ]
@@ -99,37 +100,35 @@ def _lines(content: bytes, path: Path) -> list[_Line]:
     for line in lines:
         if len(line.cells) != len(lines[0].cells):
             raise TraceError(
-                f"{path}, line {line.number}: has {len(line.cells)} columns, line {lines[0].number} has"
-                f" {len(lines[0].cells)}"
+                f"{line.where}: has {len(line.cells)} columns, line {lines[0].number} has {len(lines[0].cells)}"
             )
     return lines
 
 
-def _event_row(line: _Line, columns: int, path: Path) -> Row:
-    time, what, name = line.cells[:3]
+def _event_row(line: _Line) -> Row:
+    time, what, name, *cause = line.cells
     if what not in ("add", "remove") or not name:
-        raise TraceError(f"{path}, line {line.number}: {what},{name} is no event: write add or remove, then a node")
-    cause = line.cells[3] if columns == 4 else ""
-    return Row(line.number, _whole(time, line, path, _MOST_MILLISECONDS) / 1000, what == "remove", name, cause)
+        raise TraceError(f"{line.where}: {what},{name} is no event: write add or remove, then a node")
+    return Row(line.number, _whole(time, line, _MOST_MILLISECONDS) / 1000, what == "remove", name, *cause)
 
 
-def _count(line: _Line, columns: int, path: Path) -> tuple[float, int]:
+def _count(line: _Line) -> tuple[float, int]:
     """(seconds, running nodes) of a line of a count file."""
-    nodes = _whole(line.cells[-1], line, path, _MOST_NODES)
-    if columns == 2:
-        return _whole(line.cells[0], line, path, _MOST_MILLISECONDS) / 1000, nodes
+    nodes = _whole(line.cells[-1], line, _MOST_NODES)
+    if len(line.cells) == 2:
+        return _whole(line.cells[0], line, _MOST_MILLISECONDS) / 1000, nodes
     try:
         stamp = datetime.strptime(" ".join(line.cells[:2]), "%Y-%m-%d %H:%M:%S")
     except ValueError:
         raise TraceError(
-            f"{path}, line {line.number}: {', '.join(line.cells[:2])} is no date and time: write 2021-12-11, 11:11:30"
+            f"{line.where}: {', '.join(line.cells[:2])} is no date and time: write 2021-12-11, 11:11:30"
         ) from None
     return (stamp - datetime(1970, 1, 1)).total_seconds(), nodes
 
 
-def _whole(text: str, line: _Line, path: Path, most: int) -> int:
+def _whole(text: str, line: _Line, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
-        raise TraceError(f"{path}, line {line.number}: {text!r} is no whole number from 0 to {most}")
+        raise TraceError(f"{line.where}: {text!r} is no whole number from 0 to {most}")
     return int(text)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -60,19 +61,14 @@ class FailureTrace:
 
     def node_seconds(self) -> float:
         """Seconds that nodes are up, in all."""
-        total, here, since = 0.0, len(self.up), 0.0
-        for change in self.changes:
-            total += here * (change.time - since)
-            here, since = here - len(change.failed) + len(change.joined), change.time
-        return total + here * (self.end - since)
+        steps = pairwise([*self.alive(), (self.end, 0)])
+        return sum((here * (until - since) for (since, here), (until, _) in steps), 0.0)
 
     def alive(self) -> list[tuple[float, int]]:
         """(time, how many nodes are up from then on), from 0 on."""
-        found, here = [(0.0, len(self.up))], len(self.up)
-        for change in self.changes:
-            here += len(change.joined) - len(change.failed)
-            found.append((change.time, here))
-        return found
+        times = [0.0, *(change.time for change in self.changes)]
+        gains = (len(change.joined) - len(change.failed) for change in self.changes)
+        return list(zip(times, accumulate(gains, initial=len(self.up)), strict=True))
 
     def shares_alive(self, parts: int) -> list[float]:
         """The mean share of nodes that are up in each of so many equal parts of the trace."""
@@ -141,18 +137,12 @@ class Row(NamedTuple):
     cause: str = ""
 
 
-@dataclass
-class _Stamp:
-    """What the rows of one time stamp come to, by name."""
+class _Stamp(NamedTuple):
+    """What the rows of one time stamp come to, by name: causes of failures, and who is up and was not, or is again."""
 
     time: float
-    was_up: dict[str, bool] = field(default_factory=dict)
-    is_up: dict[str, bool] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def joined(self) -> list[str]:
-        """Who is up and was not, or is again."""
-        return [name for name, up in self.is_up.items() if up and (not self.was_up[name] or name in self.failed)]
+    failed: dict[str, str]
+    joined: list[str]
 
 
 def trace_from_rows(
@@ -176,61 +166,61 @@ def trace_from_rows(
     if not rows:
         raise TraceError(f"{name}: holds no event: write lines such as 480000,add,node1 (milliseconds, what, node)")
     from_start = rows[0].goes
+    keeps_place = from_start or counted
+    first: list[str] = []  # nodes that are there before the first row
     reasons: dict[str, int] = {}  # why a node is not there
-    returns = counted
     stamps: list[_Stamp] = []
-    for row in rows:
-        where = f"{name}, line {row.line}"
-        if row.time < (stamps[-1].time if stamps else 0.0):
-            begin = f"{stamps[-1].time:.15g} s" if stamps else "the start of the trace"
-            raise TraceError(f"{where}: {row.time:.15g} s comes after {begin}: put the rows in order of time")
-        if not stamps or row.time > stamps[-1].time:
-            stamps.append(_Stamp(row.time))
-        stamp = stamps[-1]
-        if row.name not in reasons:
-            if row.goes and not from_start:
-                raise TraceError(
-                    f"{where}: {row.name} is removed and was never added: add it first, or begin the trace with a"
-                    f" removal if its nodes were there from the start"
-                )
-            reasons[row.name] = 0 if row.goes else 1
-        elif not row.goes and reasons[row.name]:
-            returns = True
-        up = not reasons[row.name]
-        stamp.was_up.setdefault(row.name, up)
-        if up != row.goes and not (row.goes and counted):
-            done, there = ("removed", "was not there") if row.goes else ("added", "is there already")
-            raise TraceError(f"{where}: {row.name} is {done} and {there}: drop the row, or name another node")
-        if row.goes and stamp.was_up[row.name]:
-            stamp.failed.setdefault(row.name, row.cause)
-        reasons[row.name] += 1 if row.goes else -1
-        stamp.is_up[row.name] = not reasons[row.name]
-    return _placed(stamps, from_start, returns or from_start, name, population)
+    for time, rows_of_stamp in groupby(rows, key=lambda row: row.time):
+        was_up: dict[str, bool] = {}
+        failed: dict[str, str] = {}
+        for row in rows_of_stamp:
+            where = f"{name}, line {row.line}"
+            if time < (stamps[-1].time if stamps else 0.0):
+                begin = f"{stamps[-1].time:.15g} s" if stamps else "the start of the trace"
+                raise TraceError(f"{where}: {time:.15g} s comes after {begin}: put the rows in order of time")
+            if row.name not in reasons:
+                if row.goes and not from_start:
+                    raise TraceError(
+                        f"{where}: {row.name} is removed and was never added: add it first, or begin the trace with a"
+                        f" removal if its nodes were there from the start"
+                    )
+                reasons[row.name] = 0 if row.goes else 1
+                if row.goes:
+                    first.append(row.name)
+            elif not row.goes and reasons[row.name]:
+                keeps_place = True
+            up = was_up.setdefault(row.name, not reasons[row.name])
+            if row.goes == bool(reasons[row.name]) and not (row.goes and counted):
+                done, there = ("removed", "was not there") if row.goes else ("added", "is there already")
+                raise TraceError(f"{where}: {row.name} is {done} and {there}: drop the row, or name another node")
+            if row.goes and up:
+                failed.setdefault(row.name, row.cause)
+            reasons[row.name] += 1 if row.goes else -1
+        joined = [node for node, up in was_up.items() if not reasons[node] and (not up or node in failed)]
+        stamps.append(_Stamp(time, failed, joined))
+    return _placed(stamps, first, keeps_place, name, population, from_start)
 
 
 def _placed(
-    stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str, population: int | None
+    stamps: list[_Stamp], first: list[str], keeps_place: bool, name: str, population: int | None, from_start: bool
 ) -> FailureTrace:
     """Names become places: for good, or until they go."""
-    firsts: dict[str, bool] = {}
-    for stamp in stamps:
-        firsts |= {node: was_up for node, was_up in stamp.was_up.items() if node not in firsts}
-    place = {node: at for at, node in enumerate(node for node, was_up in firsts.items() if was_up)}
+    place = {node: at for at, node in enumerate(first)}
     up, most = frozenset(place.values()), len(place)
     free: list[int] = []
     changes = []
     for stamp in stamps:
         failed = {place[node]: cause for node, cause in stamp.failed.items()}
-        if not keep_place:
+        if not keeps_place:
             free = sorted(free + [place.pop(node) for node in stamp.failed], reverse=True)
-        joined = stamp.joined()
-        for node in joined:
+        for node in stamp.joined:
             if node not in place:
                 place[node] = free.pop() if free else most
                 most = max(most, place[node] + 1)
-        if failed or joined:
+        if failed or stamp.joined:
             causes = {at: cause for at, cause in failed.items() if cause}
-            changes.append(NodeChange(stamp.time, frozenset(failed), frozenset(place[n] for n in joined), causes))
+            joined = frozenset(place[node] for node in stamp.joined)
+            changes.append(NodeChange(stamp.time, frozenset(failed), joined, causes))
     if population is not None and population < most:
         raise TraceError(f"{name}: {most} nodes have events, which is more than the population of {population}")
     nodes = most if population is None else population

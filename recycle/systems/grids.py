@@ -9,15 +9,16 @@ communication.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from math import ceil
 
 from recycle.ir.families import FAMILIES
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.shape import Shape
-from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Timed
+from recycle.systems.setting import FATAL_SHARE, Fullest, Setting
+from recycle.systems.system import DoesNotFit, Nodes, Running, Timed
 
 
 @dataclass(frozen=True)
@@ -28,33 +29,30 @@ class PipelineGrid:
         pipelines, ranks: D and P.
         micro_batches: of the pipelines that have most.
         period: seconds per iteration.
-        needed, cap: bytes on the worker that exceeds its memory most, or comes closest to it, and what it may hold.
-        rank: of that worker.
+        fullest: worker.
     """
 
     pipelines: int
     ranks: int
     micro_batches: int
     period: float
-    needed: float
-    cap: float
-    rank: int
-
-    @property
-    def fits(self) -> bool:
-        return self.needed - self.cap <= 1e-9 * self.cap
+    fullest: Fullest
 
     @property
     def slots(self) -> int:
         return self.pipelines * self.ranks
 
-    def misfit(self) -> DoesNotFit:
-        """That it does not fit, in words."""
-        return DoesNotFit(
-            needed=self.needed,
-            cap=self.cap,
-            reason=f"rank {self.rank} of {self.ranks} holds {self.needed:.6g} bytes and may hold {self.cap:.6g}",
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunning(Running):
+    """Pipelines of a grid, all or some.
+
+    Attributes:
+        used: the slot of each position, pipeline by pipeline. All other slots are idle.
+    """
+
+    grid: PipelineGrid
+    used: tuple[int, ...]
 
 
 class PipelineGrids:
@@ -71,19 +69,20 @@ class PipelineGrids:
         self.best = cache(self._best)
         self._timeline = cache(self._simulated)
 
+    def schedule(self, ranks: int, micro_batches: int) -> Schedule:
+        """One pipeline, whose stages step together."""
+        return self.setting.gathering(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
+
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
         """The grid of D pipelines of P ranks."""
-        setting = self.setting
-        most = ceil(setting.micro_batches / pipelines)
+        most = ceil(self.setting.micro_batches / pipelines)
         timeline = self._timeline(ranks, most, pipelines)
-        caps = [setting.cap(rank, ranks) for rank in range(ranks)]
         held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
-        rank = max(range(ranks), key=lambda r: (held[r] - caps[r], held[r]))
-        return PipelineGrid(pipelines, ranks, most, timeline.period, held[rank], caps[rank], rank)
+        return PipelineGrid(pipelines, ranks, most, timeline.period, self.setting.fullest(held))
 
     def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
-        schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
-        return simulate(self.setting.gathering(schedule), self.setting.profile(self.setting.cut(ranks), pipelines))
+        profile = self.setting.profile(self.setting.cut(ranks), pipelines)
+        return simulate(self.schedule(ranks, micro_batches), profile)
 
     def _best(self, slots: int) -> PipelineGrid | None:
         """The fastest grid that fits on so many slots; None where none does."""
@@ -93,7 +92,7 @@ class PipelineGrids:
             if best is not None and self._estimate(slots, ranks) >= best.period:
                 break
             grid = self.grid(slots // ranks, ranks)
-            if grid.fits and (best is None or grid.period < best.period):
+            if grid.fullest.fits and (best is None or grid.period < best.period):
                 best = grid
         return best
 
@@ -106,21 +105,49 @@ class PipelineGrids:
         ways = accumulate(stages if self.family == "1f1b" else there, initial=0.0)
         return max(before + most * own for before, own in zip(ways, stages, strict=False))
 
-    def leanest(self, slots: int) -> PipelineGrid:
-        """The grid that needs least memory beyond what there is; for the words of a misfit. `slots` hold one."""
+    def whole(self) -> PipelineGrid | DoesNotFit:
+        """The fastest grid on all slots."""
+        slots = len(self.setting.node_of)
+        return self.best(slots) or self.misfit(slots)
+
+    def misfit(self, slots: int) -> DoesNotFit:
+        """That no grid fits on so many slots, by the one that needs least memory beyond what there is."""
         least = min(self.setting.least_ranks, len(self.setting.layers), slots)
-        return min(
-            (self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda grid: grid.needed - grid.cap
-        )
+        leanest = min((self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda g: g.fullest.excess)
+        _, needed, rank, cap = leanest.fullest
+        held = f"rank {rank} of {leanest.ranks} holds {needed:.6g} bytes and may hold {cap:.6g}"
+        return leanest.fullest.misfit(held)
 
     def _depths(self, slots: int, least: int | None = None) -> range:
         return range(least or self.setting.least_ranks, min(slots, len(self.setting.layers)) + 1)
+
+    def running(
+        self,
+        live: Nodes,
+        grid: PipelineGrid,
+        used: tuple[int, ...],
+        fatal_share: float = FATAL_SHARE,
+        reconsider: bool = False,
+    ) -> GridRunning:
+        """Pipelines of a grid on these slots, each with the micro-batches that it has where the grid is whole."""
+        setting, pipelines = self.setting, len(used) // grid.ranks
+        samples = setting.samples * pipelines / grid.pipelines
+        return GridRunning(
+            live=live,
+            period=grid.period,
+            samples=samples,
+            dropped=setting.samples - samples,
+            idle=len(setting.slots(live)) - len(used),
+            checkpoints=setting.checkpoints(len(live), fatal_share),
+            reconsider=reconsider,
+            layout=f"{pipelines} x {grid.ranks}",
+            schedules=partial(self.schedules, grid),
+            grid=grid,
+            used=used,
+        )
 
     def schedules(self, grid: PipelineGrid) -> list[Timed]:
         """One pipeline of each load that occurs."""
         profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
         loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
-        return [
-            (self.setting.gathering(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier")), profile)
-            for load in loads
-        ]
+        return [(self.schedule(grid.ranks, load), profile) for load in loads]

@@ -16,7 +16,8 @@ from __future__ import annotations
 from functools import cached_property
 from math import ceil
 
-from recycle.systems.checkpoint_restart import CheckpointRestart, WholeGridRunning
+from recycle.systems.checkpoint_restart import CheckpointRestart
+from recycle.systems.grids import GridRunning
 from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State
 
@@ -48,26 +49,23 @@ class HotSpare(CheckpointRestart):
         kept = len(setting.slots(range(setting.nodes - self.spares)))
         return kept if kept >= setting.least_ranks else len(setting.node_of)
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        setting = self.setting
-        if not isinstance(state, WholeGridRunning):
-            return super().change(state, failed, joined)
-        live = state.live - failed | joined
-        lost = state.lost(setting.slots(failed))
+    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        setting, ranks = self.setting, state.grid.ranks
+        lost = set(state.used).intersection(setting.slots(failed))
         spare = [slot for slot in setting.slots(live) if slot not in state.used]
         if not lost or len(spare) < len(lost):
-            return super().change(state, failed, joined)
-        ranks = state.grid.ranks
-        stages = [[slot for slot in state.used[rank::ranks] if slot not in lost] for rank in range(ranks)]
+            return super().survive(state, live, failed, joined)
         replaced = dict(zip(sorted(lost), spare, strict=False))
-        used = tuple(replaced.get(slot, slot) for slot in state.used)
-        after = self._running(live, state.grid, used)
+        after = self._running(live, state.grid, tuple(replaced.get(slot, slot) for slot in state.used))
         state_bytes = setting.state_per_stage(setting.cut(ranks), state.grid.pipelines)
         copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)
-        if not all(stages) or any(setting.loses_shard(state.used[rank::ranks], lost) for rank in range(ranks)):
+        hosts = [state.used[rank::ranks] for rank in range(ranks)]
+        if any(lost.issuperset(stage) or setting.loses_shard(stage, lost) for stage in hosts):
             return Change(state=after, pause=setting.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
-        busiest = max(ceil(copies.count(rank) / len(stages[rank])) * state_bytes[rank] for rank in copies)
+        busiest = max(
+            ceil(copies.count(rank) / (len(hosts[rank]) - copies.count(rank))) * state_bytes[rank] for rank in copies
+        )
         return Change(state=after, pause=setting.pause(busiest), loss=self.loss, bytes=copied, event="replace")
 
 

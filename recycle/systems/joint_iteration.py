@@ -5,6 +5,9 @@ shares need no other shape: there are D * m micro-batches in all, each pipeline 
 left over go to pipelines with more. Where the number of pipelines does not divide the batch, the shape has more of
 them, and the workers of those that do not exist count as failed.
 
+Stages. Where pipelines cut the model differently, a stage lies between two neighbouring cuts of any of them. A worker
+of a shallow pipeline hosts several in a row, and runs their forwards, or backwards, one after the other.
+
 Reduces. One needs all hosts of its stage at once, and a worker takes part in one at a time. Where every worker reduces
 its last stage first, as `lower` writes it, workers that share stages with different neighbours wait for each other in a
 row from one end of the model to the other. Here a list scheduler sets the order: whenever hosts are free, the stage
@@ -18,19 +21,28 @@ its stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
-from recycle.ir.columns import columns_of
 from recycle.ir.event_graph import durations, event_graph
 from recycle.ir.graph import earliest
-from recycle.ir.instruction import Compute, Instruction, OptimizerStep, OverlappedPair, ReduceGradients, is_kind
+from recycle.ir.instruction import (
+    Compute,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    OverlappedPair,
+    ReduceGradients,
+    is_kind,
+)
 from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.shape import MicroBatch, Shape, Worker
+from recycle.systems.setting import Split, ranges
 
 WorkerTimes = tuple[float, tuple[int, ...]]
 """When a worker has computed, in seconds from the start; the stages that it hosts."""
@@ -52,6 +64,42 @@ def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -
 def even_shares(micro_batches: int, pipelines: int) -> list[int]:
     """Shares that differ by one at most, the larger ones first."""
     return [micro_batches // pipelines + (k < micro_batches % pipelines) for k in range(pipelines)]
+
+
+def hosted(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
+    """The stages of the common cut that each part of a pipeline consists of."""
+    ends = list(accumulate(common))
+    for begin, end in ranges(cut):
+        yield tuple(stage for stage, at in enumerate(ends) if begin < at <= end)
+
+
+def expanded(
+    program: Sequence[Instruction], hosts: tuple[int, ...], micro_batches: Sequence[MicroBatch]
+) -> Iterator[Instruction]:
+    """A worker's program in the stages that it consists of: forwards downwards, backwards upwards.
+
+    Args:
+        program: compute-only, of a pipeline by itself, with as many micro-batches.
+    """
+    for compute in program:
+        assert isinstance(compute, Compute)
+        for stage in hosts if isinstance(compute, Forward) else hosts[::-1]:
+            yield type(compute)(stage, micro_batches[compute.micro_batch.index])
+
+
+def micro_batches_of(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
+    """The micro-batches that each pipeline runs, in order: first its own, then what others have left.
+
+    Args:
+        shares: of each of the shape's first pipelines, which add up to all micro-batches.
+    """
+    m = shape.micro_batches
+    kept = [min(share, m) for share in shares] + [0] * (shape.pipelines - len(shares))
+    spare = (MicroBatch(k, j) for k in range(shape.pipelines) for j in range(kept[k], m))
+    return [
+        [MicroBatch(k, j) for j in range(kept[k])] + [next(spare) for _ in range(share - kept[k])]
+        for k, share in enumerate(shares)
+    ]
 
 
 def reduce_order(hosted: Iterable[Iterable[int]], weights: Sequence[float]) -> tuple[int, ...]:
@@ -78,16 +126,29 @@ def reduce_order(hosted: Iterable[Iterable[int]], weights: Sequence[float]) -> t
     return tuple(order)
 
 
-def with_updates(schedule: Schedule, weights: Sequence[float]) -> Schedule:
-    """The compute-only schedule with each worker's reduces, in `reduce_order`, and then its steps."""
-    live = {worker: schedule.stages_of(worker) for worker in schedule.live}
-    order = reduce_order(live.values(), weights)
-    programs: dict[Worker, list[Instruction]] = {}
-    for worker, stages in live.items():
-        mine = [stage for stage in order if stage in stages]
-        updates: list[Instruction] = [*map(ReduceGradients, mine), *map(OptimizerStep, mine)]
-        programs[worker] = [*schedule.program(worker), *updates]
-    return replace(schedule, columns=columns_of(schedule.shape, programs))
+def joint_schedule(
+    shape: Shape,
+    programs: Mapping[Worker, Iterable[Instruction]],
+    placement: tuple[tuple[int, ...], ...],
+    weights: Sequence[float],
+    **metadata: Any,
+) -> Schedule:
+    """An iteration with the barrier: these compute-only programs, each followed by the worker's reduces in
+    `reduce_order` and its steps. Positions without a program count as failed."""
+    hosted = {worker: placement[shape.worker_index(worker)] for worker in programs}
+    order = reduce_order(hosted.values(), weights)
+    whole: dict[Worker, list[Instruction]] = {}
+    for worker, program in programs.items():
+        own = [stage for stage in order if stage in hosted[worker]]
+        whole[worker] = [*program, *map(ReduceGradients, own), *map(OptimizerStep, own)]
+    return Schedule.build(
+        shape,
+        whole,
+        placement=placement,
+        failed=[worker for worker in shape.workers() if worker not in whole],
+        optimizer="barrier",
+        metadata=metadata,
+    )
 
 
 def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
@@ -133,25 +194,21 @@ def ends_of_1f1b(simulated: Callable[[int], list[float]], slowest: float, micro_
     return [end + (micro_batches - known) * slowest for end in last]
 
 
-def synchronised(
-    workers: Iterable[WorkerTimes], reduce: Sequence[float], step: Sequence[float], order: Iterable[int]
-) -> float:
+def synchronised(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:
     """Seconds of the iteration, its reduces and steps included.
 
     Args:
         workers: of all pipelines.
-        reduce, step: seconds of each stage.
-        order: of the stages, in which every worker reduces those that it hosts.
+        profile: of the stages.
+        weights: of each stage, for `reduce_order`.
     """
-    ends, hosts = [], [list[int]() for _ in reduce]
-    steps = 0.0
-    for worker, (end, stages) in enumerate(workers):
-        ends.append(end)
-        steps = max(steps, sum(step[stage] for stage in stages))
+    reduce, step = (profile.per_stage(name, len(weights)) for name in ("reduce", "step"))
+    ends, hosts = [end for end, _ in workers], [list[int]() for _ in weights]
+    for worker, (_, stages) in enumerate(workers):
         for stage in stages:
             hosts[stage].append(worker)
-    for stage in order:
+    for stage in reduce_order((stages for _, stages in workers), weights):
         done = max(ends[worker] for worker in hosts[stage]) + reduce[stage]
         for worker in hosts[stage]:
             ends[worker] = done
-    return max(ends) + steps
+    return max(ends) + max(sum(step[stage] for stage in stages) for _, stages in workers)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, inf
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -45,6 +45,7 @@ from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.template import one_pipeline
+from recycle.systems.checkpointed import CheckpointedSystem
 from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
@@ -69,12 +70,10 @@ class RecycleRunning(Running):
 
     Attributes:
         slots: who sits at each position; positions that nobody plays are left out.
-        spare: live slots without a position.
         vector: of the plan; at least as many dead at each rank as there are.
     """
 
     slots: dict[Worker, int]
-    spare: tuple[int, ...]
     vector: Vector
 
 
@@ -85,7 +84,7 @@ class _Way(NamedTuple):
     undo: Literal["device", "host"]
 
 
-class ReCycle:
+class ReCycle(CheckpointedSystem[RecycleRunning]):
     """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
 
     Args:
@@ -95,6 +94,8 @@ class ReCycle:
     """
 
     name = "recycle"
+    copies: ClassVar[int | None] = None
+    counts_reads = True
 
     def __init__(
         self,
@@ -104,9 +105,10 @@ class ReCycle:
         staggered: bool = True,
         move: bool = True,
     ) -> None:
+        super().__init__(setting)
         self.move = move
         self.techniques = {"decoupled": decoupled, "reroute": True, "move": move}
-        self.setting, self.job = self._best(setting, staggered)
+        self.setting, self.job = self._best(self.setting, staggered)
         self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
         self._normal: dict[int, Vector | None] = {}
@@ -155,24 +157,15 @@ class ReCycle:
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return _misfit(self.setting, self.job) or self._placed(live)
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+    def survive(self, state: RecycleRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
         setting = self.setting
-        live = state.live - failed | joined
-        if isinstance(state, RecycleRunning):
-            gone = frozenset(setting.slots(failed))
-            slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
-            has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
-            if has_hosts and not self._loses_shard(state.slots, gone):
-                free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
-                return self._adapted(live, state, slots, free)
-        after = self._placed(live)
-        return Change(
-            state=after,
-            pause=setting.restart(detected=bool(failed)),
-            loss=Loss.CHECKPOINT,
-            bytes=setting.state if isinstance(after, Running) else 0.0,
-            event="restart" if isinstance(after, Running) else "stop",
-        )
+        gone = frozenset(setting.slots(failed))
+        slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
+        has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
+        if not has_hosts or self._loses_shard(state.slots, gone):
+            return None
+        free = sorted(set(setting.slots(state.live)).difference(state.slots.values(), gone)) + setting.slots(joined)
+        return self._adapted(live, state, slots, free)
 
     def _adapted(self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int]) -> Change:
         """Every stage has a host: nobody goes back."""
@@ -267,7 +260,6 @@ class ReCycle:
 
     def _running(self, live: Nodes, slots: dict[Worker, int]) -> RecycleRunning:
         setting = self.setting
-        spare = tuple(sorted(set(setting.slots(live)) - set(slots.values())))
         here = self._vector(slots)
         vector = self.serving(here)
         normal = self.normal(sum(here)) if self.move else None
@@ -281,12 +273,11 @@ class ReCycle:
             live=live,
             period=self.period(vector),
             samples=setting.samples,
-            idle=len(spare) + sum(vector) - sum(here),
+            idle=len(setting.slots(live)) - len(slots) + sum(vector) - sum(here),
             checkpoints=setting.checkpoints(len(live), fatal),
             layout=f"{setting.shape.pipelines} x {setting.shape.ranks}",
             schedules=partial(self._schedules, vector),
             slots=slots,
-            spare=spare,
             vector=vector,
         )
 
@@ -354,16 +345,16 @@ class ReCycle:
     @cached_property
     def _state(self) -> list[float]:
         """Bytes that a new host of each rank copies."""
-        shape = self.setting.shape
-        per_stage = self.setting.state_per_stage()
-        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+        return self._per_rank(self.setting.state_per_stage())
 
     @cached_property
     def _owned(self) -> list[float]:
         """Bytes of the shards that a host of each rank owns in a healthy run."""
-        shape = self.setting.shape
-        per_stage = self.setting.owned_per_stage()
-        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+        return self._per_rank(self.setting.owned_per_stage())
+
+    def _per_rank(self, per_stage: list[float]) -> list[float]:
+        ranks = self.setting.shape.ranks
+        return [sum(per_stage[rank::ranks]) for rank in range(ranks)]
 
     @cached_property
     def _copying(self) -> Profile:
@@ -392,16 +383,14 @@ def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
     """
     shape, profile = setting.shape, job.prices
     activation = profile.per_stage("activation", shape.stages)
-    over = []
-    for rank in range(shape.ranks):
-        fixed = profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
-        needed = fixed + shape.chunks * max(activation[rank :: shape.ranks])
-        over.append((needed - setting.cap(rank, shape.ranks), needed, rank))
-    excess, needed, rank = max(over)
-    if excess <= _TOLERANCE * needed:
-        return None
-    return DoesNotFit(
-        needed=needed,
-        cap=needed - excess,
-        reason=f"rank {rank} needs {needed:.6g} bytes for one micro-batch and may hold {needed - excess:.6g}",
+    worker = setting.fullest(
+        [
+            profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
+            + shape.chunks * max(activation[rank :: shape.ranks])
+            for rank in range(shape.ranks)
+        ]
     )
+    if worker.fits:
+        return None
+    reason = f"rank {worker.rank} needs {worker.needed:.6g} bytes for one micro-batch and may hold {worker.cap:.6g}"
+    return worker.misfit(reason)

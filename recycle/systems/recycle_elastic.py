@@ -32,9 +32,10 @@ class ElasticReCycle(ReCycle):
     """Implements `recycle.systems.system.System`."""
 
     name = "recycle_elastic"
+    copies = 0
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting.with_copies(0))
+        super().__init__(setting)
         self._key = plan_key(self.job, (0,) * self.job.shape.ranks)
 
     def _is_searched(self, vector: Vector) -> bool:

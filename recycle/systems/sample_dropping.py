@@ -15,90 +15,54 @@ Limits: a shrinking batch changes the training; one dead worker takes a whole pi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-
-from recycle.systems.grids import PipelineGrid, PipelineGrids
-from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped
+from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.grids import GridRunning, PipelineGrid
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupsRunning(Running):
-    """Healthy replica groups, some or all pipelines of a grid; `groups` has the slots of each."""
-
-    grid: PipelineGrid
-    groups: tuple[tuple[int, ...], ...]
-
-
-class SampleDropping:
+class SampleDropping(CheckpointedSystem[GridRunning]):
     """Replica groups on the best grid of all nodes, of which the healthy ones train."""
 
     name = "sample_dropping"
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting = setting.with_copies(0)
-        self.grids = PipelineGrids(setting)
-
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        whole = self.grids.best(len(self.setting.node_of))
-        if whole is None:
-            return self.grids.leanest(len(self.setting.node_of)).misfit()
-        slots = self.setting.slots(live)
-        return self._running(live, whole, self._grouped(whole, [], slots))
+        whole = self.grids.whole()
+        if isinstance(whole, DoesNotFit):
+            return whole
+        used = self._grouped(whole, (), self.setting.slots(live))
+        if not used:
+            return Stopped(live=live, reason=f"no replica group of {whole.ranks} workers is whole")
+        return self._running(live, whole, used)
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        setting = self.setting
-        live = state.live - failed | joined
-        before = state if isinstance(state, GroupsRunning) else None
-        gone = frozenset(setting.slots(failed))
-        groups = [] if before is None else [group for group in before.groups if gone.isdisjoint(group)]
-        if before is None or not groups:
-            after = self.begin(live)
-            assert not isinstance(after, DoesNotFit)
+    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        setting, grid = self.setting, state.grid
+        gone = set(setting.slots(failed))
+        groups = [state.used[at : at + grid.ranks] for at in range(0, len(state.used), grid.ranks)]
+        used = tuple(slot for group in groups if gone.isdisjoint(group) for slot in group)
+        if not used:
+            return None
+        if used != state.used:
             return Change(
-                state=after,
-                pause=setting.restart(detected=bool(failed)),
-                loss=Loss.CHECKPOINT,
-                event="stop" if isinstance(after, Stopped) else "restart",
+                state=self._running(live, grid, used), pause=setting.pause(), loss=Loss.ITERATION, event="drop"
             )
-        if len(groups) < len(before.groups):
-            after = self._running(live, before.grid, groups)
-            return Change(state=after, pause=setting.pause(), loss=Loss.ITERATION, event="drop")
-        taken = {slot for group in groups for slot in group}
-        formed = self._grouped(before.grid, groups, [slot for slot in setting.slots(live) if slot not in taken])
-        after = self._running(live, before.grid, formed)
-        new = len(formed) - len(groups)
+        formed = self._grouped(grid, used, sorted(set(setting.slots(live)).difference(used)))
+        new = (len(formed) - len(used)) // grid.ranks
         if failed or not new:  # a failure of nodes that wait, or newcomers that do not make a group yet
-            return Change(state=self._running(live, before.grid, groups), event="wait")
-        state_bytes = setting.state_per_stage(setting.cut(before.grid.ranks))
+            return Change(state=self._running(live, grid, used), event="wait")
+        state_bytes = setting.state_per_stage(setting.cut(grid.ranks))
         copied = -(-new // len(groups)) * max(state_bytes)
         return Change(
-            state=after, pause=setting.pause(copied, detected=False), bytes=new * sum(state_bytes), event="join"
+            state=self._running(live, grid, formed),
+            pause=setting.pause(copied, detected=False),
+            bytes=new * sum(state_bytes),
+            event="join",
         )
 
-    def _grouped(self, grid: PipelineGrid, groups: list[tuple[int, ...]], free: list[int]) -> list[tuple[int, ...]]:
-        """`groups` and as many new ones of the free slots as the grid has room for."""
-        room = grid.pipelines - len(groups)
-        new = [tuple(free[at : at + grid.ranks]) for at in range(0, len(free) - grid.ranks + 1, grid.ranks)]
-        return groups + new[:room]
+    def _grouped(self, grid: PipelineGrid, used: tuple[int, ...], free: list[int]) -> tuple[int, ...]:
+        """The slots in groups, with as many new groups of the free ones as the grid has room for."""
+        new = min((grid.slots - len(used)) // grid.ranks, len(free) // grid.ranks)
+        return (*used, *free[: new * grid.ranks])
 
-    def _running(self, live: Nodes, grid: PipelineGrid, groups: list[tuple[int, ...]]) -> State:
-        setting = self.setting
-        if not groups:
-            return Stopped(live=live, reason=f"no replica group of {grid.ranks} workers is whole")
-        idle = len(setting.slots(live)) - len(groups) * grid.ranks
-        trained = setting.samples * len(groups) / grid.pipelines
-        return GroupsRunning(
-            live=live,
-            period=grid.period,
-            samples=trained,
-            dropped=setting.samples - trained,
-            idle=idle,
-            checkpoints=setting.checkpoints(len(live)),
-            reconsider=idle >= grid.ranks and len(groups) < grid.pipelines,
-            layout=f"{len(groups)} x {grid.ranks}",
-            schedules=partial(self.grids.schedules, grid),
-            grid=grid,
-            groups=tuple(groups),
-        )
+    def _running(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridRunning:
+        waiting = len(self.setting.slots(live)) - len(used)
+        return self.grids.running(live, grid, used, reconsider=waiting >= grid.ranks and len(used) < grid.slots)

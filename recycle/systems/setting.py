@@ -13,11 +13,12 @@ of the state on every host.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from math import inf, sqrt
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,13 +35,43 @@ from recycle.pricing import byte_limit
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, ModelSection, PausesSection
 from recycle.shape import Shape, Worker
-from recycle.systems.system import Checkpoints, Nodes, Pause
+from recycle.systems.system import Checkpoints, DoesNotFit, Nodes, Pause
 
 _PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")
 Split = tuple[int, ...]
 """Layers of each stage, first to last."""
+LayerRange = tuple[int, int]
+"""First layer, and the one behind the last."""
 FATAL_SHARE = 0.01
 """Of failures, thought to need a checkpoint where peers hold what is lost: it only sets how often one is written."""
+
+
+def ranges(split: Iterable[int]) -> list[LayerRange]:
+    """The layers of each stage."""
+    return list(pairwise([0, *accumulate(split)]))
+
+
+class Fullest(NamedTuple):
+    """The worker of a pipeline that exceeds its memory most, or comes closest to it.
+
+    Attributes:
+        excess: bytes beyond what it may hold; below 0 where there is room.
+        needed: bytes.
+        rank: of the worker.
+        cap: bytes that it may hold.
+    """
+
+    excess: float
+    needed: float
+    rank: int
+    cap: float
+
+    @property
+    def fits(self) -> bool:
+        return self.excess <= 1e-9 * self.needed
+
+    def misfit(self, reason: str) -> DoesNotFit:
+        return DoesNotFit(needed=self.needed, cap=self.cap, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -144,15 +175,11 @@ class Setting:
 
     def layers_over(self, hosts: int) -> tuple[Layer, ...]:
         """The layers where each has so many hosts, which share its optimizer's state as the job says."""
-        if not self.copies:
-            return self.layers
-        if hosts not in self._layers_over:
-            self._layers_over[hosts] = analytic.layers(self._job_over(hosts))
-        return self._layers_over[hosts]
+        return self._layers_over(hosts) if self.copies else self.layers
 
     @cached_property
-    def _layers_over(self) -> dict[int, tuple[Layer, ...]]:
-        return {}
+    def _layers_over(self) -> Callable[[int], tuple[Layer, ...]]:
+        return cache(lambda hosts: analytic.layers(self._job_over(hosts)))
 
     def _job_over(self, hosts: int) -> Job:
         grid, train = self.job.grid, self.job.train
@@ -239,7 +266,7 @@ class Setting:
         if sum(split) != len(self.layers):
             raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
         layers = self.layers if hosts is None else self.layers_over(hosts)
-        return [layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
+        return [layers[first:last] for first, last in ranges(split)]
 
     def state_per_stage(self, split: Split | None = None, hosts: int | None = None) -> list[float]:
         """Bytes that a new host of each stage copies; of the job's own P * V stages where no split is given.
@@ -259,10 +286,26 @@ class Setting:
         if not any(layer.static for layer in self.layers):
             return self.shape.ranks
         for ranks in range(1, len(self.layers) + 1):
-            stages = enumerate(self.stages(self.cut(ranks), max(1, len(self.node_of) // ranks)))
-            if all(stage_bytes(stage, 1) <= self.cap(r, ranks) for r, stage in stages):
+            if self.fullest_of_1f1b(self.cut(ranks), 1, max(1, len(self.node_of) // ranks)).fits:
                 return ranks
         return len(self.layers) + 1
+
+    def cap(self, rank: int, ranks: int) -> float:
+        """Bytes that the worker of a rank of a pipeline of `ranks` may hold."""
+        return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
+
+    def fullest(self, needed: Sequence[float]) -> Fullest:
+        """The fullest worker of a pipeline whose ranks need so many bytes."""
+        caps = [self.cap(rank, len(needed)) for rank in range(len(needed))]
+        workers = (
+            Fullest(held - cap, held, rank, cap) for rank, (held, cap) in enumerate(zip(needed, caps, strict=True))
+        )
+        return max(workers, key=lambda worker: worker[:2])
+
+    def fullest_of_1f1b(self, split: Split, micro_batches: int, hosts: int | None = None, size: float = 1.0) -> Fullest:
+        """The same where stage s of S holds what 1F1B does, min(S - s, m) activations, each `size` times as large."""
+        stages = enumerate(self.stages(split, hosts))
+        return self.fullest([stage_bytes(stage, min(len(split) - s, micro_batches) * size) for s, stage in stages])
 
     # ---- prices
 
@@ -292,10 +335,6 @@ class Setting:
         """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
         give the bytes of the busiest worker."""
         return 0.0 if not amount else self.latency + (0.0 if self.bandwidth is None else amount / self.bandwidth)
-
-    def cap(self, rank: int, ranks: int) -> float:
-        """Bytes that the worker of a rank of a pipeline of `ranks` may hold."""
-        return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
 
     # ---- pauses
 

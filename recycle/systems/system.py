@@ -17,9 +17,9 @@ Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the worke
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
@@ -54,7 +54,7 @@ class Pause:
         return sum(self.by_cause().values())
 
     def by_cause(self) -> dict[str, float]:
-        return {cause.name: getattr(self, cause.name) for cause in fields(self)}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ class Running:
     layout: str = ""
     schedules: Callable[[], list[Timed]] = field(default=list, repr=False, compare=False)
 
+    @property
+    def rate(self) -> float:
+        """Samples per second that are committed."""
+        return self.samples / self.period
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
@@ -107,6 +112,9 @@ class Stopped:
         live: the nodes that wait.
         reason: one line: what is missing.
     """
+
+    rate: ClassVar[float] = 0.0
+    layout: ClassVar[str] = ""
 
     live: Nodes
     reason: str
@@ -122,9 +130,16 @@ class DoesNotFit:
         reason: one line that says which worker holds what.
     """
 
+    rate: ClassVar[float] = 0.0
+    layout: ClassVar[str] = ""
+
     needed: float
     cap: float
     reason: str
+
+    def stopped(self, live: Nodes) -> Stopped:
+        """The state of nodes that wait because they cannot hold the job."""
+        return Stopped(live=live, reason=f"does not fit: {self.reason}")
 
 
 State = Running | Stopped

@@ -67,7 +67,7 @@ def test_bad_prices_are_refused_by_name(command: Command, tmp_path: Path) -> Non
     source, target = tmp_path / "a.json", tmp_path / "a.trace.json"
     one_f_one_b(Shape(1, 2, 2)).save(source)
     assert command("convert", source, target, "--times", "1,1").refused("--times", "F,I,W")
-    assert command("convert", source, target, "--times", "1,1,1", "--profile", source).refused("convert: give either")
+    assert command("convert", source, target, "--times", "1,1,1", "--profile", source).refused("--times or --profile")
     assert command("convert", source, target, "--profile", tmp_path / "none").refused("none", "cannot be read")
     Profile([1.0, 1.0, 1.0]).save(tmp_path / "profile.json")
     assert command("convert", source, target, "--profile", tmp_path / "profile.json").refused("lists 3 stages")

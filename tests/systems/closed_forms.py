@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def healthy_seconds(stages: int, micro_batches: int, forward: float, backward: float) -> float:
-    """Seconds of an eager iteration of S >= 2 balanced stages, without communication, reduce and step:
+    """Seconds of S >= 2 balanced stages with redundant forwards, without communication, reduce and step:
     (M + S - 1) (F + B) + max(0, (M - 1) F - B + max(0, B - F)).
 
     Without redundant forwards 1F1B takes (M + S - 1) c. The last stage has none; the one before it has the most to do,
@@ -22,17 +22,12 @@ def healthy_seconds(stages: int, micro_batches: int, forward: float, backward: f
     return plain + max(0.0, (micro_batches - 1) * forward - backward + max(0.0, backward - forward))
 
 
-def template_seconds(stage_seconds: Sequence[float], micro_batches: int | None = None, sosp: bool = False) -> float:
-    """T of stages that take c_i per micro-batch; for N_b = 4 S micro-batches unless said.
-
-    Args:
-        sosp: T2 as in the paper's artifact, which has no N_b.
-    """
+def template_seconds(stage_seconds: Sequence[float], micro_batches: int | None = None) -> float:
+    """T of stages that take c_i per micro-batch; for N_b = 4 S micro-batches unless said."""
     stages = len(stage_seconds)
     slowest = max(range(stages), key=stage_seconds.__getitem__)
     count = 4 * stages if micro_batches is None else micro_batches
-    between = 2 * stages + slowest + 1 if sosp else count - stages + slowest - 1
-    return sum(stage_seconds) + between * stage_seconds[slowest] + sum(stage_seconds[slowest:])
+    return sum(stage_seconds) + (count - stages + slowest - 1) * stage_seconds[slowest] + sum(stage_seconds[slowest:])
 
 
 def efficiency(every: float, write: float, rate: float, restart: float) -> float:

@@ -27,7 +27,7 @@ def test_1f1b_takes_its_closed_form(pipelines: int, ranks: int) -> None:
     most = ceil(24 / pipelines)
     assert grid.micro_batches == most
     assert grid.period == pytest.approx((most + ranks - 1) * 3 * 8 / ranks)
-    assert grid.needed == 8 / ranks * (10 + min(ranks, most))
+    assert grid.fullest.needed == 8 / ranks * (10 + min(ranks, most))
 
 
 def test_the_best_grid_is_the_best_that_fits() -> None:
@@ -35,7 +35,7 @@ def test_the_best_grid_is_the_best_that_fits() -> None:
         grids = PipelineGrids(setting(memory=memory))
         for slots in (1, 5, 13, 24, 32):
             all_grids = [grids.grid(slots // ranks, ranks) for ranks in range(1, min(slots, 8) + 1)]
-            fitting = [grid.period for grid in all_grids if grid.fits]
+            fitting = [grid.period for grid in all_grids if grid.fullest.fits]
             best = grids.best(slots)
             assert (best.period if best else None) == (min(fitting) if fitting else None)
 

@@ -16,10 +16,12 @@ from recycle.systems.joint_iteration import (
     computed,
     ends_of_1f1b,
     even_shares,
+    hosted,
+    joint_schedule,
+    micro_batches_of,
     reduce_order,
     shape_for,
     synchronised,
-    with_updates,
 )
 from recycle.systems.oobleck.iteration import iteration as unequal
 
@@ -35,6 +37,20 @@ def test_the_shape_has_room_for_all_and_exactly_the_batch() -> None:
 def test_even_shares() -> None:
     assert even_shares(32, 3) == [11, 11, 10]
     assert even_shares(32, 4) == [8, 8, 8, 8]
+
+
+def test_parts_consist_of_the_stages_between_the_cuts_of_any_pipeline() -> None:
+    assert list(hosted((3, 3), (2, 1, 1, 2))) == [(0, 1), (2, 3)]
+    assert list(hosted((2, 2, 2), (2, 1, 1, 2))) == [(0,), (1, 2), (3,)]
+
+
+def test_every_micro_batch_is_dealt_once_and_first_to_its_home() -> None:
+    dealt = micro_batches_of(Shape(4, 2, 4), [7, 6, 3])
+    assert [" ".join(map(str, own)) for own in dealt] == [
+        "0.0 0.1 0.2 0.3 2.3 3.0 3.1",
+        "1.0 1.1 1.2 1.3 3.2 3.3",
+        "2.0 2.1 2.2",
+    ]
 
 
 FREE = Profile(0.0, 0.0, 0.0, reduce=1.0)
@@ -70,7 +86,8 @@ def test_every_stage_is_reduced_once_and_all_workers_agree() -> None:
 
 def test_a_plain_schedule_gets_what_lower_would_write() -> None:
     plain = one_f_one_b(Shape(2, 3, 4), "barrier")
-    made = with_updates(plain, [1.0] * 3)
+    programs = {worker: plain.program(worker) for worker in plain.live}
+    made = joint_schedule(plain.shape, programs, plain.placement, [1.0] * 3, **plain.metadata)
     assert check(lower(made), about_to_run=True) == []
     assert lower(made) == lower(plain)
 
@@ -79,7 +96,7 @@ def test_equal_pipelines() -> None:
     profile = Profile(1.0, 1.0, 1.0, reduce=[1.0, 2.0, 4.0], step=[0.5, 0.25, 8.0])
     workers = computed(one_f_one_b(Shape(1, 3, 4)), profile)
     assert workers == [(18.0, (0,)), (16.0, (1,)), (14.0, (2,))]
-    assert synchronised(workers, [1, 2, 4], [0.5, 0.25, 8.0], (2, 1, 0)) == 19 + 8
+    assert synchronised(workers, profile, [1.0] * 3) == 19 + 8
     assert simulate(lower(one_f_one_b(Shape(2, 3, 4), "barrier")), profile).period == 27
 
 
@@ -91,8 +108,7 @@ def test_copies_chain_the_reduces_of_neighbours(dead: int, late: float) -> None:
     profile = Profile(1.0, 1.0, 1.0, reduce=[1.0, late, 2.0, 3.0], step=[1.0, 2.0, 0.0, 0.0])
     workers = computed(iteration([healthy(4)], [7]), profile) + computed(iteration([hosts], [3]), profile)
     together = simulate(lower(iteration([healthy(4), hosts], [7, 3])), profile).period
-    order = reduce_order((stages for _, stages in workers), [1.0] * 4)
-    assert synchronised(workers, profile.per_stage("reduce", 4), profile.per_stage("step", 4), order) == together
+    assert synchronised(workers, profile, [1.0] * 4) == together
 
 
 times = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5)

@@ -130,7 +130,7 @@ def test_a_stage_without_workers_sends_everybody_back() -> None:
 def test_the_death_of_a_spare_changes_nothing() -> None:
     system = ReCycle(setting(2, 2, 4))
     state = begun(system)
-    spare = replace(state, slots={p: s for p, s in state.slots.items() if s != 3}, spare=(3,), vector=(0, 1))
+    spare = replace(state, slots={p: s for p, s in state.slots.items() if s != 3}, vector=(0, 1))
     change = system.change(spare, frozenset({3}), frozenset())
     assert (change.event, change.pause.seconds, change.loss) == ("spare", 0, Loss.NOTHING)
 

@@ -7,9 +7,9 @@ import pytest
 from recycle.ir.check import check
 from recycle.job import Job
 from recycle.systems import SYSTEMS
-from recycle.systems.checkpoint_restart import WholeGridRunning
 from recycle.systems.comparison import compare, copies_of, references
 from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.grids import GridRunning
 from recycle.systems.hot_spare import HotSpare
 from recycle.systems.recycle import ReCycle, RecycleRunning
 from recycle.systems.setting import Setting
@@ -151,7 +151,7 @@ def test_a_spare_replaces_whoever_leaves_owners_behind() -> None:
     ):
         system = HotSpare(setting(copies=copies), spares=2)
         state = begun(system, system.setting)
-        assert isinstance(state, WholeGridRunning)
+        assert isinstance(state, GridRunning)
         first = state.used[:: state.grid.ranks]
         assert len(first) > dead
         change = system.change(state, frozenset(first[:dead]), frozenset())

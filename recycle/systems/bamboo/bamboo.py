@@ -1,12 +1,13 @@
 """Bamboo as a system: take over at a failure, arrange anew at a step boundary, restart when two neighbours are gone.
 
 Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; the constants are those of its simulator. Redundancy
-level 1: every worker holds parameters and optimizer state of its own stage and of the next. The depth is the preferred
-one times `over`, and more where memory asks for it; pipelines = floor(n / depth), the rest waits.
+level 1: every worker holds parameters and optimizer state of its own stage and of the next, and runs the next one's
+forwards too ("eager"). The depth is the preferred one, and more where memory asks for it; pipelines = floor(n / depth),
+the rest waits.
 
     a worker dies            its predecessor runs both stages, and the iteration goes on. Pause: detection, new groups,
-                             the stash from the host, and for each micro-batch in flight the backward that was lost
-                             (lazy: the forward too). Booked as `copy`.
+                             the stash from the host, and for each micro-batch in flight the backward that was lost.
+                             Booked as `copy`.
     its neighbour dies too   fatal, as is the death of one that runs two stages: from the last checkpoint on
     step boundary            arranged anew if as many wait as are overloaded, if 2 * overloaded / active > 5 %, or if
                              one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
@@ -27,14 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, partial
 from math import ceil
 
 from recycle.profile import Profile
 from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, healthy, iteration
-from recycle.systems.joint_iteration import WorkerTimes, computed, even_shares, reduce_order, synchronised
+from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.joint_iteration import WorkerTimes, computed, even_shares, synchronised
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.system import Change, DoesNotFit, Nodes, Running, State, Stopped, Timed
 
 OVERLOADED_SHARE = 0.05
 """2 * overloaded / active above which Bamboo arranges its pipelines anew."""
@@ -53,59 +55,39 @@ class BambooRunning(Running):
 
     pipelines: tuple[Pipeline, ...]
 
-    @property
-    def overloaded(self) -> int:
-        """Workers that run two stages."""
-        return sum(pipeline.overloaded for pipeline in self.pipelines)
 
-
-class Bamboo:
+class Bamboo(CheckpointedSystem[BambooRunning]):
     """Implements `recycle.systems.system.System`.
 
     Args:
-        setting: what every system gets.
-        over: depth as a multiple of the preferred one; Bamboo's over-provisions to 1.5.
-        eager: redundant forwards in every iteration, each before the own backward.
         buffer_per_micro_batch: M activation buffers, as Bamboo has; else what 1F1B holds.
+
+    Attributes:
+        depth: stages of every pipeline.
         pcie: bytes per second between device and host.
     """
 
     name = "bamboo"
+    pcie = PCIE
 
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        over: float = 1.0,
-        eager: bool = True,
-        buffer_per_micro_batch: bool = True,
-        pcie: float = PCIE,
-    ) -> None:
-        self.setting, self.over, self.eager = setting.with_copies(0), over, eager
-        self.buffer_per_micro_batch, self.pcie = buffer_per_micro_batch, pcie
-        self._computed = lru_cache(maxsize=None)(self._simulated)
-        self._period = lru_cache(maxsize=None)(self._synchronised)
-        self._profile = lru_cache(maxsize=None)(self._priced)
+    def __init__(self, setting: Setting, *, buffer_per_micro_batch: bool = True) -> None:
+        super().__init__(setting)
+        self.buffer_per_micro_batch = buffer_per_micro_batch
+        self._computed = cache(self._simulated)
+        self._period = cache(self._synchronised)
+        self._profile = cache(self._priced)
+        self.depth, self._misfit = self._fitting()
 
     # ---- the protocol
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        if isinstance(self._fitting, DoesNotFit):
-            return self._fitting
-        return self._arranged(live, ())
+        return self._misfit or self._arranged(live, ())
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        live = state.live - failed | joined
-        if not isinstance(state, BambooRunning):
-            new = self._arranged(live, ())
-            if isinstance(new, Stopped):
-                return Change(state=new)
-            return Change(state=new, pause=self.setting.restart(detected=False), event="restart")
+    def survive(self, state: BambooRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
         slots = frozenset(self.setting.slots(live))
         survivors = [pipeline.without(set(pipeline.live) - slots) for pipeline in state.pipelines]
         if None in survivors:
-            new = self._arranged(live, ())
-            return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event="fatal")
+            return self.restart(live, failed, "fatal")
         pipelines = tuple(pipeline for pipeline in survivors if pipeline)
         new = self._running(live, pipelines)
         if pipelines != state.pipelines:
@@ -120,35 +102,23 @@ class Bamboo:
 
     def _schedules(self, hosts: Sequence[StageRanks], shares: Sequence[int]) -> list[Timed]:
         """The schedule of pipelines with these hosts and shares, and what prices it."""
-        return [(iteration(hosts, shares, self.eager), self._profile(self.depth, len(hosts)))]
+        return [(iteration(hosts, shares), self._profile(self.depth, len(hosts)))]
 
-    @property
-    def depth(self) -> int:
-        """Stages of every pipeline. Raises ValueError where none fits."""
-        if isinstance(self._fitting, DoesNotFit):
-            raise ValueError(self._fitting.reason)
-        return self._fitting
-
-    @cached_property
-    def _fitting(self) -> int | DoesNotFit:
-        """The depth from the wanted one on that fits with all slots, or what the leanest needs."""
+    def _fitting(self) -> tuple[int, DoesNotFit | None]:
+        """The depth from the preferred one on that fits with all slots; else the leanest, and what it needs."""
         slots, layers = len(self.setting.node_of), len(self.setting.layers)
-        wanted = min(ceil(self.setting.shape.ranks * self.over), layers)
-        leanest: DoesNotFit | None = None
-        for depth in range(wanted, max(wanted, min(layers, slots)) + 1):
-            found = self._does_not_fit(depth, max(1, min(slots // depth, self.setting.micro_batches)))
-            if found is None:
-                return depth
-            if leanest is None or found.needed / found.cap < leanest.needed / leanest.cap:
-                leanest = found
-        assert leanest is not None
-        return leanest
+        preferred = min(self.setting.shape.ranks, layers)
+        misfits = {}
+        for depth in range(preferred, max(preferred, min(layers, slots)) + 1):
+            misfit = self._does_not_fit(depth, max(1, min(slots // depth, self.setting.micro_batches)))
+            if misfit is None:
+                return depth, None
+            misfits[depth] = misfit
+        return min(misfits.items(), key=lambda item: item[1].needed / item[1].cap)
 
     def _priced(self, depth: int, pipelines: int) -> Profile:
         """Prices of the stages: every stage is reduced over its workers and their copies."""
         profile = self.setting.profile(self.setting.cut(depth), 2 * pipelines if depth > 1 else pipelines)
-        if not self.eager:
-            return profile
         forward, activation, weight, inputs = (
             profile.per_stage(name, depth) for name in ("forward", "activation", "backward_weight", "backward_input")
         )
@@ -164,32 +134,27 @@ class Bamboo:
         activation = profile.per_stage("activation", depth)
         most = ceil(self.setting.micro_batches / pipelines)
         held = [most if self.buffer_per_micro_batch else min(depth - s, most) for s in range(depth)]
-        found = []
+        needed = []
         for stage in range(depth):
             hosted = {stage, (stage + 1) % depth}
-            found.append(profile.fixed_bytes(hosted, depth) + sum(held[s] * activation[s] for s in hosted))
-        worst = max(range(depth), key=lambda rank: found[rank] / self.setting.cap(rank, depth))
-        cap = self.setting.cap(worst, depth)
-        if found[worst] <= cap:
+            needed.append(profile.fixed_bytes(hosted, depth) + sum(held[s] * activation[s] for s in hosted))
+        worker = self.setting.fullest(needed)
+        if worker.fits:
             return None
-        after = (worst + 1) % depth
-        return DoesNotFit(
-            needed=found[worst],
-            cap=cap,
-            reason=f"{pipelines} pipeline(s) of {depth} stages: the worker of stage {worst}, with stage {after} taken"
-            f" over, holds two stages' state and activations of {held[worst]} and {held[after]} micro-batches",
+        stage, after = worker.rank, (worker.rank + 1) % depth
+        return worker.misfit(
+            f"{pipelines} pipeline(s) of {depth} stages: the worker of stage {stage}, with stage {after} taken over,"
+            f" holds two stages' state and activations of {held[stage]} and {held[after]} micro-batches"
         )
 
     def _simulated(self, hosts: StageRanks, micro_batches: int) -> list[WorkerTimes]:
-        return computed(iteration([hosts], [micro_batches], self.eager), self._profile(len(hosts), 1))
+        return computed(iteration([hosts], [micro_batches]), self._profile(len(hosts), 1))
 
     def _synchronised(self, pipelines: tuple[tuple[StageRanks, int], ...]) -> float:
         """Seconds per iteration of pipelines of (hosts, micro-batches)."""
         depth = len(pipelines[0][0])
-        profile = self._profile(depth, len(pipelines))
         workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
-        order = reduce_order((stages for _, stages in workers), [1.0] * depth)
-        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth), order)
+        return synchronised(workers, self._profile(depth, len(pipelines)), [1.0] * depth)
 
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...]) -> BambooRunning:
         shares = even_shares(self.setting.micro_batches, len(pipelines))
@@ -238,7 +203,7 @@ class Bamboo:
             return Stopped(live=live, reason=f"{len(slots)} worker(s), a pipeline needs {self.depth}")
         short = self._does_not_fit(self.depth, count)
         if short is not None:
-            return Stopped(live=live, reason=f"does not fit: {short.reason}")
+            return short.stopped(live)
         return self._running(live, tuple(arrange(slots, self.setting.node_of, self.depth, count, before)))
 
     def _rearranged(self, state: BambooRunning) -> Change:
@@ -271,7 +236,7 @@ class Bamboo:
             seconds = 0.0
             for stage in range(depth):
                 if old.hosts[stage] != new.hosts[stage]:
-                    has_stash = self.eager and stage > 0
+                    has_stash = stage > 0
                     again = inputs[stage] + weight[stage] + (0.0 if has_stash else forward[stage])
                     swap_in = activation[stage] / self.pcie if has_stash else 0.0
                     seconds += min(most, depth - stage) * (again + swap_in)

@@ -7,8 +7,8 @@ The iteration is 1F1B with redundant forwards, and with workers that run two sta
 forward m of stage s belongs to step 2 m + s and its backward to step 2 m + 2 S - 1 - s. A worker that runs one stage so
 has the 1F1B program; one that has taken over its successor's merges the two lists step by step, as Bamboo does, the
 backward first where a step has one of each. Redundant forward m stands right before the worker's own backward m, whose
-gradient it would otherwise wait for ("eager"). The last stage waits for no gradient and has none; its copy of stage 0,
-like every copy without redundant forwards ("lazy"), has to run the forward again when it is wanted.
+gradient it would otherwise wait for. The last stage waits for no gradient and has none; its copy of stage 0 has to run
+the forward again when it is wanted.
 
 Every worker hosts its stage and the next one's copy, so both reduce and step on both workers.
 """
@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
-from recycle.systems.common_stages import micro_batches_of
-from recycle.systems.joint_iteration import shape_for, with_updates
+from recycle.systems.joint_iteration import joint_schedule, micro_batches_of, shape_for
 
 StageRanks = tuple[int, ...]
 """The rank that runs each stage of a pipeline: its own, or the one before."""
@@ -131,34 +130,25 @@ def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
     return [slot for _, slot in sorted(places)]
 
 
-def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int], eager: bool = True) -> Schedule:
+def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:
     """One iteration without its transfers, with the barrier.
 
     Args:
         pipelines: who runs which stage, all of the same depth.
         shares: micro-batches that each of them runs.
-        eager: with redundant forwards.
     """
     stages = len(pipelines[0])
     shape = shape_for(len(pipelines), stages, sum(shares))
-    numbers = micro_batches_of(shape, shares, range(len(shares)))
     programs = {
-        Worker(k, rank): _program(hosts, rank, mine, eager)
-        for k, (hosts, mine) in enumerate(zip(pipelines, numbers, strict=True))
+        Worker(k, rank): _program(hosts, rank, own)
+        for k, (hosts, own) in enumerate(zip(pipelines, micro_batches_of(shape, shares), strict=True))
         for rank in sorted(set(hosts))
     }
-    computing = Schedule.build(
-        shape,
-        programs,
-        placement=tuple(copies(worker.rank, stages) for worker in shape.workers()),
-        failed=[worker for worker in shape.workers() if worker not in programs],
-        optimizer="barrier",
-        metadata={"system": "bamboo", "eager": eager},
-    )
-    return with_updates(computing, [1.0] * stages)
+    placement = tuple(copies(worker.rank, stages) for worker in shape.workers())
+    return joint_schedule(shape, programs, placement, [1.0] * stages, system="bamboo")
 
 
-def _program(hosts: StageRanks, rank: int, micro_batches: Sequence[MicroBatch], eager: bool) -> list[Instruction]:
+def _program(hosts: StageRanks, rank: int, micro_batches: Sequence[MicroBatch]) -> list[Instruction]:
     stages = len(hosts)
     steps: list[tuple[int, bool, Compute]] = []
     for stage in (stage for stage, host in enumerate(hosts) if host == rank):
@@ -166,7 +156,7 @@ def _program(hosts: StageRanks, rank: int, micro_batches: Sequence[MicroBatch], 
             steps.append((2 * m + stage, True, Forward(stage, micro_batch)))
             steps.append((2 * m + 2 * stages - 1 - stage, False, Backward(stage, micro_batch)))
     steps.sort(key=lambda step: step[:2])
-    doubles = eager and rank < stages - 1 and hosts[rank + 1] == rank + 1
+    doubles = rank < stages - 1 and hosts[rank + 1] == rank + 1
     program: list[Instruction] = []
     for _, is_forward, work in steps:
         if doubles and not is_forward:

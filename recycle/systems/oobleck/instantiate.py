@@ -6,9 +6,9 @@ first layer: the others' run beside the backward; here all of it, as the iterati
 them). That is done as long as there are few multisets. Beyond `ENUMERATED` dynamic programming finds, for each number
 of pipelines, the one with most micro-batches per second, sum of 1 / w_i, and the best of these is taken.
 
-A template's micro-batch costs w_i = T_i / N_b of it. Both of Oobleck's rules of dividing the batch balance w_i b_i over
-the pipelines with sum b_i = B: the paper's artifact minimises the variance, later versions the largest one. Pipelines
-of one template get the same number from Oobleck, which not every B allows.
+A template's micro-batch costs w_i = T_i / N_b of it. The batch is divided so that the largest w_i b_i with sum b_i = B
+is as small as can be, as later versions do; the paper's artifact minimises the variance. Pipelines of one template get
+the same number from Oobleck, which not every B allows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import permutations
-from typing import Literal
 
 import numpy as np
 
-DistributionRule = Literal["longest", "variance"]
 ENUMERATED = 5_000
 """Multisets up to which all are tried."""
 
@@ -107,13 +104,12 @@ def _most_per_second(
     return None if best is None else best[1]
 
 
-def distribute(weights: Sequence[float], micro_batches: int, rule: DistributionRule = "longest") -> list[int]:
-    """Micro-batches of each pipeline, at least one: those of one template may differ by one.
+def distribute(weights: Sequence[float], micro_batches: int) -> list[int]:
+    """Micro-batches of each pipeline, at least one, with the least largest w_i b_i: those of one template may differ by
+    one.
 
     Args:
         weights: seconds of one micro-batch in each pipeline.
-        rule: what is least: "longest", the largest w_i b_i (exact), or "variance" of all w_i b_i (no move of a
-            micro-batch from one pipeline to another makes it less).
 
     Raises:
         ValueError: there are fewer micro-batches than pipelines.
@@ -127,30 +123,4 @@ def distribute(weights: Sequence[float], micro_batches: int, rule: DistributionR
         place = heap[0][1]
         shares[place] += 1
         heapq.heapreplace(heap, ((shares[place] + 1) * weights[place], place))
-    if rule == "variance":
-        while _improve(weights, shares):
-            pass
     return shares
-
-
-def _improve(weights: Sequence[float], shares: list[int]) -> bool:
-    """Move one micro-batch such that the variance falls most; False where no move makes it fall."""
-    count, times = len(weights), [w * b for w, b in zip(weights, shares, strict=True)]
-    total, squares = sum(times), sum(time * time for time in times)
-    now = squares / count - (total / count) ** 2
-    best, move = now * (1 - 1e-12), None
-    first = {(weight, share): place for place, (weight, share) in enumerate(zip(weights, shares, strict=True))}
-    for giver, taker in permutations(first.values(), 2):
-        if shares[giver] == 1:
-            continue
-        less, more = times[giver] - weights[giver], times[taker] + weights[taker]
-        moved = total + weights[taker] - weights[giver]
-        squared = squares - times[giver] ** 2 - times[taker] ** 2 + less**2 + more**2
-        variance = squared / count - (moved / count) ** 2
-        if variance < best:
-            best, move = variance, (giver, taker)
-    if move is None:
-        return False
-    shares[move[0]] -= 1
-    shares[move[1]] += 1
-    return True

@@ -12,15 +12,14 @@ they do), else one rank per stage. Positions that shallower pipelines leave empt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule
 from recycle.shape import Shape, Worker
-from recycle.systems.common_stages import expanded, hosted, micro_batches_of
-from recycle.systems.joint_iteration import shape_for, with_updates
+from recycle.systems.joint_iteration import expanded, hosted, joint_schedule, micro_batches_of, shape_for
 from recycle.systems.setting import Split
 
 
@@ -48,20 +47,13 @@ def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule,
     """
     common, ranks = common_cut(splits)
     shape = shape_for(len(splits), ranks, sum(shares), len(common) // ranks)
-    programs: dict[Worker, list[Instruction]] = {}
+    programs: dict[Worker, Iterator[Instruction]] = {}
     placement: list[tuple[int, ...]] = [()] * shape.worker_count
-    for k, (split, mine) in enumerate(zip(splits, micro_batches_of(shape, shares, range(len(shares))), strict=True)):
-        plain = one_f_one_b(Shape(1, len(split), len(mine)))
+    for k, (split, own) in enumerate(zip(splits, micro_batches_of(shape, shares), strict=True)):
+        plain = one_f_one_b(Shape(1, len(split), len(own)))
         for rank, stages in enumerate(hosted(split, common)):
             worker = Worker(k, rank)
             placement[shape.worker_index(worker)] = stages
-            programs[worker] = list(expanded(plain.program(Worker(0, rank)), stages, mine))
-    schedule = Schedule.build(
-        shape,
-        programs,
-        placement=tuple(placement),
-        failed=[worker for worker in shape.workers() if worker not in programs],
-        optimizer="barrier",
-        metadata={"system": "oobleck", "splits": [list(split) for split in splits]},
-    )
-    return with_updates(schedule, common), common
+            programs[worker] = expanded(plain.program(Worker(0, rank)), stages, own)
+    metadata = {"system": "oobleck", "splits": [list(split) for split in splits]}
+    return joint_schedule(shape, programs, tuple(placement), common, **metadata), common

@@ -24,19 +24,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
-from recycle.layers import ring_seconds, stage_bytes
+from recycle.layers import ring_seconds
 from recycle.shape import Shape
-from recycle.systems.common_stages import hosted
-from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
-from recycle.systems.oobleck.instantiate import DistributionRule, distribute, instantiate
+from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.joint_iteration import computed, ends_of_1f1b, hosted, synchronised
+from recycle.systems.oobleck.instantiate import distribute, instantiate
 from recycle.systems.oobleck.iteration import common_cut, iteration
-from recycle.systems.oobleck.placement import LayerRange, PipelineNodes, assign_nodes, copied, places, reconfigure
+from recycle.systems.oobleck.placement import PipelineNodes, assign_nodes, copied, places, reconfigure
 from recycle.systems.oobleck.template import PipelineTemplate, templates
-from recycle.systems.setting import Setting
+from recycle.systems.setting import Fullest, LayerRange, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
 MANY = 16
@@ -56,38 +56,32 @@ class OobleckRunning(Running):
     shares: tuple[int, ...]
 
 
-class Oobleck:
-    """Implements `recycle.systems.system.System`.
-
-    Args:
-        setting: what every system gets.
-        sosp: templates with the paper's artifact's T2, and batches of the least variance.
-    """
+class Oobleck(CheckpointedSystem[OobleckRunning]):
+    """Implements `recycle.systems.system.System`."""
 
     name = "oobleck"
     failures = 1
     """f, to be tolerated at once."""
 
-    def __init__(self, setting: Setting, *, sosp: bool = False) -> None:
-        self.setting, self.sosp = setting.with_copies(0), sosp
-        self.rule: DistributionRule = "variance" if sosp else "longest"
-        self._computed = lru_cache(maxsize=None)(self._simulated)
-        self._ends = lru_cache(maxsize=None)(self._of_any)
-        self._period = lru_cache(maxsize=None)(self._synchronised)
-        self._sizes = lru_cache(maxsize=None)(self._sizes_of)
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._computed = cache(self._simulated)
+        self._ends = cache(self._of_any)
+        self._period = cache(self._synchronised)
+        self._sizes = cache(self._sizes_of)
 
     # ---- the protocol
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._does_not_fit or self._instantiated(live)
+        """All live nodes in new pipelines; no node holds state yet."""
+        if self._does_not_fit:
+            return self._does_not_fit
+        reason = self._too_few(live)
+        if reason is not None:
+            return Stopped(live=live, reason=reason)
+        return self._running(live, self._assigned(live, {}, []))
 
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        live = state.live - failed | joined
-        if not isinstance(state, OobleckRunning):
-            new = self._instantiated(live)
-            if isinstance(new, Stopped):
-                return Change(state=new)
-            return Change(state=new, pause=self.setting.restart(detected=False), event="restart")
+    def survive(self, state: OobleckRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
         held = {node: layers for node, layers in self._held(state.pipelines).items() if node in live}
         if len(held) == sum(map(len, state.pipelines)):
             if not joined:
@@ -96,9 +90,7 @@ class Oobleck:
             return self._changed(state, live, self._assigned(live, held, state.pipelines), held, Loss.NOTHING, "join")
         kept = {layer for first, last in held.values() for layer in range(first, last)}
         if self._too_few(live) or len(kept) < len(self.setting.layers):
-            new = self._instantiated(live)
-            event = "restart" if isinstance(new, Running) else "stop"
-            return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event=event)
+            return None
         found = reconfigure(state.pipelines, failed, self.templates)
         if found is None:
             intact = [members for members in state.pipelines if not failed.intersection(members)]
@@ -131,34 +123,30 @@ class Oobleck:
         return [(schedule, self.setting.profile(common, len(sizes)))]
 
     @cached_property
+    def _workers_on(self) -> Counter[int]:
+        return Counter(self.setting.node_of)
+
+    @cached_property
     def workers_per_node(self) -> int:
         """Of most nodes."""
-        per_node = Counter(self.setting.node_of)
-        return max(Counter(per_node.values()).items(), key=lambda item: (item[1], item[0]))[0]
+        return max(Counter(self._workers_on.values()).items(), key=lambda item: (item[1], item[0]))[0]
 
     @cached_property
     def _fitting(self) -> dict[int, PipelineTemplate]:
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
-        found = templates([layer.seconds for layer in layers], most, self.sosp)
+        found = templates([layer.seconds for layer in layers], most)
         if len(found) >= MANY:
             load_compiled()
         every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
         return {
             nodes: template
             for nodes, template in every.items()
-            if template.stages >= self.setting.least_ranks and self._fullest(template)[0] <= 0
+            if template.stages >= self.setting.least_ranks and self._fullest(template).fits
         }
 
-    def _fullest(self, template: PipelineTemplate) -> tuple[float, float, int]:
-        """(bytes beyond its cap, bytes needed, stage) of the fullest worker, with what 1F1B holds."""
-        stages = template.stages
-        found = []
-        for s, layers in enumerate(self.setting.stages(template.split)):
-            held = min(stages - s, self.setting.micro_batches)
-            needed = stage_bytes(layers, held)
-            found.append((needed - self.setting.cap(s, stages), needed, s))
-        return max(found)
+    def _fullest(self, template: PipelineTemplate) -> Fullest:
+        return self.setting.fullest_of_1f1b(template.split, self.setting.micro_batches)
 
     @cached_property
     def _does_not_fit(self) -> DoesNotFit | None:
@@ -168,15 +156,13 @@ class Oobleck:
             return None
         layers = [layer.seconds for layer in self.setting.layers]
         most = min(len(layers), max(1, nodes // (self.failures + 1)) * self.workers_per_node)
-        leanest = min(templates(layers, most, self.sosp), key=self._fullest)
-        over, needed, stage = self._fullest(leanest)
-        if over <= 0:
+        leanest = min(templates(layers, most), key=self._fullest)
+        worker = self._fullest(leanest)
+        if worker.fits:
             return None
-        return DoesNotFit(
-            needed=needed,
-            cap=needed - over,
-            reason=f"{self.failures + 1} pipelines on {nodes} nodes have at most {most} stages each, of which stage"
-            f" {stage} of {leanest.stages} holds {needed:.6g} bytes",
+        return worker.misfit(
+            f"{self.failures + 1} pipelines on {nodes} nodes have at most {most} stages each, of which stage"
+            f" {worker.rank} of {leanest.stages} holds {worker.needed:.6g} bytes"
         )
 
     def _simulated(self, size: int, share: int) -> list[float]:
@@ -195,20 +181,18 @@ class Oobleck:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
         splits = [self.templates[size].split for size, _ in pipelines]
         common, _ = common_cut(splits)
-        profile = self.setting.profile(common, len(pipelines))
         workers = [
             worker
             for split, (size, share) in zip(splits, pipelines, strict=True)
             for worker in zip(self._ends(size, share), hosted(split, common), strict=True)
         ]
-        reduce, step = (profile.per_stage(name, len(common)) for name in ("reduce", "step"))
-        return synchronised(workers, reduce, step, reduce_order((stages for _, stages in workers), common))
+        return synchronised(workers, self.setting.profile(common, len(pipelines)), common)
 
     def _running(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> OobleckRunning:
         setting = self.setting
         sizes = [len(members) for members in pipelines]
         depths = Counter(sizes)
-        shares = distribute([self.templates[size].per_micro_batch for size in sizes], setting.micro_batches, self.rule)
+        shares = distribute([self.templates[size].per_micro_batch for size in sizes], setting.micro_batches)
         return OobleckRunning(
             live=live,
             period=self._period(tuple(sorted(zip(sizes, shares, strict=True)))),
@@ -224,8 +208,7 @@ class Oobleck:
     # ---- changes
 
     def _usable(self, live: Collection[int]) -> list[int]:
-        per_node = Counter(self.setting.node_of)
-        return sorted(node for node in live if per_node[node] == self.workers_per_node)
+        return sorted(node for node in live if self._workers_on[node] == self.workers_per_node)
 
     def _idle(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> int:
         return len(self.setting.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
@@ -241,13 +224,6 @@ class Oobleck:
             return f"{pipelines} pipelines need a micro-batch each, the batch has {self.setting.micro_batches}"
         least = pipelines * min(self._fitting)
         return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
-
-    def _instantiated(self, live: Nodes) -> State:
-        """All live nodes in new pipelines; no node holds state yet."""
-        reason = self._too_few(live)
-        if reason is not None:
-            return Stopped(live=live, reason=reason)
-        return self._running(live, self._assigned(live, {}, []))
 
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
         """Nodes of each pipeline, of as many of `nodes` as templates add up to."""

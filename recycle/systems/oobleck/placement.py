@@ -15,12 +15,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from recycle.systems.setting import Split
+from recycle.systems.setting import LayerRange, Split, ranges
 
 PipelineNodes = tuple[int, ...]
 """Nodes of one pipeline."""
-LayerRange = tuple[int, int]
-"""First layer, and the one behind the last."""
 _EVENTS = ("shrink", "borrow", "merge")
 
 
@@ -121,25 +119,14 @@ def copied(
     lacking, holders = np.zeros(len(state)), np.zeros(len(state))
     for first, last in held.values():
         holders[first:last] += 1
-    ends = [0.0, *accumulate(state)]
     most = total = 0.0
     for split, members in zip(splits, pipelines, strict=True):
-        for stage, (first, last) in enumerate(pairwise([0, *accumulate(split)])):
-            has = held.get(members[stage // workers_per_node], (0, 0))
-            if has[0] <= first and last <= has[1]:
-                continue
-            received = 0.0
-            for begin, end in _without((first, last), has):
-                lacking[begin:end] += 1
-                received += ends[end] - ends[begin]
+        for stage, (first, last) in enumerate(ranges(split)):
+            begin, end = held.get(members[stage // workers_per_node], (0, 0))
+            missing = [layer for layer in range(first, last) if not begin <= layer < end]
+            lacking[missing] += 1
+            received = sum(state[layer] for layer in missing)
             most, total = max(most, received), total + received
     sent = np.array([0.0, *np.cumsum(np.array(state) * lacking / np.maximum(holders, 1.0))])
     senders = [float(sent[last] - sent[first]) / workers_per_node for first, last in held.values()]
     return max([most, *senders]), total
-
-
-def _without(wanted: LayerRange, has: LayerRange) -> list[LayerRange]:
-    (first, last), (begin, end) = wanted, has
-    if begin >= last or end <= first:
-        return [wanted]
-    return [part for part in ((first, begin), (end, last)) if part[0] < part[1]]

@@ -4,10 +4,10 @@ With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), 
 
     T = T1 + T2 + T3,  T1 = sum of c_i,  T2 = (N_b - S + k* - 1) c_k*,  T3 = sum of c_i over i >= k*
 
-for N_b = 4 S micro-batches, a planning constant; the artifact of the paper has (2 S + k* + 1) c_k* in place of T2. A
-range of layers in one stage takes c, 2 c and c. A range in several is divided in all ways into two ranges and their
-stages, the best of each being looked up: Oobleck keeps the least T of every (stages, range), which need not be a part
-of the least T of the whole. Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
+for N_b = 4 S micro-batches, a planning constant. A range of layers in one stage takes c, 2 c and c. A range in several
+is divided in all ways into two ranges and their stages, the best of each being looked up: Oobleck keeps the least T of
+every (stages, range), which need not be a part of the least T of the whole. Jang et al., SOSP 2023, section 4.1;
+SymbioticLab/Oobleck @ 7966556.
 
 T is what 1F1B takes on equal stages, and less than it takes on others: it counts the work of k* and the ways to it
 and back, but not that other stages also wait, and with light stages behind k* it is less than N_b c_k*, which nothing
@@ -50,12 +50,11 @@ class PipelineTemplate:
         return self.seconds / (4 * self.stages)
 
 
-def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> list[PipelineTemplate]:
+def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplate]:
     """The template of each number of stages from 1 to `most`, at most the number of layers.
 
     Args:
         layer_seconds: F + B of each layer.
-        sosp: T2 as in the paper's artifact.
     """
     count = len(layer_seconds)
     most = min(most, count)
@@ -64,7 +63,7 @@ def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> 
     total, slowest, rest = (np.full(table, np.inf) for _ in range(3))
     where, cut, left = (np.zeros(table, dtype=np.int64) for _ in range(3))
     divisions = count**3 * most**2 // 24
-    _, *_, total, _, _, _, cut, left = run(_divide, divisions, ends, most, sosp, total, slowest, rest, where, cut, left)
+    _, *_, total, _, _, _, cut, left = run(_divide, divisions, ends, most, total, slowest, rest, where, cut, left)
 
     def cuts(stages: int, first: int, last: int) -> list[int]:
         if stages == 1:
@@ -79,16 +78,14 @@ def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> 
     return found
 
 
-def _divide(
-    ends: Any, most: int, sosp: bool, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any
-) -> None:
+def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any) -> None:
     """Fill the tables by (stages, first layer, layer behind the last): T, c_k*, T3, k*, and where the best is divided
     and how many stages come before that."""
     count = len(ends) - 1
     for first in range(count):
         for last in range(first + 1, count + 1):
             seconds = ends[last] - ends[first]
-            total[1][first][last] = (5 if sosp else 4) * seconds
+            total[1][first][last] = 4 * seconds
             slowest[1][first][last] = seconds
             rest[1][first][last] = seconds
     for stages in range(2, most + 1):
@@ -106,7 +103,7 @@ def _divide(
                             c = slowest[after][at][last]
                             k = before + where[after][at][last]
                             behind = rest[after][at][last]
-                        between = 2 * stages + k + 1 if sosp else 3 * stages + k - 1
+                        between = 3 * stages + k - 1
                         seconds = ends[last] - ends[first] + between * c + behind
                         if seconds < best:
                             best = seconds

@@ -27,9 +27,8 @@ def fault_free(of: Job) -> RunResult:
     return reference(of)
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "lazy"])
-def test_a_healthy_iteration_and_its_copies(of: Job, fault_free: RunResult, eager: bool) -> None:
-    result = assert_same_bits(iteration([healthy(4)] * 2, [4, 4], eager), of, fault_free)
+def test_a_healthy_iteration_and_its_copies(of: Job, fault_free: RunResult) -> None:
+    result = assert_same_bits(iteration([healthy(4)] * 2, [4, 4]), of, fault_free)
     assert states(result) == states(fault_free)
     assert {worker: sorted(stages) for worker, stages in result.digests.items()}["1.2"] == [2, 3]
 

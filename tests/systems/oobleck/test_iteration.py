@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from recycle import Profile, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.systems.common_stages import hosted
-from recycle.systems.joint_iteration import computed, reduce_order, synchronised
+from recycle.systems.joint_iteration import computed, hosted, synchronised
 from recycle.systems.oobleck.iteration import common_cut, iteration
 from recycle.systems.oobleck.template import templates
 from recycle.systems.setting import Split
@@ -85,13 +84,8 @@ def test_random_pipelines_pass_check_take_their_time_and_beat_no_bound(
         slowest = max(sum(seconds[a:b]) for a, b in pairwise([0, *accumulate(split)]))
         assert timeline.makespan >= share * slowest
         assert made.stages_of(Worker(k, 0))[0] == 0
-    profile = priced(common, draws, link)
-    reduce, step = profile.per_stage("reduce", len(common)), profile.per_stage("step", len(common))
-    assert (
-        timeline.period
-        == timeline.makespan
-        == pytest.approx(synchronised(workers, reduce, step, reduce_order((stages for _, stages in workers), common)))
-    )
+    together = synchronised(workers, priced(common, draws, link), common)
+    assert timeline.period == timeline.makespan == pytest.approx(together)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6, 12])

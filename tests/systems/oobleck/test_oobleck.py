@@ -195,11 +195,11 @@ def test_throughput_goes_with_the_nodes() -> None:
 
 @pytest.mark.search
 @quick
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 2)), max_size=12), st.booleans())
-def test_whatever_dies_and_joins_its_schedules_pass_check(events: list[tuple[bool, int, int]], sosp: bool) -> None:
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 2)), max_size=12))
+def test_whatever_dies_and_joins_its_schedules_pass_check(events: list[tuple[bool, int, int]]) -> None:
     layer = {"static": 1.0, "state": 1.0, "activation": 0.0}
     of = replace(setting(3, 4, 8, layers=12, layer=layer, memory=(4.0,) * 4), node_of=tuple(range(13)))
-    system = Oobleck(of, sosp=sosp)
+    system = Oobleck(of)
     state = system.begin(of.all_nodes)
     for is_failure, first, count in events:
         assert not isinstance(state, DoesNotFit)
