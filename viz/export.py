@@ -81,7 +81,7 @@ def write_png(path: str | Path, sources: Sequence[Source]) -> None:
     Raises:
         RecycleError: there is nothing to draw, or the file cannot be written.
     """
-    from viz.figures.sheet import sheet
+    from viz.figures.raster import sheet
 
     write_whole(path, sheet(on_one_axis(_to_draw(path, sources))))
 

@@ -155,8 +155,8 @@ def test_chunks_of_an_interleaved_schedule_are_drawn_in_two_shades() -> None:
     assert {chunk for chunk, _ in fills} == {0, 1}
     drawn = svg([Panel("zb-v", table)])
     assert palette.CHUNK_PAINTS[3][0].fill in drawn
-    assert "lighter: later chunks" in drawn
-    assert "lighter: later chunks" not in svg(
+    assert "Lighter: later chunks" in drawn
+    assert "Lighter: later chunks" not in svg(
         [Panel("1f1b", LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2)))))]
     )
 

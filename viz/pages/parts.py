@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
 from viz.figures import axes
-from viz.figures.boxes import parts_of
-from viz.figures.palette import CHUNK_PAINTS, PAINTS
-from viz.lanes import Flag, LaneTable
+from viz.figures.boxes import LegendEntry
+from viz.figures.boxes import legend as entries_of
+from viz.lanes import LaneTable
 from viz.numbers import short
 
 Cell = str | float | int | Component | None
@@ -146,18 +145,9 @@ def show(cell: Cell) -> str | Component:
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:
     """What the colours, stripes and bands that are in some tables mean."""
-    kinds = {int(kind) for table in tables for kind in np.flatnonzero(np.bincount(table.kind[table.end > table.start]))}
-    drawn = {paint.key for kind in kinds for paint, *_ in parts_of(kind, 0.5)}
-    entries = [_entry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint.key in drawn]
-    if any(table.chunks > 1 for table in tables):
-        entries.append(_entry("Lighter: later chunks", "chunks", CHUNK_PAINTS[-1][0].fill))
-    if any(table.has(Flag.REROUTED).any() for table in tables):
-        entries.append(_entry("Re-routed, with its home: F1.0", "rerouted"))
-    if any(table.failed.any() for table in tables):
-        entries.append(_entry("Failed worker", "failed"))
-    return html.Ul(entries, className="legend")
+    return html.Ul([_entry(entry) for entry in entries_of(tables)], className="legend")
 
 
-def _entry(text: str, key: str, colour: str = "") -> html.Li:
-    style: dict[str, Any] = {"style": {"background": colour}} if colour else {}
-    return html.Li([html.Span(className=f"swatch {key}", **style), text])
+def _entry(entry: LegendEntry) -> html.Li:
+    style: dict[str, Any] = {} if entry.hatch else {"style": {"background": entry.fill}}  # else the style sheet's
+    return html.Li([html.Span(className=f"swatch {entry.key}", **style), entry.text])
