@@ -113,12 +113,11 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
     ]
     is_named = title and pages[0].title != title  # else the mode that comes first says it
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
-    fixtures = [part for page in pages for part in page.fixtures()]
     workbench = bench.bench(pages, first if isinstance(first, Mode) else None)
     content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), workbench]
     opened = dcc.Store(id="opened", data=[pages[0].prefix])
     top = html.Header([*heading], className="top")
-    return html.Div([top, html.Main(content), bench.bar(), opened, *fixtures], className="application")
+    return html.Div([top, html.Main(content), bench.bar(), opened], className="application")
 
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:

@@ -14,7 +14,7 @@ from recycle.shape import Shape, Worker
 from viz.lane_cache import CachedLanes
 from viz.numbers import percent, short
 from viz.operands import stated_bound, stated_limits
-from viz.retime import is_loosened
+from viz.scenario import is_loosened
 
 
 class Figure(NamedTuple):

@@ -24,7 +24,6 @@ from recycle.pricing import profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.bounded_cache import BoundedCache
-from viz.condition import parse
 from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
@@ -129,10 +128,6 @@ class WhatIf:
     def dead_of(self, vector: Sequence[int]) -> frozenset[Worker]:
         """A set of dead workers with that vector."""
         return dead_roles(self.shape, vector)
-
-    def parse(self, text: str) -> frozenset[Worker]:
-        """The dead workers that `1.2,0.3` or `pipeline:1` names. Raises PlanError that says what is wrong with it."""
-        return parse(text, self.shape).failed
 
     def with_slow(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
         """The same where these workers take so many times as long; no library holds plans for that.

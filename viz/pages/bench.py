@@ -15,19 +15,19 @@ from dash import Dash, Input, Output, dcc, html, no_update
 
 from viz.free_memory import release_memory
 from viz.lane_cache import CachedLanes, LaneCache
-from viz.pages import panels, parts, times_panel
+from viz.pages import panels, parts, scenario_panel
 from viz.pages.headline_bar import figures
 from viz.pages.lanes_view import answer, digest_of
 from viz.pages.mode import Mode
 from viz.pages.page import TABS, Page
 
-SELECTION, EXPLAIN, IN_VIEW, WORKERS, TIMES, FOUND = "selection", "explain", "view", "workers", "times", "found"
+SELECTION, EXPLAIN, IN_VIEW, WORKERS, SCENARIO, FOUND = "selection", "explain", "view", "workers", "scenario", "found"
 TITLES = {
     SELECTION: "Selection",
     EXPLAIN: "Explain",
     IN_VIEW: "In view",
     WORKERS: "Workers",
-    TIMES: "Times",
+    SCENARIO: "Scenario",
     FOUND: "Found",
 }
 INVITATION = (
@@ -47,10 +47,11 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
         mode: of the first page, where that has lanes; the others get theirs when they are opened, see `slots`.
     """
     modes = [page for page in pages if page.has_lanes]
-    invitation = html.P(INVITATION, className="hint")
+    first = {SELECTION: html.P(INVITATION, className="hint")}
+    above = {SCENARIO: [part for page in pages for part in page.scenario()]}
     shared = [
-        _panel(name, TITLES[name], html.Div(invitation if name == SELECTION else [], id=panel_id(name)))
-        for name in TITLES
+        _panel(name, title, [*above.get(name, []), html.Div(first.get(name), id=panel_id(name))])
+        for name, title in TITLES.items()
     ]
     filled = slots(mode) if mode is not None else {}
     places = {
@@ -163,7 +164,7 @@ def register(app: Dash, cache: LaneCache) -> None:
         card, links = answer(cache, choice)
         return card or html.P(INVITATION, className="hint"), links
 
-    times_panel.register(app, cache)
+    scenario_panel.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
     def on_panel(name: str, store: str, make: Callable[[CachedLanes | None, Any], Any]) -> None:
@@ -177,7 +178,7 @@ def register(app: Dash, cache: LaneCache) -> None:
 
     on_panel(EXPLAIN, "asked", lambda shown, _: panels.explained(shown))
     on_panel(WORKERS, "asked", lambda shown, _: panels.workers(shown))
-    on_panel(TIMES, "asked", lambda shown, _: times_panel.times(shown))
+    on_panel(SCENARIO, "asked", lambda shown, _: scenario_panel.times(shown))
     on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, _window(asked)))
     on_panel(FOUND, "found", panels.hits)
 

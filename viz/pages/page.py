@@ -105,8 +105,8 @@ class Page(Protocol):
     def refresh(self) -> None:
         """Read again what may have changed; called before `layout`."""
 
-    def fixtures(self) -> Sequence[Any]:
-        """Components that the application keeps while other pages are open."""
+    def scenario(self) -> Sequence[Any]:
+        """What the page adds to the panel in which failures and times are entered, whichever page is open."""
         return ()
 
     def preloaded_lanes(self) -> Sequence[str]:
@@ -145,7 +145,7 @@ def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:
 
     Args:
         choices: the tabs or options whose values it may have, or a list of them; an address that says another is passed
-            over. All whole numbers if left out.
+            over. `"text"` is any text; all whole numbers if left out.
     """
     parts.in_browser(
         app,
