@@ -1,5 +1,5 @@
 /* What every worker holds, in its lane in place of its work: one scale for all lanes, with each one's limit. The values come
-   from the server once per table (viz/held.py), when they are first asked for. */
+   from the server once per table (viz/analysis/memory.py), when they are first asked for. */
 (function (recycle) {
   "use strict";
   const HEADER = 8, LEAST_LANE = 6, LEAST_TEXT = 15;

@@ -17,7 +17,7 @@ from dash import Dash, html
 from flask import Response, abort, request
 
 from recycle.ir.simulate import Timeline
-from viz import held
+from viz.analysis.memory import encode_held
 from viz.details import Details, details
 from viz.figures.axes import margins
 from viz.figures.time_axis import time_unit
@@ -162,7 +162,7 @@ def register(app: Dash, cache: LaneCache) -> None:
         shown = cache.get(digest)
         if shown is None or shown.explainer is None:
             abort(404)
-        content = held.encode(shown, shown.explainer)
+        content = encode_held(shown, shown.explainer)
         return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
 
     app.server.add_url_rule("/held/<digest>.bin", "held", held_by_all)
