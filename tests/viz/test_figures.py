@@ -15,7 +15,7 @@ from tests.viz.lanes_bin import decode
 from viz.figures import palette
 from viz.figures.axes import CONFIG
 from viz.figures.boxes import Box, boxes
-from viz.figures.curves import curves_figure, event_text
+from viz.figures.charts import curves_figure, event_text
 from viz.figures.svg import svg
 from viz.figures.time_axis import time_unit
 from viz.labels import describe, label

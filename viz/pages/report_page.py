@@ -8,7 +8,7 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html
 
 from recycle.report import GenerationChange, RunReport, TimePart
-from viz.figures.run_time import over_time_figure, parts_figure
+from viz.figures.charts import over_time_figure, parts_figure
 from viz.lane_cache import LaneCache
 from viz.live_run import REFRESH_SECONDS, LiveRun
 from viz.numbers import percent, short

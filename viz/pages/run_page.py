@@ -11,7 +11,7 @@ from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
-from viz.figures.curves import curves_figure, event_text
+from viz.figures.charts import curves_figure, event_text
 from viz.figures.time_axis import seconds_unit
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
