@@ -18,8 +18,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
 from viz.pages import bench, lanes_view
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page, Workspace, keep_in_address
+from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
 from viz.protection import protect
 from viz.run import Run

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
@@ -106,9 +107,9 @@ def html(
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> str:
     """The page that `write_html` writes."""
+    from viz.export import static_html
     from viz.pages.page import Workspace
     from viz.pages.registry import open_pages
-    from viz.pages.static import static_html
 
     workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {})
     content = static_html([page.exported() for page in open_pages(workspace)])
@@ -136,3 +137,57 @@ _WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {
     ".svg": write_svg,
     ".png": write_png,
 }
+
+
+_ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "children": ""}
+"""Properties whose HTML attribute has another name; "" for those that are none."""
+
+
+def static_html(content: Any) -> str:
+    """The HTML of text, components of `dash.html`, figures (`dcc.Graph`), and lists of these.
+
+    Raises:
+        TypeError: a component that has no meaning without a server.
+    """
+    return _html(content, count(1))
+
+
+def _html(content: Any, figures: count[int]) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, list | tuple):
+        return "".join(_html(part, figures) for part in content)
+    if not hasattr(content, "to_plotly_json"):
+        return escape(str(content))
+    component = content.to_plotly_json()
+    kind, properties = component["type"], component["props"]
+    if kind == "Graph":
+        return _figure(properties, next(figures))
+    if component["namespace"] != "dash_html_components":
+        raise TypeError(f"{kind} needs a server")
+    tag = kind.lower()
+    attributes = "".join(_attribute(name, value) for name, value in properties.items() if value is not None)
+    return f"<{tag}{attributes}>{_html(properties.get('children'), figures)}</{tag}>"
+
+
+def _attribute(name: str, value: Any) -> str:
+    attribute = _ATTRIBUTES.get(name, name)
+    if not attribute:
+        return ""
+    if name == "style":
+        value = ";".join(f"{key}:{setting}" for key, setting in value.items())
+    return f' {attribute}="{escape(str(value))}"'
+
+
+def _figure(properties: Any, number: int) -> str:
+    from plotly.io import to_html
+
+    text = to_html(
+        properties["figure"],
+        full_html=False,
+        include_plotlyjs=number == 1,
+        include_mathjax=False,
+        config=properties["config"],
+        div_id=f"figure-{number}",
+    )
+    return f'<div class="{properties.get("className", "")}">{text}</div>'

@@ -82,6 +82,6 @@ def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
         RecycleError: there is no run.
     """
     from viz.export import html
-    from viz.run import load_run
+    from viz.run_files import load_run
 
     return NotebookPage(html([load_run(Path(directory))]), height)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,12 +27,53 @@ from recycle.job import Job
 from recycle.profile import Profile
 from recycle.report import RunReport
 from recycle.run_report import load_report
-from recycle.runs import TRACE, plan_file
+from recycle.runs import plan_file
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Operand, stated_limits
-from viz.run_files import is_run_directory, read_executed, read_job, read_metrics, read_or_complain, what_it_is
-from viz.run_segments import NotableStep, PlanFigures, RunSegment, settled
+
+
+@dataclass(frozen=True)
+class RunSegment:
+    """Consecutive steps that ran in one generation with one plan."""
+
+    first: int
+    last: int
+    plan: str | None
+    generation: int | None
+    failed: tuple[Worker, ...]
+
+    @property
+    def steps(self) -> str:
+        return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+
+    @property
+    def alive(self) -> str:
+        return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
+
+
+class NotableStep(NamedTuple):
+    """A step worth looking at, and why."""
+
+    title: str
+    step: int
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """What a plan promises: seconds (or units of the profile) per iteration, and how far that is from the bound."""
+
+    period: float
+    makespan: float
+    lower_bound: float | None
+    gap: float | None
+    optimizer: str
+
+
+def settled(segment: RunSegment) -> int:
+    """A step of a segment that ran as the others of it: the first runs with the optimizer's barrier."""
+    return min(segment.first + 1, segment.last)
+
 
 STEPS_OFFERED = 500
 """Executed steps of a run that can be chosen to compare."""
@@ -42,7 +83,7 @@ STILL = 60.0
 
 @dataclass(eq=False)
 class Run:
-    """One run directory, read once. Build with `load_run`.
+    """One run directory, read once. Build with `viz.run_files.load_run`.
 
     Attributes:
         job: as the run resolved it, None where it cannot be read.
@@ -356,20 +397,3 @@ def _players(event: Mapping[str, Any]) -> dict[Worker, Worker]:
         return {Worker.parse(role): Worker.parse(process) for process, role in roles.items()} if roles else {}
     except (RecycleError, AttributeError, TypeError):
         return {}
-
-
-def load_run(path: str | Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        RecycleError: the folder does not exist or holds nothing of a run.
-    """
-    path = Path(path)
-    if not is_run_directory(path):
-        raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")
-    problems: list[str] = []
-    job, shape, profile = read_job(path, problems)
-    metrics = read_metrics(path, problems)
-    events = read_or_complain(path / "events.jsonl", problems)
-    trace = read_executed(path, shape, problems) if shape is not None else None
-    return Run(path, job, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())

@@ -23,7 +23,7 @@ from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, 
 from recycle.pricing import profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from viz.bounded_cache import BoundedCache
+from viz.lane_cache import BoundedCache
 from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]

@@ -22,7 +22,7 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
 from viz.export import write_html
-from viz.run import load_run
+from viz.run_files import load_run
 
 HERE = Path(__file__).parent
 

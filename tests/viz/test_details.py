@@ -12,7 +12,7 @@ from recycle import Profile, Schedule, Timeline, lower, simulate
 from viz.details import Details, details
 from viz.lane_cache import CachedLanes, Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.run import load_run
+from viz.run_files import load_run
 
 
 def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:

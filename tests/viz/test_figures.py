@@ -13,14 +13,13 @@ from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.ir.instruction import OverlappedPair
 from tests.viz.lanes_bin import decode
 from viz.figures import palette
-from viz.figures.axes import CONFIG
 from viz.figures.boxes import Box, boxes
 from viz.figures.charts import curves_figure, event_text
 from viz.figures.svg import svg
-from viz.figures.time_axis import time_unit
 from viz.labels import describe, label
 from viz.lanes import LaneTable, Panel
-from viz.numbers import short
+from viz.numbers import short, time_unit
+from viz.pages.parts import CONFIG
 from viz.wire import PAIRED, encode
 
 

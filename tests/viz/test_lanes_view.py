@@ -17,7 +17,7 @@ from viz.headline import headline
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer, digest_of, lanes_view
-from viz.run import load_run
+from viz.run_files import load_run
 from viz.sources import load_source
 from viz.wire import encode
 

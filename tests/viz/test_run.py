@@ -12,7 +12,8 @@ import pytest
 
 from recycle import RecycleError, Worker
 from viz.lanes import Flag
-from viz.run import Run, load_run
+from viz.run import Run
+from viz.run_files import load_run
 from viz.sources import ScheduleFile, load_source
 
 DEAD = (Worker(1, 1),)

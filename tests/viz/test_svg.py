@@ -10,8 +10,8 @@ import pytest
 
 from recycle import Schedule, Timeline, simulate
 from viz.figures.svg import TEXT, animation, label_width, svg
-from viz.figures.time_axis import ticks
 from viz.lanes import LaneTable, Panel, on_one_axis
+from viz.numbers import ticks
 
 GOLDEN = Path(__file__).parent.parent / "cases" / "timeline_1f1b_without_1.1.svg"
 NAMESPACE = "{http://www.w3.org/2000/svg}"

@@ -30,7 +30,7 @@ from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
 from recycle.shape import Shape, Worker
 from viz.analysis.waits import name
-from viz.figures.time_axis import PLAN_UNIT, TimeUnit
+from viz.numbers import PLAN_UNIT, TimeUnit
 
 
 def _roles() -> Rows:

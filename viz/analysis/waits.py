@@ -15,7 +15,7 @@ import numpy.typing as npt
 from recycle.ir.columns import Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
-from viz.figures.time_axis import PLAN_UNIT, TimeUnit
+from viz.numbers import PLAN_UNIT, TimeUnit
 
 MOST = 12
 """Inputs or outputs that are listed one by one."""

@@ -30,9 +30,9 @@ from viz.figures.palette import (
     Paint,
     shade_of,
 )
-from viz.figures.time_axis import ticks, time_unit
 from viz.labels import describe
 from viz.lanes import LaneTable, Panel
+from viz.numbers import ticks, time_unit
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT, TOP = 30, 30, 34, 14, 34, 16, 4
 CHARACTER, TEXT = 6.6, 11

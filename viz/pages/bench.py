@@ -1,6 +1,6 @@
 """The workbench of an application: lanes that fill the window, and a dock whose panels are about the timeline in use.
 
-Pages with lanes are its modes (`viz.pages.mode`), of which one is in sight. The dock stands at the right or below, as
+Pages with lanes are its modes (`viz.pages.page`), of which one is in sight. The dock stands at the right or below, as
 wide and with the panel open that was chosen last (`assets/dock.js`). The first panels are the same in all modes: what
 is selected, why it takes as long as it does, what is in view, the workers and what a search found
 (`viz.pages.panels`). A mode adds its own.
@@ -13,13 +13,10 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viz.free_memory import release_memory
-from viz.lane_cache import CachedLanes, LaneCache
+from viz.lane_cache import CachedLanes, LaneCache, release_memory
 from viz.pages import panels, parts, scenario_panel
-from viz.pages.headline_bar import figures
 from viz.pages.lanes_view import answer, digest_of
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page
+from viz.pages.page import TABS, Mode, Page
 
 SELECTION, EXPLAIN, IN_VIEW, WORKERS, SCENARIO, FOUND = "selection", "explain", "view", "workers", "scenario", "found"
 TITLES = {
@@ -185,7 +182,7 @@ def register(app: Dash, cache: LaneCache) -> None:
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:
         shown = cache.get(digest_of(str(address)))
-        return figures(shown) if shown is not None else []
+        return parts.headline_figures(shown) if shown is not None else []
 
 
 def _window(asked: dict[str, Any]) -> list[float] | None:

@@ -19,14 +19,12 @@ from flask import Response, abort, request
 from recycle.ir.simulate import Timeline
 from viz.analysis.memory import encode_held
 from viz.details import Details, details
-from viz.figures.axes import margins
-from viz.figures.time_axis import time_unit
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable, Panel, on_one_axis
+from viz.numbers import OVERHANG, ticks, time_unit
 from viz.operands import stated_limits
 from viz.pages import parts
-from viz.pages.first_picture import first_picture
 from viz.wire import encode
 
 COMPRESSED = "data:application/gzip;base64"
@@ -58,7 +56,7 @@ def lanes_view(
         linked: timelines with the same word here, not empty, keep one time axis.
         place: in its `linked` block.
         span: length of the time axis when it is to be longer than the table's own.
-        left: as of `figures.axes.margins`.
+        left: as of `parts.margins`.
         rows: when it is not one per lane.
         explainer: what knows why the operations of `table` lie where they lie.
         ghost: lanes of the same workers, whose work is outlined.
@@ -75,7 +73,7 @@ def lanes_view(
         "data-address": address,
         "data-scale": str(unit.scale),
         "data-word": unit.word,
-        "data-margins": " ".join(map(str, margins(table, left))),
+        "data-margins": " ".join(map(str, parts.margins(table, left))),
         "data-span": str(span or table.span),
         "data-linked": linked,
         **({} if table.halt is None else {"data-halt": str(table.halt)}),
@@ -84,7 +82,7 @@ def lanes_view(
     }
     early = []
     if cache and table.span and not more and ghost is None:
-        early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
+        early = [first_picture(table, picture_address(address), span or table.span, parts.margins(table, left))]
     stage = [*early, html.Canvas(**image), parts.div("lanes-axes"), parts.div("lanes-tip", hidden=True)]
     view = parts.div(
         "lanes-view",
@@ -195,3 +193,40 @@ def _card(found: Details) -> html.Div:
     if found.needs:
         body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), found.needs))
     return html.Div(body, className="selection")
+
+
+MOST_NAMES = 24
+
+
+def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int, int, int, int]) -> html.Div:
+    """The picture with its axes.
+
+    Args:
+        source: address of the picture of all lanes over the table's span.
+        span: length of the time axis, at least the table's own.
+        margins: pixels left of, above, right of and below the axes.
+    """
+    left, top, right, bottom = margins
+    place: dict[str, Any] = {"left": left, "top": top, "right": right, "bottom": bottom}
+    start, share = OVERHANG / (1 + 2 * OVERHANG), 1 / (1 + 2 * OVERHANG)
+    unit = time_unit(table, span)
+    length = span * unit.scale
+    wide: Any = {"left": _percent(start), "width": _percent(share * table.span / span)}
+    *before, last = ticks(length, OVERHANG)
+    texts = [f"{tick:.6g}" for tick in before] + [f"{last:.6g}{unit.word and ' ' + unit.word}"]
+    shown = [
+        html.Span(text, className="tick", style={"left": _percent(start + share * tick / length)})
+        for tick, text in zip((*before, last), texts, strict=True)
+    ]
+    every = max(1, -(-table.lanes // MOST_NAMES))
+    names = [
+        html.Span(table.labels[lane], className="name", style={"top": _percent((lane + 0.5) / table.lanes)})
+        for lane in range(0, table.lanes, every)
+    ]
+    picture = html.Img(src=source, alt="", style=wide)
+    hidden: dict[str, Any] = {"aria-hidden": "true"}  # the canvas says what is shown
+    return html.Div([picture, *shown, *names], className="lanes-first", style=place, **hidden)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4f}%"

@@ -16,12 +16,31 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
-from viz.live_run import LiveRun
 from viz.pages import parts
-from viz.pages.mode import Mode
 from viz.run import Run
+from viz.run_files import LiveRun
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The content of a page with lanes.
+
+    Attributes:
+        lanes: timelines and whatever stands between them; while there are none, those of the mode before stay.
+        panels: title -> content of the panels that the page adds. In the address they are called by their first word.
+        controls: what stands above the lanes.
+        identifier: of the block of lanes, which callbacks fill.
+        rest: stores and intervals.
+    """
+
+    lanes: Any
+    panels: Mapping[str, Any]
+    controls: Any = None
+    identifier: Any = None
+    rest: Sequence[Any] = ()
+
 
 TABS = "pages"
 """Identifier of the tabs; a page opens another by setting their value to its prefix."""

@@ -16,13 +16,12 @@ from dash import html
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import TITLES
-from viz.analysis.ranges import range_statistics
+from viz.analysis.bubbles import TITLES, range_statistics
 from viz.analysis.waits import name
 from viz.labels import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
 from viz.numbers import PLACE_DIGITS, percent, short
-from viz.pages import linked, parts
+from viz.pages import parts
 
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
 BUBBLES_LOOKED_AT = 400
@@ -76,7 +75,7 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
     rows: list[list[parts.Cell]] = []
     for gap, *others in list(alike.values())[:BUBBLES_SHOWN]:
         lane = explainer.lane(shown.table, gap.worker)
-        show = linked.show_button([linked.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
+        show = parts.show_button([parts.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
         named = f"{gap.worker}, and {len(others)} on its rank alike" if others else str(gap.worker)
         why = html.Div(explainer.bubbles.reason(gap, unit))
         rows.append([named, html.Div([html.Strong(TITLES[gap.cause]), why]), show])
@@ -177,7 +176,7 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
                 short(start * unit.scale, PLACE_DIGITS),
                 slack,
                 html.Div([html.Div(line) for line in said if line]),
-                linked.show_button([linked.LaneInterval(lane, start, end)]),
+                parts.show_button([parts.LaneInterval(lane, start, end)]),
             ]
         )
     total = int(found["total"])

@@ -6,17 +6,19 @@ the page's colours, light or dark, show through (`assets/style.css`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
-from viz.figures import axes
 from viz.figures.boxes import LegendEntry
 from viz.figures.boxes import legend as entries_of
+from viz.headline import headline
+from viz.lane_cache import CachedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
 
@@ -24,28 +26,22 @@ Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
 
 
-def graph(figure: go.Figure, **properties: Any) -> dcc.Graph:
-    """A figure, with the one configuration that no graph may lack (see `axes.CONFIG`)."""
-    config: Any = axes.CONFIG
-    return dcc.Graph(figure=figure, config=config, **properties)
+def graph(figure: go.Figure, identifier: Any, kind: str = "") -> dcc.Graph:
+    """A figure, with the one configuration that no graph may lack (see `CONFIG`)."""
+    config: Any = CONFIG
+    return dcc.Graph(figure=figure, config=config, id=identifier, className=kind)
 
 
-def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str, hint: str = "") -> html.Div:
-    """A figure with its heading, what a screen reader says of it, and a line below."""
+def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> html.Div:
+    """A figure with its heading and what a screen reader says of it."""
     attributes: dict[str, Any] = {"role": "img", "aria-label": spoken}
-    drawn = html.Div(graph(figure, id=identifier, className="timeline"), **attributes)
-    below = [html.P(hint, className="hint")] if hint else []
-    return div("lanes figure-view", *([html.H3(title)] if title else []), drawn, *below)
-
-
-def gutter(tables: Iterable[LaneTable]) -> int:
-    """Pixels that the names of lanes take, in all of `tables`."""
-    return max(map(axes.gutter, tables), default=0)
+    drawn = html.Div(graph(figure, identifier, "timeline"), **attributes)
+    return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
 
 
 def under_lanes(figure: go.Figure, left: int) -> go.Figure:
     """The figure with axes as wide as those of lanes that begin `left` pixels from the edge."""
-    figure.update_layout(margin_l=left, margin_r=axes.RIGHT)
+    figure.update_layout(margin_l=left, margin_r=RIGHT)
     figure.update_yaxes(automargin=False)
     return figure
 
@@ -151,3 +147,54 @@ def legend(tables: Sequence[LaneTable]) -> html.Ul:
 def _entry(entry: LegendEntry) -> html.Li:
     style: dict[str, Any] = {} if entry.hatch else {"style": {"background": entry.fill}}  # else the style sheet's
     return html.Li([html.Span(className=f"swatch {entry.key}", **style), entry.text])
+
+
+TOP, BOTTOM, RIGHT = 26, 4, 14
+CHARACTER = 6.8
+"""Pixels that a character of a lane's name takes."""
+CONFIG: dict[str, Any] = {
+    "showSendToCloud": False,  # plotly's mode bar offers to upload the figure unless told not to
+    "displaylogo": False,
+    "responsive": True,
+    "scrollZoom": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+}
+"""Of all figures on pages."""
+
+
+def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, int]:
+    """Pixels left of, above, right of and below the axes.
+
+    Args:
+        left: pixels of the lanes' names when other timelines on the page have longer ones.
+    """
+    return left or gutter(table), TOP, RIGHT, BOTTOM
+
+
+def gutter(*tables: LaneTable) -> int:
+    """Pixels left of the axes, the same for all of `tables`: the longest lane name with the share of time that its
+    worker is busy, and where there are several pipelines the names of groups."""
+    longest = max((len(label) for table in tables for label in table.labels), default=3) + len(" 100 %")
+    has_groups = any(table.shape.pipelines > 1 and table.shape.ranks > 1 for table in tables)
+    return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
+
+
+def headline_figures(shown: CachedLanes) -> list[Any]:
+    """The headline of cached lanes."""
+    return [html.Span([f"{one.name} ", html.Strong(one.value)], title=one.meaning) for one in headline(shown)]
+
+
+class LaneInterval(NamedTuple):
+    """A stretch of a lane of the drawn table, in the table's time."""
+
+    lane: int
+    start: float
+    end: float
+
+
+def show_button(places: Sequence[LaneInterval], spoken: str = "", graph: int | None = None) -> html.Button:
+    """A button that leads to places, all in one timeline: the one at `graph` of the block, else the one in use."""
+    attributes: dict[str, Any] = {"data-places": json.dumps([list(place) for place in places])}
+    if graph is not None:
+        attributes["data-graph"] = str(graph)
+    return html.Button("Show it", className="quiet", title=spoken or None, type="button", **attributes)

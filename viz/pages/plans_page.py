@@ -20,8 +20,7 @@ from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view, pictures
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page, Workspace, keep_in_address
+from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
 from viz.pages.scenario_panel import FAILED, failed_field, worker_buttons
 from viz.scenario import FORMS, Condition, group, parse
 from viz.what_if import Answer, WhatIf

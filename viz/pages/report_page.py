@@ -10,11 +10,11 @@ from dash import Dash, Input, Output, dcc, html
 from recycle.report import GenerationChange, RunReport, TimePart
 from viz.figures.charts import over_time_figure, parts_figure
 from viz.lane_cache import LaneCache
-from viz.live_run import REFRESH_SECONDS, LiveRun
 from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
 from viz.run import Run
+from viz.run_files import REFRESH_SECONDS, LiveRun
 
 CHANGES_SHOWN = 60
 PARTS_CAPTION = (

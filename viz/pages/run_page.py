@@ -12,16 +12,14 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from viz.figures.charts import curves_figure, event_text
-from viz.figures.time_axis import seconds_unit
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
-from viz.live_run import REFRESH_SECONDS, LiveRun
-from viz.numbers import percent
+from viz.numbers import percent, seconds_unit
 from viz.pages import parts
 from viz.pages.lanes_view import explainer_of, lanes_view, pictures
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page, Workspace, keep_in_address
+from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
 from viz.run import Run
+from viz.run_files import REFRESH_SECONDS, LiveRun
 
 EVENTS_SHOWN = 60
 
@@ -145,7 +143,7 @@ class RunPage(Page):
         curves: Any = parts.empty("No step is committed yet.", hint)
         if run.metrics:
             figure = curves_figure(run.metrics, run.events, run.workers)
-            curves = parts.div("figure-view", parts.graph(figure, id=self.name("curves")))
+            curves = parts.div("figure-view", parts.graph(figure, self.name("curves")))
         plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),
@@ -232,7 +230,7 @@ class RunPage(Page):
         ]
         planned, executed = run.planned_lanes(step, chosen), run.executed_lanes(step, chosen)
         evaluated = run.evaluated_lanes(step)
-        left = parts.gutter(table for table in (planned, executed, evaluated) if table is not None)
+        left = parts.gutter(*(table for table in (planned, executed, evaluated) if table is not None))
         shown: list[Any] = []
         if planned is None:
             digest = run.plan_of(step, chosen)

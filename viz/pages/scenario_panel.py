@@ -24,7 +24,6 @@ from recycle.shape import Shape, Worker
 from viz import scenario
 from viz.lane_cache import CachedLanes, LaneCache
 from viz.pages import panels, parts
-from viz.pages.headline_bar import figures
 from viz.pages.lanes_view import lanes_address
 
 FAILED = "fail"
@@ -135,7 +134,9 @@ def register(app: Dash, cache: LaneCache) -> None:
         except RecycleError as error:
             return _answer({"problem": str(error)})
         made = cache.get(retimed)
-        return _answer({"address": lanes_address(retimed), "headline": figures(made) if made else []}, made)
+        return _answer(
+            {"address": lanes_address(retimed), "headline": parts.headline_figures(made) if made else []}, made
+        )
 
     app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
 

@@ -17,8 +17,7 @@ from viz.numbers import percent
 from viz.operands import stated_bound
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_address, lanes_view, pictures
-from viz.pages.mode import Mode
-from viz.pages.page import Page, Workspace
+from viz.pages.page import Mode, Page, Workspace
 from viz.sources import ScheduleFile
 
 FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
@@ -76,7 +75,7 @@ class SchedulePage(Page):
 
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
-        left = parts.gutter(file.lanes for file in self.files)
+        left = parts.gutter(*(file.lanes for file in self.files))
         shown: list[Any] = []
         for place, file in enumerate(self.files):
             if not len(file.lanes):

@@ -15,16 +15,13 @@ from typing import Any
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.ir.check import Finding
-from viz.bounded_cache import BoundedCache
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
-from viz.free_memory import release_memory
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import BoundedCache, Explainer, LaneCache, release_memory
 from viz.lanes import LaneTable
 from viz.numbers import short
-from viz.pages import linked, parts
+from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
-from viz.pages.mode import Mode
-from viz.pages.page import Page, Workspace
+from viz.pages.page import Mode, Page, Workspace
 
 FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
 PLACES_SHOWN = 12
@@ -110,7 +107,7 @@ class ValidatePage(Page):
         if not file.findings:
             return []
         buttons: list[parts.Cell] = [
-            linked.show_button(places, f"Show where {finding.rule} was found") if places else ""
+            parts.show_button(places, f"Show where {finding.rule} was found") if places else ""
             for finding, places in ((one, self.places(file, one)) for one in file.findings[:FINDINGS_SHOWN])
         ]
         return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
@@ -133,9 +130,9 @@ class ValidatePage(Page):
         )
         return [*([html.P(order, className="hint")] if order else []), view]
 
-    def places(self, file: Dropped, finding: Finding) -> list[linked.LaneInterval]:
+    def places(self, file: Dropped, finding: Finding) -> list[parts.LaneInterval]:
         """Where a finding lies: its own place first."""
-        return [linked.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
+        return [parts.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""

@@ -12,15 +12,14 @@ from recycle import Shape
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.lane_cache import CachedLanes, LaneCache
-from viz.live_run import LiveRun
 from viz.pages import panels
 from viz.pages.bench import INVITATION, TITLES, bench, slot_id
 from viz.pages.lanes_view import answer, digest_of
-from viz.pages.mode import Mode
+from viz.pages.page import Mode
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.pages.validate_page import ValidatePage
-from viz.run import load_run
+from viz.run_files import LiveRun, load_run
 from viz.sources import schedule_source
 
 SHAPE = Shape(1, 4, 8)
