@@ -54,8 +54,6 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
     places = {
         slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in modes] for slot in SLOTS
     }
-    tabs: dict[str, Any] = {"role": "tablist", "aria-label": "Panels"}
-    attributes: dict[str, Any] = {"data-page": pages[0].prefix}
     return parts.div(
         "bench",
         parts.div("bench-controls", *places["controls"]),
@@ -65,7 +63,12 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
             _splitter(),
             html.Aside(
                 [
-                    parts.div("bench-tabs", *(_tab(name, TITLES[name]) for name in TITLES), *places["tabs"], **tabs),
+                    parts.div(
+                        "bench-tabs",
+                        *(_tab(name, title) for name, title in TITLES.items()),
+                        *places["tabs"],
+                        **parts.attributes(role="tablist", aria_label="Panels"),
+                    ),
                     *shared,
                     *places["panels"],
                 ],
@@ -76,7 +79,7 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
         *(dcc.Store(id=store_id(what)) for what in STORES),
         dcc.Store(id="mode"),
         hidden=not pages[0].has_lanes,
-        **attributes,
+        **parts.attributes(data_page=pages[0].prefix),
     )
 
 
@@ -114,32 +117,35 @@ def store_id(what: str) -> str:
 
 
 def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
-    attributes: dict[str, Any] = {"data-page": page.prefix, "data-opened": page.opened, "data-named": page.named}
-    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **attributes)
+    named = parts.attributes(data_page=page.prefix, data_opened=page.opened, data_named=page.named)
+    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **named)
 
 
 def _splitter() -> html.Div:
-    spoken: dict[str, Any] = {"role": "separator", "aria-label": "Size of the panel: arrow keys change it"}
+    spoken = parts.attributes(role="separator", aria_label="Size of the panel: arrow keys change it")
     return html.Div(className="bench-split", tabIndex=0, **spoken)
 
 
 def _tab(name: str, title: str) -> html.Button:
-    tab: dict[str, Any] = {"role": "tab", "data-panel": name, "aria-selected": "false"}
+    tab = parts.attributes(role="tab", data_panel=name, aria_selected="false")
     return html.Button(title, className="bench-tab", **tab)
 
 
 def _panel(name: str, title: str, content: Any) -> html.Section:
-    panel: dict[str, Any] = {"role": "tabpanel", "data-panel": name, "aria-label": title}
+    panel = parts.attributes(role="tabpanel", data_panel=name, aria_label=title)
     return html.Section(content, hidden=True, className="bench-panel", tabIndex=0, **panel)
 
 
 def bar() -> html.Div:
     """What the bar of the application has beside its name and modes: the figures of the timeline in use, and a place
     for the search and the buttons, which the browser makes."""
-    live: dict[str, Any] = {"aria-live": "polite", "aria-label": "Figures of the timeline"}
     return parts.div(
         "bar",
-        html.Div(id="headline", className="headline", **live),
+        html.Div(
+            id="headline",
+            className="headline",
+            **parts.attributes(aria_live="polite", aria_label="Figures of the timeline"),
+        ),
         parts.div("bar-tools"),
         dcc.Store(id="headline-of"),
     )

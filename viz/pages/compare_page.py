@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from dash import ALL, Dash, Input, Output, State, dcc, html
+from dash import ALL, Dash, Input, State, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
@@ -212,7 +212,7 @@ class ComparePage(Page):
         """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
         in_all = Input({"type": self.name("graph"), "place": ALL}, "relayoutData")
-        parts.in_browser(app, "follow", Output(self.name("range"), "data"), in_all)
+        parts.in_browser(app, "follow", self.output("range", "data"), in_all)
         for control in ("chosen", "colour", "arrangement", "ghost"):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))
 
@@ -223,17 +223,17 @@ class ComparePage(Page):
         app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 
         @app.callback(
-            Output(self.name("lanes"), "children"),
+            self.output("lanes"),
             Input(chosen, "value"),
-            Input(self.name("colour"), "value"),
+            self.input("colour", "value"),
             Input(arrangement, "value"),
-            Input(self.name("ghost"), "value"),
+            self.input("ghost", "value"),
         )
         def draw(keys: list[str] | None, colour: Colour, how: LaneArrangement, ghost: list[str] | None) -> Any:
             with self._answering:
                 return self.lanes(keys or [], colour, how, bool(ghost))
 
-        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"), Input(arrangement, "value"))
+        @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"))
         def show(keys: list[str] | None, how: LaneArrangement) -> Any:
             with self._answering:  # after the lanes, which are there first
                 return self.compare(keys or [], how)

@@ -65,32 +65,39 @@ def lanes_view(
     """
     address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet makes a height of it
-    image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
-    live: dict[str, Any] = {"aria-live": "polite"}
     unit = time_unit(table, span)
-    attributes: dict[str, Any] = {
-        "data-name": name,
-        "data-address": address,
-        "data-scale": str(unit.scale),
-        "data-word": unit.word,
-        "data-margins": " ".join(map(str, parts.margins(table, left))),
-        "data-span": str(span or table.span),
-        "data-linked": linked,
-        **({} if table.halt is None else {"data-halt": str(table.halt)}),
-        **({} if cache is None or ghost is None else {"data-ghost": lanes_address(cache.put(ghost))}),
+    attributes = parts.attributes(
+        data_name=name,
+        data_address=address,
+        data_scale=str(unit.scale),
+        data_word=unit.word,
+        data_margins=" ".join(map(str, parts.margins(table, left))),
+        data_span=str(span or table.span),
+        data_linked=linked,
+        data_halt=None if table.halt is None else str(table.halt),
+        data_ghost=lanes_address(cache.put(ghost)) if cache and ghost else None,
         **(more or {}),
-    }
+    )
     early = []
     if cache and table.span and not more and ghost is None:
         early = [first_picture(table, picture_address(address), span or table.span, parts.margins(table, left))]
-    stage = [*early, html.Canvas(**image), parts.div("lanes-axes"), parts.div("lanes-tip", hidden=True)]
+    stage = [
+        *early,
+        html.Canvas(**parts.attributes(role="img", aria_label=f"{title}. {summary(table)}")),
+        parts.div("lanes-axes"),
+        parts.div("lanes-tip", hidden=True),
+    ]
     view = parts.div(
         "lanes-view",
         parts.div("lanes-head", *([html.H3(title, title=title)] if title else []), parts.div("lanes-tools")),
         parts.div("lanes-minimap", hidden=True if linked and place else None),
         parts.div("lanes-stage", *stage),
         parts.div("lanes-memory", hidden=True),
-        parts.div("lanes-foot", html.P(className="lanes-status", **live), legend or parts.legend([table])),
+        parts.div(
+            "lanes-foot",
+            html.P(className="lanes-status", **parts.attributes(aria_live="polite")),
+            legend or parts.legend([table]),
+        ),
         tabIndex=0,
         **attributes,
     )
@@ -224,8 +231,9 @@ def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int
         for lane in range(0, table.lanes, every)
     ]
     picture = html.Img(src=source, alt="", style=wide)
-    hidden: dict[str, Any] = {"aria-hidden": "true"}  # the canvas says what is shown
-    return html.Div([picture, *shown, *names], className="lanes-first", style=place, **hidden)
+    return html.Div(
+        [picture, *shown, *names], className="lanes-first", style=place, **parts.attributes(aria_hidden="true")
+    )
 
 
 def _percent(share: float) -> str:

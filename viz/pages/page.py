@@ -145,6 +145,18 @@ class Page(Protocol):
         """Identifier of one of the page's components."""
         return f"{self.prefix}-{part}"
 
+    def output(self, part: str, what: str = "children", *, again: bool = False) -> Output:
+        """What a callback sets of one of the page's components; `again` where another callback does too."""
+        return Output(self.name(part), what, allow_duplicate=again)
+
+    def input(self, part: str, what: str) -> Input:
+        """What a callback of the page is called for."""
+        return Input(self.name(part), what)
+
+    def state(self, part: str, what: str) -> State:
+        """What a callback of the page is told too."""
+        return State(self.name(part), what)
+
 
 def open_by_buttons(app: Dash, kind: str) -> None:
     """Have the buttons `{"type": kind, "page": PREFIX}` open the page that each names."""

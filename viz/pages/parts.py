@@ -34,8 +34,7 @@ def graph(figure: go.Figure, identifier: Any, kind: str = "") -> dcc.Graph:
 
 def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> html.Div:
     """A figure with its heading and what a screen reader says of it."""
-    attributes: dict[str, Any] = {"role": "img", "aria-label": spoken}
-    drawn = html.Div(graph(figure, identifier, "timeline"), **attributes)
+    drawn = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=spoken))
     return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
 
 
@@ -44,6 +43,11 @@ def under_lanes(figure: go.Figure, left: int) -> go.Figure:
     figure.update_layout(margin_l=left, margin_r=RIGHT)
     figure.update_yaxes(automargin=False)
     return figure
+
+
+def attributes(**values: str | None) -> Any:
+    """Attributes of HTML whose names are none of Python's: `aria_label` is aria-label."""
+    return {name.replace("_", "-"): value for name, value in values.items() if value is not None}
 
 
 def div(kind: str, *children: Any, **properties: Any) -> html.Div:
@@ -194,7 +198,6 @@ class LaneInterval(NamedTuple):
 
 def show_button(places: Sequence[LaneInterval], spoken: str = "", graph: int | None = None) -> html.Button:
     """A button that leads to places, all in one timeline: the one at `graph` of the block, else the one in use."""
-    attributes: dict[str, Any] = {"data-places": json.dumps([list(place) for place in places])}
-    if graph is not None:
-        attributes["data-graph"] = str(graph)
-    return html.Button("Show it", className="quiet", title=spoken or None, type="button", **attributes)
+    found = json.dumps([list(place) for place in places])
+    leads = attributes(data_places=found, data_graph=None if graph is None else str(graph))
+    return html.Button("Show it", className="quiet", title=spoken or None, type="button", **leads)

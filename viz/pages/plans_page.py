@@ -136,8 +136,11 @@ class PlansPage(Page):
         shown = [(title, one) for title, one in columns if one is not None]
         rows = [[title, *(measure(one) for _, one in shown)] for title, measure in _MEASURES]
         steps = [html.Span(self._title(step)) for step in before[-CRUMBS:]]
-        spoken: dict[str, Any] = {"role": "group", "aria-label": "Failed workers, step by step"}
-        crumbs = html.Nav([*steps, html.Span(_title(asked), className="now")], className="crumbs", **spoken)
+        crumbs = html.Nav(
+            [*steps, html.Span(_title(asked), className="now")],
+            className="crumbs",
+            **parts.attributes(role="group", aria_label="Failed workers, step by step"),
+        )
         came = "from the library" if now.source == "library" else "planned now"
         moved = f" {_moved(now)}" if now.plan.moves or now.plan.layout_limit else ""
         idle = f" Idle: {', '.join(map(str, now.idle[:12]))}." if now.idle else ""
@@ -263,9 +266,9 @@ class PlansPage(Page):
         return _title(parse(text, self.what_if.shape))
 
     def register(self, app: Dash) -> None:
-        message, answer = Output(self.name("message"), "children"), Output(self.name("answer"), "children")
-        lanes, trail = Output(self.name("lanes"), "children"), Output(self.name("trail"), "data")
-        text_now, trail_now = State(FAILED, "value"), State(self.name("trail"), "data")
+        message, answer = self.output("message"), self.output("answer")
+        lanes, trail = self.output("lanes"), self.output("trail", "data")
+        text_now, trail_now = State(FAILED, "value"), self.state("trail", "data")
         keep_in_address(app, FAILED, State(FAILED, "type"))
 
         def again(output: Output) -> Output:
@@ -278,8 +281,8 @@ class PlansPage(Page):
             message,
             Input({"type": FAILED, "workers": ALL}, "n_clicks"),
             Input({"type": self.name("entry"), "vector": ALL}, "n_clicks"),
-            Input(self.name("undo"), "n_clicks"),
-            Input(self.name("restore"), "n_clicks"),
+            self.input("undo", "n_clicks"),
+            self.input("restore", "n_clicks"),
             Input(FAILED, "n_submit"),
             Input(store_id("choice"), "data"),
             text_now,
@@ -298,12 +301,12 @@ class PlansPage(Page):
 
         @app.callback(
             answer,
-            Output(self.name("workers"), "children"),
+            self.output("workers"),
             lanes,
             trail,
             Input(FAILED, "value"),
             # Else Dash forgets it where a deep link sets the text before the page is there.
-            Input(self.name("lanes"), "id"),
+            self.input("lanes", "id"),
             trail_now,
         )
         def show(text: str | None, _: str, trail: Trail) -> tuple[Any, ...]:
@@ -322,11 +325,11 @@ class PlansPage(Page):
                 again(message),
                 again(answer),
                 again(lanes),
-                Input(self.name("longer"), "n_clicks"),
+                self.input("longer", "n_clicks"),
                 text_now,
                 trail_now,
                 prevent_initial_call=True,
-                running=[(Output(self.name("longer"), "disabled"), True, False)],
+                running=[(self.output("longer", "disabled"), True, False)],
             )
             def search_longer(clicks: int, text: str | None, trail: Trail) -> tuple[Any, ...]:
                 if not clicks:
@@ -337,13 +340,13 @@ class PlansPage(Page):
                 return said, self.answer(text or "", trail[:-1]), self.lanes(text or "", trail[:-1])
 
         # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
-        @app.callback(Output(self.name("library"), "children"), Input(self.name("library"), "id"))
+        @app.callback(self.output("library"), self.input("library", "id"))
         def list_library(_: str) -> Any:
             return self.library()
 
         @app.callback(
-            Output(self.name("saved"), "data"),
-            Input(self.name("save"), "n_clicks"),
+            self.output("saved", "data"),
+            self.input("save", "n_clicks"),
             text_now,
             prevent_initial_call=True,
         )

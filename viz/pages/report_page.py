@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, dcc, html
 
 from recycle.report import GenerationChange, RunReport, TimePart
 from viz.figures.charts import over_time_figure, parts_figure
@@ -84,9 +84,9 @@ class ReportPage(Page):
 
     def register(self, app: Dash) -> None:
         @app.callback(
-            Output(self.name("shown"), "children"),
-            Output(self.name("tick"), "disabled"),
-            Input(self.name("tick"), "n_intervals"),
+            self.output("shown"),
+            self.output("tick", "disabled"),
+            self.input("tick", "n_intervals"),
             prevent_initial_call=True,
         )
         def read_again(_: int) -> Any:

@@ -73,14 +73,13 @@ def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
 def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> html.Button:
     first, *others = sorted(scenario.group(word, shape))
     is_failed = dead >= {first, *others}
-    spoken: dict[str, Any] = {"aria-pressed": str(is_failed).lower()}
     return html.Button(
         f"✕ {title}" if is_failed else title,
         id={"type": FAILED, "workers": word},
         n_clicks=0,
         className="worker failed" if is_failed else "worker",
         title=f"{'Restore' if is_failed else 'Fail'} {first}" + (f" to {others[-1]}" if others else ""),
-        **spoken,
+        **parts.attributes(aria_pressed=str(is_failed).lower()),
     )
 
 
@@ -93,9 +92,9 @@ def times(shown: CachedLanes | None) -> list[Any]:
     threading.Thread(target=scenario.prepare, args=(shown.explainer,), name="prepare", daemon=True).start()
     titles = {field.name: field.title for field in scenario.FIELDS} | {scenario.LIMIT: "Memory limit"}
     rows = [_field(name, titles[name], value) for name, value in scenario.values_of(shown.explainer).items()]
-    reset = html.Button("As given", className="quiet", type="button", **_data("data-retime-reset", "yes"))
+    reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
     choose = html.Button(
-        "Profile or job …", className="quiet", type="button", **_data("data-retime-file", str(MOST_BYTES))
+        "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MOST_BYTES))
     )
     message = parts.div("status retime-message", role="status")
     below = parts.div("retime-buttons", reset, choose)
@@ -105,11 +104,7 @@ def times(shown: CachedLanes | None) -> list[Any]:
 def _field(name: str, title: str, value: str) -> html.Label:
     identifier = {"type": "retime", "field": name}
     entry = dcc.Input(value=value, id=identifier, type="text", placeholder="none", autoComplete="off", spellCheck=False)
-    return html.Label([html.Span(title), entry], **_data("data-field", name), **_data("data-given", value))
-
-
-def _data(name: str, value: str) -> Any:
-    return {name: value}
+    return html.Label([html.Span(title), entry], **parts.attributes(data_field=name, data_given=value))
 
 
 def register(app: Dash, cache: LaneCache) -> None:

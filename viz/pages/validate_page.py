@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from recycle.ir.check import Finding
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
@@ -141,21 +141,21 @@ class ValidatePage(Page):
         parts.in_browser(
             app,
             "refuse",
-            Output(self.name("limit"), "data", allow_duplicate=True),
-            Input(self.name("limit"), "data"),
-            State(self.name("upload"), "id"),
-            State(self.name("message"), "id"),
+            self.output("limit", "data", again=True),
+            self.input("limit", "data"),
+            self.state("upload", "id"),
+            self.state("message", "id"),
             prevent_initial_call="initial_duplicate",
         )
 
         @app.callback(
-            Output(self.name("answer"), "children"),
-            Output(self.name("verdict"), "children"),
-            Output(self.name("file"), "data"),
-            Output(self.name("message"), "children"),
-            Output(self.name("message"), "className"),
-            Input(self.name("upload"), "contents"),
-            State(self.name("upload"), "filename"),
+            self.output("answer"),
+            self.output("verdict"),
+            self.output("file", "data"),
+            self.output("message"),
+            self.output("message", "className"),
+            self.input("upload", "contents"),
+            self.state("upload", "filename"),
             prevent_initial_call=True,
         )
         def check_it(contents: str | None, name: str | None) -> Any:
