@@ -30,7 +30,7 @@ from viz.pages.compared import (
     largest,
     shade_legend,
 )
-from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
+from viz.pages.lanes_view import lanes_address, lanes_view, served
 from viz.pages.page import Mode, Page, Workspace, keep_in_address
 from viz.run import Run
 from viz.sources import ScheduleFile
@@ -217,8 +217,7 @@ class ComparePage(Page):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))
 
         def shades(digest: str) -> Response:
-            content = self.shades.get(digest) or abort(404)
-            return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
+            return served(self.shades.get(digest) or abort(404), digest)
 
         app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 

@@ -147,32 +147,33 @@ def picture_address(address: str) -> str:
     return f"{address.removesuffix('.bin')}.png"
 
 
+def served(content: bytes, digest: str, kind: str = "application/octet-stream") -> Response:
+    """An answer that never changes, for browsers to keep."""
+    answer = Response(content, mimetype=kind, headers={"Cache-Control": FOREVER})
+    answer.set_etag(digest)
+    answer.make_conditional(request)
+    return answer
+
+
 def register(app: Dash, cache: LaneCache) -> None:
     """Add the routes of all timelines."""
 
     def lanes(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)
-        if digest in request.if_none_match:
-            return Response(status=304, headers={"ETag": f'"{digest}"', "Cache-Control": FOREVER})
-        answer = Response(shown.content, mimetype="application/octet-stream")
-        answer.set_etag(digest)
-        answer.headers["Cache-Control"] = FOREVER
-        return answer
+        return served(shown.content, digest)
 
     def picture(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)
-        return Response(shown.picture, mimetype="image/png", headers={"Cache-Control": FOREVER})
+        return served(shown.picture, digest, "image/png")
 
-    def held_by_all(digest: str) -> Response:
+    def held(digest: str) -> Response:
         shown = cache.get(digest)
         if shown is None or shown.explainer is None:
             abort(404)
-        content = encode_held(shown, shown.explainer)
-        return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
+        return served(encode_held(shown, shown.explainer), digest)
 
-    app.server.add_url_rule("/held/<digest>.bin", "held", held_by_all)
-    for suffix, route in ((".bin", lanes), (".png", picture)):
-        app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
+    for path, route in (("lanes/<digest>.bin", lanes), ("lanes/<digest>.png", picture), ("held/<digest>.bin", held)):
+        app.server.add_url_rule(f"/{path}", route.__name__, route)
 
 
 def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
