@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -144,6 +144,13 @@ class Explainer:
         first = int(columns.offsets[w])
         operation = self.operation(table, first) if first < int(columns.offsets[w + 1]) else -1
         return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
+
+
+class Drawn(NamedTuple):
+    """Lanes, and what explains them if that is known."""
+
+    lanes: LaneTable
+    explainer: Explainer | None = None
 
 
 @dataclass(frozen=True, eq=False)

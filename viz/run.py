@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.columns import Rows
 from recycle.ir.executed import executed_timeline
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
@@ -29,6 +28,7 @@ from recycle.report import RunReport
 from recycle.run_report import load_report
 from recycle.runs import plan_file
 from recycle.shape import Shape, Worker
+from viz.lane_cache import Drawn, Explainer
 from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Operand, stated_limits
 
@@ -264,21 +264,10 @@ class Run:
         """Median seconds from one step to the next among `first` to `last`, as executed; see `Trace.period`."""
         return self.trace.period(first, last) if self.trace is not None else None
 
-    def planned_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
+    def planned(self, step: int, generation: int | None = None) -> Drawn | None:
         """The lanes of the plan that `step` ran by; of one that deadlocks, as far as it runs; None without a plan."""
-        plan = self.plan(self.plan_of(step, generation))
-        if plan is None:
-            return None
         chosen = self._chosen(step, generation)
-        event = self.generations.get(chosen, {}) if chosen is not None else {}
-        timeline = self.planned(step, generation)
-        if timeline is None:
-            return LaneTable.until_stuck(plan, self.profile)
-        return LaneTable.from_timeline(timeline, players=_players(event))
-
-    def planned(self, step: int, generation: int | None = None) -> Timeline | None:
-        """The timeline of the plan that `step` ran by; None without a plan, or for one that deadlocks."""
-        digest = self.plan_of(step, generation)
+        digest = self.plan_of(step, chosen)
         plan = self.plan(digest)
         if digest is None or plan is None:
             return None
@@ -287,21 +276,27 @@ class Run:
                 self._timelines[digest] = simulate(plan, self.profile)
             except RecycleError:
                 self._timelines[digest] = None
-        return self._timelines[digest]
+        timeline = self._timelines[digest]
+        if timeline is None:
+            return Drawn(LaneTable.until_stuck(plan, self.profile))
+        event = self.generations.get(chosen, {}) if chosen is not None else {}
+        lanes = LaneTable.from_timeline(timeline, players=_players(event))
+        return Drawn(lanes, Explainer(timeline, limits=stated_limits(timeline.schedule)))
 
-    def executed_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
+    def executed(self, step: int, generation: int | None = None) -> Drawn | None:
         """The lanes of what ran of `step`, in its last generation when none is given; None when nothing was traced."""
         window = self._ran(step, generation)
         if window is None:
             return None
-        failed = self.failed_in(step, int(window.generation[0]))
-        return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
+        explainer = Explainer(executed_timeline(window, self.profile), executed_schedule(window)[1], executed=True)
+        return Drawn(self._lanes_of(window, step), explainer)
 
-    def evaluated_lanes(self, step: int) -> LaneTable | None:
+    def evaluated(self, step: int) -> Drawn | None:
         """The lanes of the evaluation after `step`, all of its batches; None where nothing of it was traced."""
         window = self.trace.evaluation(step) if self.trace is not None else None
-        if window is None:
-            return None
+        return None if window is None else Drawn(self._lanes_of(window, step))
+
+    def _lanes_of(self, window: Trace, step: int) -> LaneTable:
         failed = self.failed_in(step, int(window.generation[0]))
         return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
 
@@ -310,13 +305,6 @@ class Run:
         """Step -> the loss of the evaluation after it."""
         found = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
         return {step: loss for step, loss in found if loss is not None}
-
-    def executed(self, step: int, generation: int | None = None) -> tuple[Timeline, Rows] | None:
-        """(what ran of `step` as a timeline, the operation's id in `executed_lanes` of each of its rows)."""
-        window = self._ran(step, generation)
-        if window is None:
-            return None
-        return executed_timeline(window, self.profile), executed_schedule(window)[1]
 
     def _ran(self, step: int, generation: int | None) -> Trace | None:
         """What was traced of one attempt of `step`, the last when none is given."""
@@ -329,10 +317,9 @@ class Run:
         """The steps worth looking at, planned and executed."""
         shown = []
         for step in self.notable_steps:
-            for what, lanes in (("planned", self.planned_lanes), ("executed", self.executed_lanes)):
-                table = lanes(step.step)
-                if table is not None and len(table):
-                    shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", table))
+            for what, drawn in (("planned", self.planned(step.step)), ("executed", self.executed(step.step))):
+                if drawn is not None and len(drawn.lanes):
+                    shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", drawn.lanes))
         return shown
 
     def choices(self, place: int) -> dict[str, str]:

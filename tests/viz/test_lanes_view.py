@@ -84,9 +84,9 @@ def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> 
 
 def test_the_axes_say_their_unit_and_leave_room_for_the_names(run_dir: Path) -> None:
     run = load_run(run_dir)
-    executed = run.executed_lanes(4)
+    executed = run.executed(4)
     assert executed is not None
-    component = plain(lanes_view("", executed, "x", None, left=140))
+    component = plain(lanes_view("", executed.lanes, "x", None, left=140))
     [shown] = canvases(component)
     assert (shown["data-margins"], shown["data-scale"], shown["data-word"]) == ("140 26 14 4", "1000.0", "ms")
     assert of_type(component, "Graph") == []

@@ -16,14 +16,12 @@ from typing import Any
 from dash import Dash, html
 from flask import Response, abort, request
 
-from recycle.ir.simulate import Timeline
 from viz.analysis.memory import encode_held
 from viz.details import Details, details
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.numbers import OVERHANG, ticks, time_unit
-from viz.operands import stated_limits
 from viz.pages import parts
 from viz.wire import encode
 
@@ -113,11 +111,6 @@ def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section
         for place, panel in enumerate(on_one_axis(panels))
     ]
     return parts.card("Timelines", *shown)
-
-
-def explainer_of(timeline: Timeline | None) -> Explainer | None:
-    """The explainer of lanes that are those of a planned timeline; None where there is none."""
-    return Explainer(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
 
 
 def _inside(table: LaneTable) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from viz.figures.charts import curves_figure, event_text
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import Drawn, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.numbers import percent, seconds_unit
 from viz.pages import parts
-from viz.pages.lanes_view import explainer_of, lanes_view, pictures
+from viz.pages.lanes_view import lanes_view, pictures
 from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
 from viz.run import Run
 from viz.run_files import REFRESH_SECONDS, LiveRun
@@ -233,9 +233,13 @@ class RunPage(Page):
         options = [
             {"label": f"generation {g}" + ("" if g == tried[-1] else " (broken off)"), "value": g} for g in tried
         ]
-        planned, executed = run.planned_lanes(step, chosen), run.executed_lanes(step, chosen)
-        evaluated = run.evaluated_lanes(step)
-        left = parts.gutter(*(table for table in (planned, executed, evaluated) if table is not None))
+        planned, executed, evaluated = run.planned(step, chosen), run.executed(step, chosen), run.evaluated(step)
+        left = parts.gutter(*(drawn.lanes for drawn in (planned, executed, evaluated) if drawn is not None))
+
+        def view(part: str, title: str, drawn: Drawn) -> html.Div:
+            title += _reroutes(drawn.lanes)
+            return lanes_view(title, drawn.lanes, self.name(part), self.cache, explainer=drawn.explainer, left=left)
+
         shown: list[Any] = []
         if planned is None:
             digest = run.plan_of(step, chosen)
@@ -243,23 +247,16 @@ class RunPage(Page):
             why = unread if digest else f"No plan is known for step {step}."
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
-            title = f"Planned, step {step}{_reroutes(planned)}"
-            explainer = explainer_of(run.planned(step, chosen))
-            shown.append(lanes_view(title, planned, self.name("planned"), self.cache, explainer=explainer, left=left))
+            shown.append(view("planned", f"Planned, step {step}", planned))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
         else:
-            title = f"Executed, step {step}{_reroutes(executed)}"
-            ran = run.executed(step, chosen)
-            explainer = Explainer(*ran, executed=True) if ran else None
-            shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer, left=left))
+            shown.append(view("executed", f"Executed, step {step}", executed))
         if evaluated is not None:
             loss = run.evaluations.get(step)
             title = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
-            shown.append(
-                lanes_view(f"{title}{_reroutes(evaluated)}", evaluated, self.name("evaluated"), self.cache, left=left)
-            )
+            shown.append(view("evaluated", title, evaluated))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
