@@ -97,7 +97,6 @@ def usual_period(timeline: Timeline) -> float | None:
 
 @lru_cache(8)
 def _usual(ranks: int, micro_batches: int) -> EventGraph:
-    """One pipeline of 1F1B, ready to be timed."""
     return event_graph(lower(one_f_one_b(Shape(1, ranks, micro_batches))))
 
 

@@ -195,9 +195,10 @@ class LaneCache:
         self._digests[table] = digest
         return digest
 
-    def get(self, digest: str) -> CachedLanes | None:
-        """The table of that hash; None when it was never there, or others took its place."""
-        return self._kept.get(digest)
+    def get(self, digest: object) -> CachedLanes | None:
+        """The table of that hash, or behind the address with it, which browsers send; None when it was never there, or
+        others took its place."""
+        return self._kept.get(str(digest).removeprefix("lanes/").removesuffix(".bin"))
 
 
 def _bytes(kept: CachedLanes) -> int:

@@ -180,7 +180,6 @@ class Run:
         return sorted({*tried, *([counted] if isinstance(counted, int) else [])})
 
     def _chosen(self, step: int, generation: int | None) -> int | None:
-        """`generation`, or the last one of `step` when it is None."""
         tried = self.generations_of(step)
         return tried[-1] if generation is None and tried else generation
 
@@ -307,7 +306,6 @@ class Run:
         return {step: loss for step, loss in found if loss is not None}
 
     def _ran(self, step: int, generation: int | None) -> Trace | None:
-        """What was traced of one attempt of `step`, the last when none is given."""
         tried = self.trace.generations_of(step) if self.trace is not None else []
         if self.trace is None or not tried or (generation is not None and generation not in tried):
             return None

@@ -16,7 +16,7 @@ from viz.app import build_app
 from viz.headline import headline
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.pages.lanes_view import answer, digest_of, lanes_view
+from viz.pages.lanes_view import answer, lanes_view
 from viz.run_files import load_run
 from viz.sources import load_source
 from viz.wire import encode
@@ -97,11 +97,11 @@ def test_everything_told_of_lanes_has_the_unit_of_the_axis_they_were_drawn_under
     short = replace(table, start=table.start * 0.2, end=table.end * 0.2)  # 1.8 s
     explainer = Explainer(scaled(simulate(healthy), 0.2), executed=True)
     alone = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer)))[0]
-    shown = cache.get(digest_of(alone["data-address"]))
+    shown = cache.get(alone["data-address"])
     assert shown is not None
     assert (alone["data-word"], headline(shown)[0].value) == ("ms", "1800 ms")
     beside = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer, span=2.5)))[0]
-    shown = cache.get(digest_of(beside["data-address"]))
+    shown = cache.get(beside["data-address"])
     assert shown is not None
     assert (beside["data-word"], headline(shown)[0].value) == ("s", "1.8 s")
     assert alone["data-address"] == beside["data-address"]

@@ -260,7 +260,6 @@ _NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple[Rows, Rows]]:
-    """Worker -> (keys, rows) of what it runs, in order."""
     keys, rows, _ = _keys(timeline.schedule, shapes)
     order = np.argsort(rows, kind="stable")
     keys, rows = keys[order], rows[order]

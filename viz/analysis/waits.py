@@ -64,7 +64,6 @@ class Waits:
         return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
 
     def _receive_of(self, row: int) -> int:
-        """The receive of a send, -1 for other rows."""
         receives = np.flatnonzero(self.timeline.dependencies.sends == row)
         return int(receives[0]) if len(receives) else -1
 

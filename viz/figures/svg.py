@@ -146,7 +146,6 @@ def _panel(pen: Pen, panel: Panel, left: float, top: float, width: float, tall: 
 
 
 def _bracket(pen: Pen, left: float, right: float, bottom: float, text: str) -> None:
-    """A bracket above the lanes from one time to another, with what it spans behind its middle."""
     pen.line([(left, bottom - 2), (left, bottom - 9), (right, bottom - 9), (right, bottom - 2)], INK, "period")
     middle, width = left + 0.75 * (right - left), CHARACTER * len(text) + 8
     pen.box(middle - width / 2, bottom - 16, width, 13, PAPER)
@@ -221,7 +220,6 @@ def _document(panels: Sequence[Panel], body: Sequence[str], width: int, tall: fl
 
 
 def _hatched(panels: Sequence[Panel]) -> list[Paint]:
-    """The paints that may be striped: all, those of later chunks where there are any."""
     chunks = max((panel.table.chunks for panel in panels), default=1)
     shades = dict.fromkeys(shade_of(chunk, chunks) for chunk in range(chunks))
     return [paint for shade in shades for paint in CHUNK_PAINTS[shade]]

@@ -15,7 +15,7 @@ from dash import Dash, Input, Output, dcc, html, no_update
 
 from viz.lane_cache import CachedLanes, LaneCache, release_memory
 from viz.pages import panels, parts, scenario_panel
-from viz.pages.lanes_view import answer, digest_of
+from viz.pages.lanes_view import answer
 from viz.pages.page import TABS, Mode, Page
 
 SELECTION, EXPLAIN, IN_VIEW, WORKERS, SCENARIO, FOUND = "selection", "explain", "view", "workers", "scenario", "found"
@@ -175,22 +175,17 @@ def register(app: Dash, cache: LaneCache) -> None:
         def show(asked: Any) -> Any:
             if not isinstance(asked, dict) or asked.get("panel") != name:
                 return no_update
-            found = make(cache.get(digest_of(str(asked.get("address")))), asked)
+            found = make(cache.get(asked.get("address")), asked)
             release_memory()
             return found
 
     on_panel(EXPLAIN, "asked", lambda shown, _: panels.explained(shown))
     on_panel(WORKERS, "asked", lambda shown, _: panels.workers(shown))
     on_panel(SCENARIO, "asked", lambda shown, _: scenario_panel.times(shown))
-    on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, _window(asked)))
+    on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, asked.get("window")))
     on_panel(FOUND, "found", panels.hits)
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:
-        shown = cache.get(digest_of(str(address)))
+        shown = cache.get(address)
         return parts.headline_figures(shown) if shown is not None else []
-
-
-def _window(asked: dict[str, Any]) -> list[float] | None:
-    window = asked.get("window")
-    return window if panels.is_window(window) else None

@@ -153,7 +153,6 @@ class ComparePage(Page):
     def _interleaved(
         self, compared: ComparedTimelines, coloured: Sequence[dict[str, Any] | None], left: int
     ) -> html.Div:
-        """One canvas: of each worker the lane of the first, below it that of the second, and so on."""
         addresses = [
             lanes_address(self.cache.put(table, operand.explainer))
             for operand, table in zip(compared.operands, compared.tables, strict=True)
@@ -243,5 +242,4 @@ _ARRANGEMENTS = {"stacked": "one timeline under the other", "interleaved": "lane
 
 
 def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:
-    """A choice of one of a few; the first is chosen."""
     return html.Div([html.Span(title), dcc.RadioItems(options, next(iter(options)), id=identifier, inline=True)])

@@ -114,7 +114,6 @@ def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section
 
 
 def _inside(table: LaneTable) -> str:
-    """An address that holds the lanes itself."""
     return f"{COMPRESSED},{b64encode(gzip.compress(encode(table), 6, mtime=0)).decode()}"
 
 
@@ -126,13 +125,8 @@ def lanes_address(digest: str) -> str:
 def draw(addresses: Sequence[str], cache: LaneCache) -> None:
     """Have the pictures of these lanes ready before a browser asks."""
     for address in addresses:
-        if (shown := cache.get(digest_of(address))) is not None:
+        if (shown := cache.get(address)) is not None:
             _ = shown.picture
-
-
-def digest_of(address: str) -> str:
-    """The hash in the address of lanes."""
-    return address.removeprefix("lanes/").removesuffix(".bin")
 
 
 def picture_address(address: str) -> str:
@@ -173,7 +167,7 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     """The details of a choice as they stand on the page, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
-    shown = cache.get(digest_of(str(choice.get("address"))))
+    shown = cache.get(choice.get("address"))
     if shown is None:
         return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
     found = details(shown, choice)

@@ -7,7 +7,6 @@ functions of what is kept there, so that tests need no browser.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,12 +96,12 @@ def explained(shown: CachedLanes | None) -> list[Any]:
     return [critical_path(shown, shown.explainer), longest_bubbles(shown, shown.explainer)]
 
 
-def in_view(shown: CachedLanes | None, window: Sequence[float] | None) -> list[Any]:
-    """Work by kind and bubbles by cause between two times of the table; of all when `window` is None."""
+def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
+    """Work by kind and bubbles by cause between two times of the table; of all where `window` is no such times."""
     if shown is None or shown.explainer is None:
         return explained(shown)
     explainer, unit = shown.explainer, shown.unit
-    begin, end = window or (0.0, explainer.timeline.makespan)
+    begin, end = window if is_window(window) else (0.0, explainer.timeline.makespan)
     found = range_statistics(explainer.timeline, explainer.bubbles.gaps, begin, end)
     rows: list[list[parts.Cell]] = []
     for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):

@@ -376,7 +376,6 @@ def _gap(gap: float) -> str:
 
 
 def _moved(answer: Answer) -> str:
-    """Who takes on which layers from whom; or why no layer moves."""
     moves = answer.plan.moves
     if not moves:
         return f"No layer moves: {answer.plan.layout_limit}."
