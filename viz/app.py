@@ -18,7 +18,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
 from viz.pages import bench, lanes_view
-from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
+from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
 from viz.protection import protect
 from viz.run import Run
@@ -114,7 +114,7 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
     workbench = bench.bench(pages, first if isinstance(first, Mode) else None)
     content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), workbench]
-    opened = dcc.Store(id="opened", data=[pages[0].prefix])
+    opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
     top = html.Header([*heading], className="top")
     return html.Div([top, html.Main(content), bench.bar(), opened], className="application")
 
@@ -123,9 +123,9 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     @app.callback(
         Output({"type": "page", "page": ALL}, "children"),
         *(Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS),
-        Output("opened", "data"),
+        Output(OPENED, "data"),
         Input(TABS, "value"),
-        State("opened", "data"),
+        State(OPENED, "data"),
         prevent_initial_call=True,
     )
     def open_page(chosen: str, opened: list[str]) -> tuple[Any, ...]:

@@ -44,6 +44,8 @@ class Mode:
 
 TABS = "pages"
 """Identifier of the tabs; a page opens another by setting their value to its prefix."""
+OPENED = "opened"
+"""Identifier of the store of the pages that were opened so far."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view, pictures
-from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
+from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address
 from viz.pages.scenario_panel import FAILED, failed_field, worker_buttons
 from viz.scenario import FORMS, Condition, group, parse
 from viz.what_if import Answer, WhatIf
@@ -70,6 +70,7 @@ class PlansPage(Page):
             parts.awaited(self.name("answer")),
             says,
             dcc.Store(id=self.name("trail"), data=[""]),
+            dcc.Store(id=self.name("searched"), data=0),
         ]
 
     def layout(self) -> Mode:
@@ -266,19 +267,14 @@ class PlansPage(Page):
         return _title(parse(text, self.what_if.shape))
 
     def register(self, app: Dash) -> None:
-        message, answer = self.output("message"), self.output("answer")
-        lanes, trail = self.output("lanes"), self.output("trail", "data")
         text_now, trail_now = State(FAILED, "value"), self.state("trail", "data")
         keep_in_address(app, FAILED, State(FAILED, "type"))
 
-        def again(output: Output) -> Output:
-            return Output(output.component_id, output.component_property, allow_duplicate=True)
-
         @app.callback(
             Output(FAILED, "value", allow_duplicate=True),
-            again(trail),
+            self.output("trail", "data", again=True),
             Output(TABS, "value", allow_duplicate=True),
-            message,
+            self.output("message"),
             Input({"type": FAILED, "workers": ALL}, "n_clicks"),
             Input({"type": self.name("entry"), "vector": ALL}, "n_clicks"),
             self.input("undo", "n_clicks"),
@@ -300,44 +296,54 @@ class PlansPage(Page):
             return (*changed, self.prefix, "") if changed else (no_update,) * 4
 
         @app.callback(
-            answer,
+            self.output("answer"),
             self.output("workers"),
-            lanes,
-            trail,
+            self.output("trail", "data"),
             Input(FAILED, "value"),
-            # Else Dash forgets it where a deep link sets the text before the page is there.
-            self.input("lanes", "id"),
+            Input(OPENED, "data"),
+            self.input("searched", "data"),
             trail_now,
         )
-        def show(text: str | None, _: str, trail: Trail) -> tuple[Any, ...]:
+        def show(text: str | None, opened: list[str], _: int, trail: Trail) -> tuple[Any, ...]:
+            if self.prefix not in opened:  # plans take time, and nobody asked for any
+                return (no_update,) * 3
             text = text or ""
             trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
             try:
                 failed = parse(text, self.what_if.shape).failed
-                shown = self.answer(text, trail[:-1]), worker_buttons(self.what_if.shape, failed)
-                return *shown, self.lanes(text, trail[:-1]), trail
+                return self.answer(text, trail[:-1]), worker_buttons(self.what_if.shape, failed), trail
             except RecycleError as error:
-                return parts.problems([str(error)]), no_update, parts.empty("There is no plan to draw."), no_update
+                return parts.problems([str(error)]), no_update, no_update
+
+        @app.callback(
+            self.output("lanes"),
+            self.input("trail", "data"),
+            self.input("searched", "data"),
+            # Else Dash forgets it where a deep link sets the text before the page is there.
+            self.input("lanes", "id"),
+        )
+        def draw(trail: Trail, _: int, __: str) -> Any:
+            try:
+                return self.lanes(trail[-1], trail[:-1])
+            except RecycleError:
+                return parts.empty("There is no plan to draw.")
 
         if self.what_if.searcher is not None:
 
             @app.callback(
-                again(message),
-                again(answer),
-                again(lanes),
+                self.output("message", again=True),
+                self.output("searched", "data"),
                 self.input("longer", "n_clicks"),
                 text_now,
-                trail_now,
+                self.state("searched", "data"),
                 prevent_initial_call=True,
                 running=[(self.output("longer", "disabled"), True, False)],
             )
-            def search_longer(clicks: int, text: str | None, trail: Trail) -> tuple[Any, ...]:
+            def search_longer(clicks: int, text: str | None, count: int) -> tuple[Any, Any]:
                 if not clicks:
-                    return (no_update,) * 3
+                    return no_update, no_update
                 is_better, said = self.searched(text or "")
-                if not is_better:
-                    return said, no_update, no_update
-                return said, self.answer(text or "", trail[:-1]), self.lanes(text or "", trail[:-1])
+                return said, count + 1 if is_better else no_update
 
         # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
         @app.callback(self.output("library"), self.input("library", "id"))

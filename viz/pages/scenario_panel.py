@@ -98,7 +98,8 @@ def times(shown: CachedLanes | None) -> list[Any]:
     )
     message = parts.div("status retime-message", role="status")
     below = parts.div("retime-buttons", reset, choose)
-    return [parts.div("retime", *rows, below, message), html.P(HINT, className="hint")]
+    fields = parts.div("retime", *rows, below, message)
+    return [parts.card("Times and limits", fields, html.P(HINT, className="hint"))]
 
 
 def _field(name: str, title: str, value: str) -> html.Label:
