@@ -9,9 +9,9 @@ was just started, warm on a second visit. It is the server's picture; ready is w
 and lanes can be zoomed. A step is from
 the call that asks for a new window to the second frame after it is drawn; it runs from everything to half a percent of
 64 lanes and back. Hover is what the page spends on one pointer movement. Browser CPU seconds are those of all of
-Chromium's processes; they tell a busy machine from a slow page. Other times: from a key in a field of the panel of
-times to the second frame after the lanes of these times are drawn, with their headline and critical path, at a hundred
-thousand instructions. Ends with exit code 1 where a target is missed.
+Chromium's processes; they tell a busy machine from a slow page. Other times: from a key in a field of the panel of the
+scenario to the second frame after the lanes of these times are drawn, with their headline and critical path, at a
+hundred thousand instructions. Ends with exit code 1 where a target is missed.
 
 Needs Debian's `chromium` and Playwright for Python: pip install 'recycle-pipeline[test]'.
 """
@@ -229,12 +229,12 @@ def looking_around(browser: Browser, address: str, shape: Shape) -> dict[str, fl
 
 
 def other_times(path: Path, rounds: int) -> dict[str, float]:
-    """How long lanes in other times take, typed into the panel of times."""
+    """How long lanes in other times take, typed into the panel of the scenario."""
     schedule = one_f_one_b(HUNDRED_THOUSAND)
     schedule.save(path)
     with served(path) as (server, address), chromium() as browser:
         page = browser.page()
-        page.goto(f"{address}?panel=times")
+        page.goto(f"{address}?panel=scenario")
         page.evaluate(READY)
         page.wait_for_selector(".retime [data-field=F] input")
         page.wait_for_load_state("networkidle")

@@ -18,8 +18,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
 from viz.pages import bench, lanes_view
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page, Workspace, keep_in_address
+from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
 from viz.protection import protect
 from viz.run import Run
@@ -113,21 +112,20 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
     ]
     is_named = title and pages[0].title != title  # else the mode that comes first says it
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
-    fixtures = [part for page in pages for part in page.fixtures()]
     workbench = bench.bench(pages, first if isinstance(first, Mode) else None)
     content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), workbench]
-    opened = dcc.Store(id="opened", data=[pages[0].prefix])
+    opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
     top = html.Header([*heading], className="top")
-    return html.Div([top, html.Main(content), bench.bar(), opened, *fixtures], className="application")
+    return html.Div([top, html.Main(content), bench.bar(), opened], className="application")
 
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     @app.callback(
         Output({"type": "page", "page": ALL}, "children"),
         *(Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS),
-        Output("opened", "data"),
+        Output(OPENED, "data"),
         Input(TABS, "value"),
-        State("opened", "data"),
+        State(OPENED, "data"),
         prevent_initial_call=True,
     )
     def open_page(chosen: str, opened: list[str]) -> tuple[Any, ...]:

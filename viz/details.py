@@ -162,5 +162,6 @@ def _memory(shown: CachedLanes, lane: int) -> Memory | None:
     curve = memory_curve(explainer.timeline, worker)
     time, held = sampled(curve, 0.0, explainer.timeline.makespan, MEMORY_PIXELS)
     label = shown.table.labels[lane]
-    setter = str(explainer.timeline.schedule.instruction(curve.peak_row)) if curve.peak_row >= 0 else ""
-    return Memory(label, time.tolist(), held.tolist(), limit, curve.peak, curve.peak_time, setter)
+    peak, peak_time, row = curve.peak
+    setter = str(explainer.timeline.schedule.instruction(row)) if row >= 0 else ""
+    return Memory(label, time.tolist(), held.tolist(), limit, peak, peak_time, setter)

@@ -6,16 +6,17 @@ plotly, SVG without Pillow too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
 from viz.figures.svg import svg
-from viz.lanes import Panel, on_one_axis
+from viz.lanes import on_one_axis
 from viz.run import Run
 from viz.sources import ScheduleFile
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from viz.what_if import WhatIf
 
 Source = Run | ScheduleFile
+SUFFIXES = ".html", ".svg", ".png"
 SVG_LIMIT = 20_000
 """Operations beyond which an SVG is refused: viewers choke on it, and the lines would be thinner than a pixel."""
 
@@ -36,6 +38,10 @@ def export(
 ) -> None:
     """Write `sources` to `path`; its suffix, `.html`, `.svg` or `.png`, says how.
 
+    An HTML page has 11 bytes an operation, and plotly.js of 5 MB where there are figures. Its timelines are those of
+    the viewer; what only its server knows, such as why an operation waited, is left out. A PNG takes any number of
+    operations.
+
     Args:
         what_if, comparisons: plans of a job and comparisons of systems, as of `viz.app.build_app`, for an HTML page.
 
@@ -43,61 +49,29 @@ def export(
         RecycleError: another suffix, nothing to draw, too much for an SVG, or the file cannot be written.
     """
     path = Path(path)
-    write = _WRITERS.get(path.suffix.lower())
-    if write is None:
-        raise RecycleError(f"{path}: export knows {', '.join(_WRITERS)}, not {path.suffix or 'a name without suffix'}")
-    if what_if is None and not comparisons:
-        write(path, sources)
-    elif write is write_html:
-        write_html(path, sources, what_if, comparisons or {})
-    else:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise RecycleError(f"{path}: export knows {', '.join(SUFFIXES)}, not {path.suffix or 'a name without suffix'}")
+    if suffix == ".html":
+        write_whole(path, html(sources, what_if, comparisons))
+        return
+    if what_if is not None or comparisons:
         raise RecycleError(f"{path}: plans of a job and comparisons are exported as .html")
+    panels = on_one_axis([panel for source in sources for panel in source.panels()])
+    if not panels:
+        names = ", ".join(source.name for source in sources)
+        raise RecycleError(f"{path}: nothing to draw: {names} ran no iteration yet")
+    if suffix == ".png":
+        from viz.figures.raster import sheet
 
-
-def _to_draw(path: str | Path, sources: Sequence[Source]) -> list[Panel]:
-    """The timelines of `sources`. Raises RecycleError when there is none."""
-    shown = [panel for source in sources for panel in source.panels()]
-    if not shown:
-        raise RecycleError(
-            f"{path}: nothing to draw: {', '.join(source.name for source in sources)} ran no iteration yet"
-        )
-    return shown
-
-
-def write_svg(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write the timelines of `sources` under each other. Raises RecycleError when there is nothing, or too much."""
-    shown = _to_draw(path, sources)
-    operations = sum(len(panel.table) for panel in shown)
+        write_whole(path, sheet(panels))
+        return
+    operations = sum(len(panel.table) for panel in panels)
     if operations > SVG_LIMIT:
         raise RecycleError(
             f"{path}: {operations} operations are too many for an SVG (at most {SVG_LIMIT}); export .png or .html"
         )
-    write_whole(path, svg(on_one_axis(shown)))
-
-
-def write_png(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write the timelines of `sources` under each other as pixels, any number of operations.
-
-    Raises:
-        RecycleError: there is nothing to draw, or the file cannot be written.
-    """
-    from viz.figures.sheet import sheet
-
-    write_whole(path, sheet(on_one_axis(_to_draw(path, sources))))
-
-
-def write_html(
-    path: str | Path,
-    sources: Sequence[Source],
-    what_if: WhatIf | None = None,
-    comparisons: Mapping[str, SystemComparison] | None = None,
-) -> None:
-    """Write one page with the figures, tables and timelines of `sources`: 11 bytes an operation, and plotly.js
-    of 5 MB where there are figures.
-
-    Timelines are those of the viewer; what only its server knows, such as why an operation waited, is left out.
-    """
-    write_whole(path, html(sources, what_if, comparisons))
+    write_whole(path, svg(panels))
 
 
 def html(
@@ -105,10 +79,10 @@ def html(
     what_if: WhatIf | None = None,
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> str:
-    """The page that `write_html` writes."""
+    """The page that `export` writes."""
+    from viz.export import static_html
     from viz.pages.page import Workspace
     from viz.pages.registry import open_pages
-    from viz.pages.static import static_html
 
     workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {})
     content = static_html([page.exported() for page in open_pages(workspace)])
@@ -131,8 +105,57 @@ def html(
 _STYLE = "[data-action=memory], [data-action=held] { display: none; }"
 _SCRIPT = "window.dash_clientside = { set_props() {} };\n"
 """There is no Dash that a selection could be told to."""
-_WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {
-    ".html": write_html,
-    ".svg": write_svg,
-    ".png": write_png,
-}
+
+
+_ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "children": ""}
+"""Properties whose HTML attribute has another name; "" for those that are none."""
+
+
+def static_html(content: Any) -> str:
+    """The HTML of text, components of `dash.html`, figures (`dcc.Graph`), and lists of these.
+
+    Raises:
+        TypeError: a component that has no meaning without a server.
+    """
+    return _html(content, count(1))
+
+
+def _html(content: Any, figures: count[int]) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, list | tuple):
+        return "".join(_html(part, figures) for part in content)
+    if not hasattr(content, "to_plotly_json"):
+        return escape(str(content))
+    component = content.to_plotly_json()
+    kind, properties = component["type"], component["props"]
+    if kind == "Graph":
+        return _figure(properties, next(figures))
+    if component["namespace"] != "dash_html_components":
+        raise TypeError(f"{kind} needs a server")
+    tag = kind.lower()
+    attributes = "".join(_attribute(name, value) for name, value in properties.items() if value is not None)
+    return f"<{tag}{attributes}>{_html(properties.get('children'), figures)}</{tag}>"
+
+
+def _attribute(name: str, value: Any) -> str:
+    attribute = _ATTRIBUTES.get(name, name)
+    if not attribute:
+        return ""
+    if name == "style":
+        value = ";".join(f"{key}:{setting}" for key, setting in value.items())
+    return f' {attribute}="{escape(str(value))}"'
+
+
+def _figure(properties: Any, number: int) -> str:
+    from plotly.io import to_html
+
+    text = to_html(
+        properties["figure"],
+        full_html=False,
+        include_plotlyjs=number == 1,
+        include_mathjax=False,
+        config=properties["config"],
+        div_id=f"figure-{number}",
+    )
+    return f'<div class="{properties.get("className", "")}">{text}</div>'

@@ -15,7 +15,7 @@ from recycle.shape import Shape, Worker
 from viz.lane_cache import CachedLanes
 from viz.numbers import percent, short
 from viz.operands import stated_bound, stated_limits
-from viz.retime import is_loosened
+from viz.scenario import is_loosened
 
 
 class Figure(NamedTuple):
@@ -98,7 +98,6 @@ def usual_period(timeline: Timeline) -> float | None:
 
 @lru_cache(8)
 def _usual(ranks: int, micro_batches: int) -> EventGraph:
-    """One pipeline of 1F1B, ready to be timed."""
     return event_graph(lower(one_f_one_b(Shape(1, ranks, micro_batches))))
 
 

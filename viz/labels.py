@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from recycle.ir.instruction import Backward, Beside, OverlappedPair, StageWide
 from recycle.ir.kinds import is_kind, reads_kinds
-from viz.figures.time_axis import TimeUnit, time_unit
 from viz.kinds import table_as_json
 from viz.lanes import Flag, LaneTable
+from viz.numbers import TimeUnit, time_unit
 
 LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"
 """Of a kind with a micro-batch; where that runs on a peer, its home pipeline stands before it."""

@@ -1,11 +1,19 @@
-"""The lanes that pages show, by content: what `lanes/<hash>.bin`, its PNG and the details are made from."""
+"""What the viewer keeps: the lanes that pages show, by content, from which `lanes/<hash>.bin`, its PNG and the details
+are made; and freed memory given back to the system, as a viewer is open long after it has loaded.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,11 +25,62 @@ from recycle.ir.slack import slack
 from recycle.shape import Worker
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
-from viz.bounded_cache import BoundedCache
 from viz.figures.raster import png
-from viz.figures.time_axis import TimeUnit, time_unit
 from viz.lanes import LaneTable
+from viz.numbers import TimeUnit, time_unit
 from viz.wire import encode
+
+
+def release_memory() -> None:
+    """Return what was freed. glibc keeps freed blocks below 32 MB, which are most columns of a large schedule."""
+    gc.collect()
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:
+        return  # another C library, which has no such habit
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedCache(Generic[K, V]):
+    """Values by key. Safe to use from several threads.
+
+    Args:
+        most: total weight that is kept.
+        weigh: weight of a value.
+        at_least: values that stay however heavy they are.
+        at_most: values that are kept however light they are; None: any number.
+    """
+
+    def __init__(self, most: float, weigh: Callable[[V], float], at_least: int = 1, at_most: int | None = None) -> None:
+        self.most, self.weigh, self.at_least, self.at_most = most, weigh, at_least, at_most
+        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value, at the cost of those not used for longest."""
+        with self._lock:
+            self._kept[key] = value
+            self._kept.move_to_end(key)
+            weights = [self.weigh(kept) for kept in self._kept.values()]
+            while len(weights) > self.at_least and (
+                sum(weights) > self.most or (self.at_most is not None and len(weights) > self.at_most)
+            ):
+                self._kept.popitem(last=False)
+                del weights[0]
+        return value
+
+    def get(self, key: K) -> V | None:
+        """The value of a key; None when it was never there, or others took its place."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
 
 WHOLE = 1200, 600
 MOST_BYTES = 400_000_000
@@ -88,6 +147,13 @@ class Explainer:
         return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
 
 
+class Drawn(NamedTuple):
+    """Lanes, and what explains them if that is known."""
+
+    lanes: LaneTable
+    explainer: Explainer | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class CachedLanes:
     """A table in the cache, its `lanes.bin`, and where it comes from if that is known."""
@@ -130,9 +196,10 @@ class LaneCache:
         self._digests[table] = digest
         return digest
 
-    def get(self, digest: str) -> CachedLanes | None:
-        """The table of that hash; None when it was never there, or others took its place."""
-        return self._kept.get(digest)
+    def get(self, digest: object) -> CachedLanes | None:
+        """The table of that hash, or behind the address with it, which browsers send; None when it was never there, or
+        others took its place."""
+        return self._kept.get(str(digest).removeprefix("lanes/").removesuffix(".bin"))
 
 
 def _bytes(kept: CachedLanes) -> int:

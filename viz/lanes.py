@@ -1,7 +1,7 @@
 """LaneTable: what every picture of a timeline is drawn from, planned or executed, as columns.
 
 One lane per worker, the operations of a lane sorted by start. A table holds everything that all renderers need (the
-Plotly figure, the SVG, the canvas and the PNG), so that they cannot disagree. Times of a planned table are
+canvas, the SVG and the PNG), so that they cannot disagree. Times of a planned table are
 those of its timeline; times of an executed one count from its first start, the origin being kept beside them.
 """
 

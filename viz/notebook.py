@@ -6,16 +6,12 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from viz.export import SVG_LIMIT, export
 from viz.figures.svg import svg
 from viz.sources import ScheduleFile, schedule_source
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 class NotebookPage:
@@ -43,14 +39,8 @@ class Picture:
         """The picture as SVG, "" when there are too many operations for one."""
         return svg(self.source.panels()) if len(self.source.lanes) <= SVG_LIMIT else ""
 
-    def figure(self) -> go.Figure:
-        """The same as a Plotly figure, to zoom and hover. Needs plotly."""
-        from viz.figures.timeline import timeline_figure
-
-        return timeline_figure(self.source.lanes)
-
     def page(self, height: int = 640) -> NotebookPage:
-        """The same as the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra.
+        """The same on the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra.
 
         Args:
             height: of the frame, pixels.
@@ -92,6 +82,6 @@ def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
         RecycleError: there is no run.
     """
     from viz.export import html
-    from viz.run import load_run
+    from viz.run_files import load_run
 
     return NotebookPage(html([load_run(Path(directory))]), height)

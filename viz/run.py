@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.columns import Rows
 from recycle.ir.executed import executed_timeline
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
@@ -27,12 +26,54 @@ from recycle.job import Job
 from recycle.profile import Profile
 from recycle.report import RunReport
 from recycle.run_report import load_report
-from recycle.runs import TRACE, plan_file
+from recycle.runs import plan_file
 from recycle.shape import Shape, Worker
+from viz.lane_cache import Drawn, Explainer
 from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Operand, stated_limits
-from viz.run_files import is_run_directory, read_executed, read_job, read_metrics, read_or_complain, what_it_is
-from viz.run_segments import NotableStep, PlanFigures, RunSegment, settled
+
+
+@dataclass(frozen=True)
+class RunSegment:
+    """Consecutive steps that ran in one generation with one plan."""
+
+    first: int
+    last: int
+    plan: str | None
+    generation: int | None
+    failed: tuple[Worker, ...]
+
+    @property
+    def steps(self) -> str:
+        return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+
+    @property
+    def alive(self) -> str:
+        return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
+
+
+class NotableStep(NamedTuple):
+    """A step worth looking at, and why."""
+
+    title: str
+    step: int
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """What a plan promises: seconds (or units of the profile) per iteration, and how far that is from the bound."""
+
+    period: float
+    makespan: float
+    lower_bound: float | None
+    gap: float | None
+    optimizer: str
+
+
+def settled(segment: RunSegment) -> int:
+    """A step of a segment that ran as the others of it: the first runs with the optimizer's barrier."""
+    return min(segment.first + 1, segment.last)
+
 
 STEPS_OFFERED = 500
 """Executed steps of a run that can be chosen to compare."""
@@ -42,7 +83,7 @@ STILL = 60.0
 
 @dataclass(eq=False)
 class Run:
-    """One run directory, read once. Build with `load_run`.
+    """One run directory, read once. Build with `viz.run_files.load_run`.
 
     Attributes:
         job: as the run resolved it, None where it cannot be read.
@@ -139,7 +180,6 @@ class Run:
         return sorted({*tried, *([counted] if isinstance(counted, int) else [])})
 
     def _chosen(self, step: int, generation: int | None) -> int | None:
-        """`generation`, or the last one of `step` when it is None."""
         tried = self.generations_of(step)
         return tried[-1] if generation is None and tried else generation
 
@@ -223,21 +263,10 @@ class Run:
         """Median seconds from one step to the next among `first` to `last`, as executed; see `Trace.period`."""
         return self.trace.period(first, last) if self.trace is not None else None
 
-    def planned_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
+    def planned(self, step: int, generation: int | None = None) -> Drawn | None:
         """The lanes of the plan that `step` ran by; of one that deadlocks, as far as it runs; None without a plan."""
-        plan = self.plan(self.plan_of(step, generation))
-        if plan is None:
-            return None
         chosen = self._chosen(step, generation)
-        event = self.generations.get(chosen, {}) if chosen is not None else {}
-        timeline = self.planned(step, generation)
-        if timeline is None:
-            return LaneTable.until_stuck(plan, self.profile)
-        return LaneTable.from_timeline(timeline, players=_players(event))
-
-    def planned(self, step: int, generation: int | None = None) -> Timeline | None:
-        """The timeline of the plan that `step` ran by; None without a plan, or for one that deadlocks."""
-        digest = self.plan_of(step, generation)
+        digest = self.plan_of(step, chosen)
         plan = self.plan(digest)
         if digest is None or plan is None:
             return None
@@ -246,21 +275,27 @@ class Run:
                 self._timelines[digest] = simulate(plan, self.profile)
             except RecycleError:
                 self._timelines[digest] = None
-        return self._timelines[digest]
+        timeline = self._timelines[digest]
+        if timeline is None:
+            return Drawn(LaneTable.until_stuck(plan, self.profile))
+        event = self.generations.get(chosen, {}) if chosen is not None else {}
+        lanes = LaneTable.from_timeline(timeline, players=_players(event))
+        return Drawn(lanes, Explainer(timeline, limits=stated_limits(timeline.schedule)))
 
-    def executed_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
+    def executed(self, step: int, generation: int | None = None) -> Drawn | None:
         """The lanes of what ran of `step`, in its last generation when none is given; None when nothing was traced."""
         window = self._ran(step, generation)
         if window is None:
             return None
-        failed = self.failed_in(step, int(window.generation[0]))
-        return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
+        explainer = Explainer(executed_timeline(window, self.profile), executed_schedule(window)[1], executed=True)
+        return Drawn(self._lanes_of(window, step), explainer)
 
-    def evaluated_lanes(self, step: int) -> LaneTable | None:
+    def evaluated(self, step: int) -> Drawn | None:
         """The lanes of the evaluation after `step`, all of its batches; None where nothing of it was traced."""
         window = self.trace.evaluation(step) if self.trace is not None else None
-        if window is None:
-            return None
+        return None if window is None else Drawn(self._lanes_of(window, step))
+
+    def _lanes_of(self, window: Trace, step: int) -> LaneTable:
         failed = self.failed_in(step, int(window.generation[0]))
         return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
 
@@ -270,15 +305,7 @@ class Run:
         found = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
         return {step: loss for step, loss in found if loss is not None}
 
-    def executed(self, step: int, generation: int | None = None) -> tuple[Timeline, Rows] | None:
-        """(what ran of `step` as a timeline, the operation's id in `executed_lanes` of each of its rows)."""
-        window = self._ran(step, generation)
-        if window is None:
-            return None
-        return executed_timeline(window, self.profile), executed_schedule(window)[1]
-
     def _ran(self, step: int, generation: int | None) -> Trace | None:
-        """What was traced of one attempt of `step`, the last when none is given."""
         tried = self.trace.generations_of(step) if self.trace is not None else []
         if self.trace is None or not tried or (generation is not None and generation not in tried):
             return None
@@ -288,10 +315,9 @@ class Run:
         """The steps worth looking at, planned and executed."""
         shown = []
         for step in self.notable_steps:
-            for what, lanes in (("planned", self.planned_lanes), ("executed", self.executed_lanes)):
-                table = lanes(step.step)
-                if table is not None and len(table):
-                    shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", table))
+            for what, drawn in (("planned", self.planned(step.step)), ("executed", self.executed(step.step))):
+                if drawn is not None and len(drawn.lanes):
+                    shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", drawn.lanes))
         return shown
 
     def choices(self, place: int) -> dict[str, str]:
@@ -356,20 +382,3 @@ def _players(event: Mapping[str, Any]) -> dict[Worker, Worker]:
         return {Worker.parse(role): Worker.parse(process) for process, role in roles.items()} if roles else {}
     except (RecycleError, AttributeError, TypeError):
         return {}
-
-
-def load_run(path: str | Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        RecycleError: the folder does not exist or holds nothing of a run.
-    """
-    path = Path(path)
-    if not is_run_directory(path):
-        raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")
-    problems: list[str] = []
-    job, shape, profile = read_job(path, problems)
-    metrics = read_metrics(path, problems)
-    events = read_or_complain(path / "events.jsonl", problems)
-    trace = read_executed(path, shape, problems) if shape is not None else None
-    return Run(path, job, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())

@@ -1,10 +1,12 @@
-"""The files of a run directory, and the run directories of a folder.
+"""Run directories as they are read: their files, those of a folder, and a run that is followed while it goes on.
 
 Whatever is missing or broken becomes a line in `problems`, which the readers are given.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from recycle.job import Job
 from recycle.profile import Profile
 from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape
+from viz.run import Run
 
 _NAMED_RUNS = 5
 """Of a folder of runs, in the line that asks for one of them."""
@@ -97,3 +100,45 @@ def read_executed(path: Path, shape: Shape, problems: list[str]) -> Trace | None
             except RecycleError as another:
                 problems.append(str(another))
     return trace if trace is not None and len(trace) else None
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        RecycleError: the folder does not exist or holds nothing of a run.
+    """
+    path = Path(path)
+    if not is_run_directory(path):
+        raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")
+    problems: list[str] = []
+    job, shape, profile = read_job(path, problems)
+    metrics = read_metrics(path, problems)
+    events = read_or_complain(path / "events.jsonl", problems)
+    trace = read_executed(path, shape, problems) if shape is not None else None
+    return Run(path, job, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())
+
+
+REFRESH_SECONDS = 4.0
+"""Between two readings of a run that goes on."""
+
+
+class LiveRun:
+    """A run directory that is read again while its run goes on; `run` is what was read last."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._read_again_at = time.monotonic() + REFRESH_SECONDS
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read a live run again, however many browsers ask: once per REFRESH_SECONDS, and for a tenth of the time."""
+        with self._lock:
+            began = time.monotonic()
+            if self.run.live and began >= self._read_again_at:
+                try:
+                    self.run = load_run(self.run.path)
+                except RecycleError as error:
+                    self.run.problems[:] = [str(error)]
+                ended = time.monotonic()
+                self._read_again_at = ended + max(REFRESH_SECONDS, 10 * (ended - began))

@@ -16,12 +16,11 @@ from recycle.ir.simulate import Timeline, timeline_of
 from recycle.profile import Profile
 from recycle.runs import TRACE
 from recycle.shape import Shape
-from viz.free_memory import release_memory
-from viz.lane_cache import Explainer
+from viz.lane_cache import Explainer, release_memory
 from viz.lanes import LaneTable, Panel
 from viz.operands import Operand, stated_limits
-from viz.run import Run, load_run
-from viz.run_files import is_run_directory, runs_in, what_it_is
+from viz.run import Run
+from viz.run_files import is_run_directory, load_run, runs_in, what_it_is
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,13 +23,13 @@ from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, 
 from recycle.pricing import profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from viz.bounded_cache import BoundedCache
-from viz.condition import parse
+from viz.lane_cache import BoundedCache
 from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
 Source = Literal["library", "planned"]
+_Maker = Callable[[frozenset[Worker]], tuple[Plan, Source]]
 KEPT, KEPT_ROWS = 16, 4_000_000
 """Answers that are kept, and rows of their timelines together; the last two always."""
 MOST_COUNTED = 2_000_000
@@ -130,10 +130,6 @@ class WhatIf:
         """A set of dead workers with that vector."""
         return dead_roles(self.shape, vector)
 
-    def parse(self, text: str) -> frozenset[Worker]:
-        """The dead workers that `1.2,0.3` or `pipeline:1` names. Raises PlanError that says what is wrong with it."""
-        return parse(text, self.shape).failed
-
     def with_slow(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
         """The same where these workers take so many times as long; no library holds plans for that.
 
@@ -159,9 +155,7 @@ class WhatIf:
             PlanError: there is none: a stage is left without a worker, a memory limit is too small, or the library has
                 no plan and there is no planner.
         """
-        failed = frozenset(failed)
-        require_hosts(self.shape, failure_vector(self.shape, failed))
-        return self._answered(failed, lambda: self._plan(failed), moving=True)
+        return self._answered(frozenset(failed), self._plan, moving=True)
 
     def searched(self, failed: Iterable[Worker]) -> tuple[Answer, Answer]:
         """(the answer before, the one after a longer search): the same where that found nothing with a shorter period.
@@ -170,32 +164,26 @@ class WhatIf:
             PlanError: as `answer`, or no planner is loaded.
         """
         failed = frozenset(failed)
-        search = self.searcher
-        if search is None:
+        if self.searcher is None:
             raise PlanError("no planner is loaded: give a job file, recycle view job.toml")
-        before = self.answer(failed)
-        after = self._made(failed, lambda: (search(failed), "planned"))
+        before, after = self.answer(failed), self._made(failed, _by(self.searcher))
         if after.plan.period >= before.plan.period * (1 - 1e-9):
             return before, before
         return before, self._answers.put((failed, True), after)
 
     def without_moving(self, failed: Iterable[Worker]) -> Answer | None:
         """The same where no layers may move; None where they never do. Raises PlanError as `answer`."""
-        failed, planner = frozenset(failed), self.rerouting
-        if planner is None:
-            return None
+        return self._answered(frozenset(failed), _by(self.rerouting), moving=False) if self.rerouting else None
+
+    def _answered(self, failed: frozenset[Worker], make: _Maker, *, moving: bool) -> Answer:
         require_hosts(self.shape, failure_vector(self.shape, failed))
-        return self._answered(failed, lambda: (planner(failed), "planned"), moving=False)
-
-    def _answered(self, failed: frozenset[Worker], make: Callable[[], tuple[Plan, Source]], *, moving: bool) -> Answer:
         with self._lock:
-            if (known := self._answers.get((failed, moving))) is not None:
-                return known
-            return self._answers.put((failed, moving), self._made(failed, make))
+            known = self._answers.get((failed, moving))
+            return known or self._answers.put((failed, moving), self._made(failed, make))
 
-    def _made(self, failed: frozenset[Worker], make: Callable[[], tuple[Plan, Source]]) -> Answer:
+    def _made(self, failed: frozenset[Worker], make: _Maker) -> Answer:
         begun = time.perf_counter()
-        plan, source = make()
+        plan, source = make(failed)
         shape, job = plan.schedule.shape, self.job
         profile = profile_of_layout(job, self.profile, shape) if job else self.profile
         timeline = simulate(plan.schedule, profile)
@@ -214,3 +202,7 @@ class WhatIf:
         if moves:
             raise PlanError(f"the library has a plan for vector {vector} only if workers change stage")
         return replace(plan, schedule=rename(plan.schedule, roles)), "library"
+
+
+def _by(planner: WhatIfPlanner) -> _Maker:
+    return lambda failed: (planner(failed), "planned")

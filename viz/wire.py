@@ -31,9 +31,9 @@ from viz.figures.palette import (
     Paint,
     shade_of,
 )
-from viz.figures.time_axis import time_unit
 from viz.labels import LABEL, LABEL_AWAY, LINES, MARKS, kinds
 from viz.lanes import Flag, LaneTable
+from viz.numbers import time_unit
 
 MAGIC = b"RLN2"
 COLUMNS = ("start", "end", "micro_batch", "stage", "pipeline", "kind", "flags")

@@ -21,8 +21,8 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
-from viz.export import write_html
-from viz.run import load_run
+from viz.export import export
+from viz.run_files import load_run
 
 HERE = Path(__file__).parent
 
@@ -63,7 +63,7 @@ def main() -> None:
     print_times(faulty)
     print_plans(job, faulty)
     page = arguments.run / "timeline.html"
-    write_html(page, [load_run(arguments.run / "faulty")])
+    export(page, [load_run(arguments.run / "faulty")])
     print(f"\ntimeline: open {page} in a browser, or run: recycle view {arguments.run / 'faulty'}")
     if fault_free.losses != faulty.losses or fault_free.digests != faulty.digests:
         raise SystemExit("the runs differ")

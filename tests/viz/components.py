@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from viz.pages.mode import Mode
+from viz.pages.page import Mode
 
 
 def plain(component: Any) -> Any:

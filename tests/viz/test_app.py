@@ -18,14 +18,13 @@ from recycle import Profile, RecycleError, Schedule, Shape, Worker
 from recycle.runs import append_iteration, log_path
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
-from viz.figures.axes import CONFIG
 from viz.labels import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
-from viz.live_run import LiveRun
+from viz.pages.parts import CONFIG
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
-from viz.run import load_run
+from viz.run_files import LiveRun, load_run
 from viz.sources import load_source, schedule_source
 
 

@@ -12,7 +12,7 @@ from recycle import Profile, Schedule, Timeline, lower, simulate
 from viz.details import Details, details
 from viz.lane_cache import CachedLanes, Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.run import load_run
+from viz.run_files import load_run
 
 
 def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:
@@ -70,16 +70,17 @@ def test_a_step_names_its_last_reduce(broken: Schedule) -> None:
 
 def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
     run = load_run(run_dir)
-    table, ran = run.executed_lanes(4), run.executed(4)
-    assert table is not None
+    ran = run.executed(4)
     assert ran is not None
+    table, explainer = ran
+    assert explainer is not None
     cache = LaneCache()
-    shown = cache.get(cache.put(table, Explainer(*ran)))
+    shown = cache.get(cache.put(table, explainer))
     assert shown is not None
     for operation in range(len(table)):
-        row = ran[1].tolist().index(int(table.instruction_id[operation]))
-        assert str(ran[0].schedule.instruction(row)) == str(table.instruction(operation))
-        assert ran[0].start[row] == pytest.approx(table.start[operation])
+        row = explainer.row(table, operation)
+        assert str(explainer.timeline.schedule.instruction(row)) == str(table.instruction(operation))
+        assert explainer.timeline.start[row] == pytest.approx(table.start[operation])
     answer = details_of(shown, operation=place(shown, "1F1.0"))
     assert {need[0] for need in answer.needs} == {"0F1.0", "1F0.0"}
     assert texts(shown, answer.outputs) == ["1I1.0"]

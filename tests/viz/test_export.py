@@ -10,6 +10,7 @@ import pytest
 from recycle import RecycleError, Schedule, Shape
 from viz.export import SVG_LIMIT, export
 from viz.figures import palette
+from viz.figures.svg import height_of
 from viz.sources import load_source
 
 PLOTLY = re.compile(r"<script>/\*\*.*?</script>", re.DOTALL)
@@ -108,15 +109,15 @@ def test_a_png_shows_any_number_of_operations(tmp_path: Path, schedule_file: Pat
     export(tmp_path / "plan.png", [load_source(schedule_file)])
     small = colours((tmp_path / "plan.png").read_bytes())
     height, width = small.shape
-    left, top = width - 16 - 1600, 34
-    assert height == top + 6 * 24 + 34 + 30 + 16
+    left, top = round(22 + 3 * 6.6), 34
+    assert height == round(height_of([6 * 30]))
     assert small[0, 0] == palette.PAPER
-    assert small[top + 5, left + 70] == palette.FORWARD.fill  # at the edge of a box, beside its label
-    names = small[top : top + 6 * 24, : left - 4]
-    assert [bool((names[24 * lane : 24 * lane + 24] != palette.PAPER).any()) for lane in range(6)] == [True] * 6
-    assert (small[top - 8, left : left + 1600] == palette.INK).mean() > 0.9  # the period is that of the whole axis
+    assert small[top + 7, left + 70] == palette.FORWARD.fill  # at the edge of a box, beside its label
+    names = small[top : top + 6 * 30, : left - 4]
+    assert [bool((names[30 * lane : 30 * lane + 30] != palette.PAPER).any()) for lane in range(6)] == [True] * 6
+    assert (small[top - 9, left : width - 16] == palette.INK).mean() > 0.9  # the period is that of the whole axis
     gpipe(Shape(pipelines=64, ranks=8, micro_batches=40)).save(tmp_path / "large.json")
     export(tmp_path / "large.png", [load_source(tmp_path / "large.json")])
     large = colours((tmp_path / "large.png").read_bytes())
-    assert large.shape[0] == 34 + 1200 + 34 + 30 + 16
+    assert large.shape[0] == round(height_of([1200]))
     assert {paint.fill for paint in palette.PAINTS[:3]} <= set(large.ravel())

@@ -13,55 +13,26 @@ from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.ir.instruction import OverlappedPair
 from tests.viz.lanes_bin import decode
 from viz.figures import palette
-from viz.figures.axes import CONFIG
-from viz.figures.boxes import boxes
-from viz.figures.curves import curves_figure, event_text
+from viz.figures.boxes import Box, boxes
+from viz.figures.charts import curves_figure, event_text
 from viz.figures.svg import svg
-from viz.figures.time_axis import short
-from viz.figures.timeline import TEXT_LIMIT, timeline_figure
-from viz.labels import label
+from viz.labels import describe, label
 from viz.lanes import LaneTable, Panel
+from viz.numbers import short, time_unit
+from viz.pages.parts import CONFIG
 from viz.wire import PAIRED, encode
 
 
-def traces_of(figure: Any, paint: str, rerouted: bool) -> list[Any]:
-    wanted = next(one.name for one in palette.PAINTS if one.key == paint) + (", re-routed" if rerouted else "")
-    return [trace for trace in figure.data if trace.name == wanted]
+def of_paint(table: LaneTable, key: str) -> list[Box]:
+    return [box for box in boxes(table) if box.paint.key == key]
 
 
-def test_bars_lie_where_the_timeline_says(broken_timeline: Timeline) -> None:
-    (forward,) = traces_of(timeline_figure(LaneTable.from_timeline(broken_timeline)), "forward", False)
-    bars = sorted(zip([round(y) for y in forward.y], forward.base, forward.x, forward.text, strict=True))
-    assert bars[:4] == [(0, 0.0, 1.0, "F0"), (0, 1.0, 1.0, "F1"), (1, 1.0, 1.0, "F0"), (1, 5.0, 1.0, "F1")]
-    assert sum(forward.x) == 10.0
-
-
-def test_every_bar_has_its_own_width(broken_timeline: Timeline) -> None:
-    for trace in timeline_figure(LaneTable.from_timeline(broken_timeline)).data:
-        assert len(trace.width) == len(trace.y) > 0
-        assert all(0 < width <= 0.9 for width in trace.width)
-
-
-def test_rerouted_work_is_hatched_bordered_and_names_its_home(broken_timeline: Timeline) -> None:
-    figure = timeline_figure(LaneTable.from_timeline(broken_timeline))
-    (forward,) = traces_of(figure, "forward", True)
-    assert sorted(forward.text) == ["F1.0", "F1.1"]
-    assert forward.marker.pattern.shape == "/"
-    assert forward.marker.line.color == palette.INK
-    assert forward.marker.line.width > 1
-    assert "re-routed" in forward.hovertext[0]
-    (own,) = traces_of(figure, "forward", False)
-    assert own.marker.pattern.shape == ""
-
-
-def test_a_failed_lane_is_a_band_that_says_failed(broken_timeline: Timeline) -> None:
-    figure = timeline_figure(LaneTable.from_timeline(broken_timeline))
-    (band,) = [trace for trace in figure.data if trace.name == "failed"]
-    assert list(band.y) == [3]
-    assert band.x[0] >= 11.0
-    assert [(note.text, note.y) for note in figure.layout.annotations] == [("failed", 3)]
-    healthy = timeline_figure(LaneTable.from_timeline(simulate(one_f_one_b(Shape(2, 2, 2)))))
-    assert not healthy.layout.annotations
+def test_boxes_lie_where_the_timeline_says(broken_timeline: Timeline) -> None:
+    forward = of_paint(LaneTable.from_timeline(broken_timeline), "forward")
+    own = [(box.lane, box.start, box.end - box.start, box.label) for box in forward if not box.rerouted]
+    assert own[:4] == [(0, 0.0, 1.0, "F0"), (0, 1.0, 1.0, "F1"), (1, 1.0, 1.0, "F0"), (1, 5.0, 1.0, "F1")]
+    assert sum(length for _, _, length, _ in own) == 10.0
+    assert sorted(box.label for box in forward if box.rerouted) == ["F1.0", "F1.1"]
 
 
 def test_a_whole_backward_shows_both_halves_in_proportion(healthy: Schedule) -> None:
@@ -69,11 +40,10 @@ def test_a_whole_backward_shows_both_halves_in_proportion(healthy: Schedule) -> 
 
     table = LaneTable.from_timeline(simulate(healthy, Profile(backward_input=1.0, backward_weight=0.5)))
     assert table.weight_share == pytest.approx(1 / 3)
-    figure = timeline_figure(table)
-    (first,), (second,) = traces_of(figure, "input", False), traces_of(figure, "weight", False)
-    assert set(np.round(first.x, 9)) == {1.0}
-    assert set(np.round(second.x, 9)) == {0.5}
-    assert set(second.text) == {""}
+    first, second = of_paint(table, "input"), of_paint(table, "weight")
+    assert {round(box.end - box.start, 9) for box in first} == {1.0}
+    assert {round(box.end - box.start, 9) for box in second} == {0.5}
+    assert {box.label for box in second} == {""}
 
 
 def test_an_overlapped_pair_is_a_forward_above_a_backward() -> None:
@@ -86,24 +56,15 @@ def test_an_overlapped_pair_is_a_forward_above_a_backward() -> None:
 
 
 def test_hover_tells_instruction_worker_times_and_home(broken_timeline: Timeline) -> None:
-    (forward,) = traces_of(timeline_figure(LaneTable.from_timeline(broken_timeline)), "forward", True)
-    assert forward.hovertext[0].split("<br>") == [
-        "<b>1F1.0</b>",
+    table = LaneTable.from_timeline(broken_timeline)
+    away = next(box for box in of_paint(table, "forward") if box.rerouted)
+    assert describe(table, away.operation, away.lane)[:5] == [
+        "1F1.0",
         "forward",
         "worker 0.1, stage 1",
         "start 2, end 3, takes 1",
         "home pipeline 1, re-routed to this peer",
-        *(["on the critical path"] if "critical" in forward.hovertext[0] else []),
     ]
-
-
-def test_text_is_left_out_when_there_is_too_much_of_it() -> None:
-    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(pipelines=8, ranks=4, micro_batches=20))))
-    assert len(table) > TEXT_LIMIT
-    bars = [trace for trace in timeline_figure(table).data if trace.name != "failed"]
-    assert {trace.textposition for trace in bars} == {"none"}
-    assert all(trace.text is None for trace in bars)
-    assert sum(len(trace.x) for trace in bars) == 2 * 8 * 4 * 20 + 8 * 4 * 20
 
 
 def test_executed_times_are_shown_in_milliseconds() -> None:
@@ -111,11 +72,11 @@ def test_executed_times_are_shown_in_milliseconds() -> None:
 
     planned = LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2))))
     executed = replace(planned, unit="s", start=planned.start / 10, end=planned.end / 10)
-    assert timeline_figure(executed).layout.xaxis.title.text == "time (ms)"
-    assert timeline_figure(executed).layout.xaxis.range[1] == pytest.approx(900 * 1.004)
+    assert time_unit(executed) == (1000.0, "ms")
+    assert describe(executed, 0, 0)[3] == "start 0 ms, end 100 ms, takes 100 ms"
     slow = replace(executed, start=planned.start, end=planned.end)
-    assert timeline_figure(slow).layout.xaxis.title.text == "time (s)"
-    assert timeline_figure(planned).layout.xaxis.title.text == "time (units of the profile)"
+    assert time_unit(slow) == (1.0, "s")
+    assert time_unit(planned) == (1.0, "")
 
 
 def test_no_graph_offers_to_upload_itself() -> None:
@@ -193,8 +154,8 @@ def test_chunks_of_an_interleaved_schedule_are_drawn_in_two_shades() -> None:
     assert {chunk for chunk, _ in fills} == {0, 1}
     drawn = svg([Panel("zb-v", table)])
     assert palette.CHUNK_PAINTS[3][0].fill in drawn
-    assert "lighter: later chunks" in drawn
-    assert "lighter: later chunks" not in svg(
+    assert "Lighter: later chunks" in drawn
+    assert "Lighter: later chunks" not in svg(
         [Panel("1f1b", LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2)))))]
     )
 

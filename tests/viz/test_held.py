@@ -11,9 +11,8 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, simulate
 from recycle.ir.families import one_f_one_b
-from viz.analysis.memory import memory_curve
+from viz.analysis.memory import encode_held, held_by_all, memory_curve
 from viz.app import build_app
-from viz.held import encode, held
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
 from viz.sources import schedule_source
@@ -28,7 +27,7 @@ def test_each_operation_has_what_its_workers_curve_says(broken: Schedule) -> Non
     lanes = shown(broken, limits=(3.0, 2.0))
     explainer, table = lanes.explainer, lanes.table
     assert explainer is not None
-    limits, from_start, from_end = held(lanes, explainer)
+    limits, from_start, from_end = held_by_all(lanes, explainer)
     assert limits[[0, 1, 2, 4, 5]].tolist() == [3, 2, 3, 3, 2]
     assert np.isnan(limits[3])  # has failed
     for lane in (0, 1, 2, 4, 5):
@@ -37,19 +36,19 @@ def test_each_operation_has_what_its_workers_curve_says(broken: Schedule) -> Non
             for moment, found in ((table.start, from_start), (table.end, from_end)):
                 at = np.searchsorted(curve.time, moment[operation], side="right") - 1
                 assert found[operation] == curve.held[at]
-        assert from_start[table.offsets[lane] : table.offsets[lane + 1]].max() == curve.peak
+        assert from_start[table.offsets[lane] : table.offsets[lane + 1]].max() == curve.peak[0]
 
 
 def test_bytes_are_shown_where_the_profile_knows_them() -> None:
     profile = replace(Profile.uniform(), activation=5e8, static=[3e9, 2e9, 1e9, 1e9], capacity=6e9)
     lanes = shown(one_f_one_b(Shape(1, 4, 8)), profile)
     assert lanes.explainer is not None
-    limits, from_start, _ = held(lanes, lanes.explainer)
+    limits, from_start, _ = held_by_all(lanes, lanes.explainer)
     assert limits.tolist() == [6e9] * 4
     peaks = [from_start[a:b].max() for a, b in zip(lanes.table.offsets, lanes.table.offsets[1:], strict=False)]
     assert peaks == [3e9 + 4 * 5e8, 2e9 + 3 * 5e8, 1e9 + 2 * 5e8, 1e9 + 5e8]
     assert peaks == lanes.explainer.timeline.peak_bytes
-    assert struct.unpack_from("<II", encode(lanes, lanes.explainer)) == (4, 1)
+    assert struct.unpack_from("<II", encode_held(lanes, lanes.explainer)) == (4, 1)
 
 
 def test_it_is_served_beside_the_lanes(broken: Schedule) -> None:
@@ -67,4 +66,4 @@ def test_it_is_served_beside_the_lanes(broken: Schedule) -> None:
 def test_activations_are_counted_where_nothing_weighs(profile: Profile) -> None:
     lanes = shown(one_f_one_b(Shape(1, 4, 8)), profile)
     assert lanes.explainer is not None
-    assert held(lanes, lanes.explainer)[1].max() == 4
+    assert held_by_all(lanes, lanes.explainer)[1].max() == 4

@@ -16,8 +16,8 @@ from viz.app import build_app
 from viz.headline import headline
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.pages.lanes_view import answer, digest_of, lanes_view
-from viz.run import load_run
+from viz.pages.lanes_view import answer, lanes_view
+from viz.run_files import load_run
 from viz.sources import load_source
 from viz.wire import encode
 
@@ -84,9 +84,9 @@ def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> 
 
 def test_the_axes_say_their_unit_and_leave_room_for_the_names(run_dir: Path) -> None:
     run = load_run(run_dir)
-    executed = run.executed_lanes(4)
+    executed = run.executed(4)
     assert executed is not None
-    component = plain(lanes_view("", executed, "x", None, left=140))
+    component = plain(lanes_view("", executed.lanes, "x", None, left=140))
     [shown] = canvases(component)
     assert (shown["data-margins"], shown["data-scale"], shown["data-word"]) == ("140 26 14 4", "1000.0", "ms")
     assert of_type(component, "Graph") == []
@@ -97,11 +97,11 @@ def test_everything_told_of_lanes_has_the_unit_of_the_axis_they_were_drawn_under
     short = replace(table, start=table.start * 0.2, end=table.end * 0.2)  # 1.8 s
     explainer = Explainer(scaled(simulate(healthy), 0.2), executed=True)
     alone = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer)))[0]
-    shown = cache.get(digest_of(alone["data-address"]))
+    shown = cache.get(alone["data-address"])
     assert shown is not None
     assert (alone["data-word"], headline(shown)[0].value) == ("ms", "1800 ms")
     beside = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer, span=2.5)))[0]
-    shown = cache.get(digest_of(beside["data-address"]))
+    shown = cache.get(beside["data-address"])
     assert shown is not None
     assert (beside["data-word"], headline(shown)[0].value) == ("s", "1.8 s")
     assert alone["data-address"] == beside["data-address"]

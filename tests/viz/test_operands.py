@@ -10,7 +10,7 @@ import pytest
 
 from recycle import RecycleError, Schedule
 from viz.operands import Operands, on_one_axis
-from viz.run import load_run
+from viz.run_files import load_run
 from viz.sources import load_source, schedule_source
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from recycle import RecycleError, Worker
 from viz.lanes import Flag
-from viz.run import Run, load_run
+from viz.run import Run
+from viz.run_files import load_run
 from viz.sources import ScheduleFile, load_source
 
 DEAD = (Worker(1, 1),)
@@ -38,16 +39,16 @@ def test_a_step_that_was_broken_off_keeps_both_attempts(run_dir: Path) -> None:
     assert run.generations_of(3) == [0, 1]
     assert (run.plan_of(3, 0), run.plan_of(3)) == ("aaaa0000", "bbbb1111")
     assert run.failed_in(3, 0) == run.failed_in(3) == DEAD
-    first, second = run.executed_lanes(3, 0), run.executed_lanes(3)
-    assert first is not None
-    assert second is not None
+    early, late, planned = run.executed(3, 0), run.executed(3), run.planned(3, 0)
+    assert early is not None
+    assert late is not None
+    first, second = early.lanes, late.lanes
     assert len(first) < len(second)
     assert first.failed.tolist() == second.failed.tolist() == [False, False, False, True, False, False]
     assert not first.has(Flag.REROUTED).any()
     assert second.has(Flag.REROUTED).any()
-    planned = run.planned_lanes(3, 0)
     assert planned is not None
-    assert not planned.failed.any()
+    assert not planned.lanes.failed.any()
 
 
 def test_figures_are_the_planners_own_or_simulated(run_dir: Path) -> None:
@@ -118,7 +119,7 @@ def test_damage_is_a_problem_and_the_rest_is_shown(run_dir: Path, damage: Callab
     assert len(run.metrics) == 9
     assert [segment.steps for segment in segments] == ["0 to 2", "3 to 5", "6 to 8"]
     assert [segment.failed for segment in segments] == [(), DEAD, ()]
-    assert (run.executed_lanes(4) is None) == (damage is spoil_log)
+    assert (run.executed(4) is None) == (damage is spoil_log)
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "..", "", "bbbb1111/../../../outside", "BBBB1111", 7])

@@ -10,8 +10,8 @@ import pytest
 
 from recycle import Schedule, Timeline, simulate
 from viz.figures.svg import TEXT, animation, label_width, svg
-from viz.figures.time_axis import ticks
 from viz.lanes import LaneTable, Panel, on_one_axis
+from viz.numbers import ticks
 
 GOLDEN = Path(__file__).parent.parent / "cases" / "timeline_1f1b_without_1.1.svg"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -94,9 +94,9 @@ def test_ticks_are_round_numbers(span: float, expected: list[float]) -> None:
 def test_the_period_is_bracketed_from_the_start_on_the_time_axis(broken_timeline: Timeline) -> None:
     table = LaneTable.from_timeline(broken_timeline)
     drawn = svg([Panel("x", table, span=2 * table.span, period=table.span)], width=1000)
-    (bracket,) = re.findall(r'<path class="period" d="M([0-9.]+) [0-9.]+v-7H([0-9.]+)v7"', drawn)
+    (bracket,) = re.findall(r'<path class="period" d="M([0-9.]+) [0-9.]+L[0-9.]+ [0-9.]+L([0-9.]+) ', drawn)
     left, right = map(float, bracket)
-    axis = [float(x) for x in re.findall(r'<line x1="([0-9.]+)"', drawn)]
+    axis = [float(x) for x in re.findall(r'<path d="M([0-9.]+) ', drawn)]
     assert left == axis[0]
     assert right - left == pytest.approx((1000 - 16 - left) / 2, abs=0.02)
     assert f">period {table.span:g}<" in drawn

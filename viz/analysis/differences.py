@@ -30,7 +30,7 @@ from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
 from recycle.shape import Shape, Worker
 from viz.analysis.waits import name
-from viz.figures.time_axis import PLAN_UNIT, TimeUnit
+from viz.numbers import PLAN_UNIT, TimeUnit
 
 
 def _roles() -> Rows:
@@ -260,7 +260,6 @@ _NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple[Rows, Rows]]:
-    """Worker -> (keys, rows) of what it runs, in order."""
     keys, rows, _ = _keys(timeline.schedule, shapes)
     order = np.argsort(rows, kind="stable")
     keys, rows = keys[order], rows[order]

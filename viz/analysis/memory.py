@@ -1,17 +1,24 @@
-"""The memory of a worker over time: what it holds, its peak and the instruction that sets it.
+"""The memory of workers over time: what each holds, its peak and the instruction that sets it.
 
-What an instruction adds at its start and frees at its end is `activation_changes`, in activations (chunks).
+What an instruction adds at its start and frees at its end is `activation_changes`: activations (chunks), or bytes.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from recycle.ir.columns import Floats
-from recycle.ir.memory import activation_changes
+from recycle.ir.columns import Floats, Rows
+from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.simulate import TOLERANCE, Timeline
+from recycle.profile import Profile
+from viz.lane_cache import CachedLanes, Explainer
+
+Singles = npt.NDArray[np.float32]
+_HEADER = struct.Struct("<II")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,36 +28,39 @@ class MemoryCurve:
     Attributes:
         time: ascending; the first is 0.
         held: held from that time to the next.
-        peak: most held.
-        peak_time: when that is first reached.
-        peak_row: the instruction that sets it; -1 where nothing is held.
+        row: the instruction that changes it then; of the first time -1.
     """
 
     time: Floats
     held: Floats
-    peak: float
-    peak_time: float
-    peak_row: int
+    row: Rows
+
+    @property
+    def peak(self) -> tuple[float, float, int]:
+        """(the most held, when that is first reached, the instruction that sets it); -1 where nothing is held."""
+        at = int((self.held >= self.held.max() * (1 - TOLERANCE)).argmax())
+        return float(self.held[at]), float(self.time[at]), int(self.row[at])
 
 
-def memory_curve(timeline: Timeline, worker: int) -> MemoryCurve:
-    """What the worker with that index holds, in activations.
+def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats] | None = None) -> MemoryCurve:
+    """What the worker with that index holds.
 
     Frees at a moment count before what starts there: an activation may take the place of another.
+
+    Args:
+        changes: added and freed by each row; activations where they are left out.
     """
-    schedule, profile, c = timeline.schedule, timeline.profile, timeline.schedule.columns
-    added, freed = activation_changes(schedule, profile, in_bytes=False)
+    c = timeline.schedule.columns
+    added, freed = changes or activation_changes(timeline.schedule, timeline.profile, in_bytes=False)
     rows = np.arange(c.offsets[worker], c.offsets[worker + 1])
     grow, shrink = rows[added[rows] > 0], rows[freed[rows] > 0]
     moment = np.concatenate([timeline.start[grow], timeline.end[shrink]])
     change = np.concatenate([added[grow], -freed[shrink]])
     row = np.concatenate([grow, shrink])
-    order = np.lexsort((row, change > 0, moment))
-    held = np.cumsum(change[order])
-    time = np.concatenate([[0.0], moment[order]])
-    held = np.concatenate([[0.0], held])
-    at = int((held >= held.max() * (1 - TOLERANCE)).argmax())
-    return MemoryCurve(time, held, float(held[at]), float(time[at]), int(row[order][at - 1]) if at else -1)
+    order = np.lexsort((change > 0, moment))
+    return MemoryCurve(
+        np.append(0.0, moment[order]), np.append(0.0, np.cumsum(change[order])), np.append(-1, row[order])
+    )
 
 
 def sampled(curve: MemoryCurve, begin: float, end: float, pixels: int) -> tuple[Floats, Floats]:
@@ -69,3 +79,44 @@ def sampled(curve: MemoryCurve, begin: float, end: float, pixels: int) -> tuple[
                                          np.append(begins[1:], len(low)) - 1]))  # fmt: skip
         time, held = time[kept], held[kept]
     return np.append(time, end), np.append(held, held[-1] if len(held) else 0.0)
+
+
+def knows_bytes(profile: Profile) -> bool:
+    """Whether a profile says what activations weigh: one that leaves it out counts each as 1."""
+    return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
+
+
+def held_by_all(shown: CachedLanes, explainer: Explainer) -> tuple[Singles, Singles, Singles]:
+    """What every worker holds beside the operations of a table, in bytes where the profile knows what things weigh.
+
+    Returns:
+        The limit of each lane, NaN without one; held from the start of each operation on; held from its end on. Between
+        two operations nothing changes but what the last says.
+    """
+    table, timeline = shown.table, explainer.timeline
+    schedule, profile = timeline.schedule, timeline.profile
+    in_bytes = knows_bytes(profile)
+    changes = activation_changes(schedule, profile, in_bytes=in_bytes)
+    fixed = static_bytes(schedule, profile) if in_bytes else [0.0] * schedule.shape.worker_count
+    limits = np.full(table.lanes, np.nan, dtype=np.float32)
+    from_start, from_end = np.zeros(len(table), dtype=np.float32), np.zeros(len(table), dtype=np.float32)
+    for w, worker in enumerate(schedule.shape.workers()):
+        lane = explainer.lane(table, worker)
+        if lane < 0 or worker in schedule.failed:
+            continue
+        if in_bytes:
+            limits[lane] = np.nan if profile.capacity is None else profile.capacity
+        elif explainer.limits:
+            limits[lane] = explainer.limits[w % len(explainer.limits)]
+        curve = memory_curve(timeline, w, changes)
+        mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
+        for times, values in ((table.start, from_start), (table.end, from_end)):
+            values[mine] = curve.held[np.searchsorted(curve.time, times[mine], side="right") - 1] + fixed[w]
+    return limits, from_start, from_end
+
+
+def encode_held(shown: CachedLanes, explainer: Explainer) -> bytes:
+    """`held_by_all` for the browser, little endian: u32 lanes, u32 1 for bytes and 0 for activations, then the three as
+    float32."""
+    head = _HEADER.pack(shown.table.lanes, int(knows_bytes(explainer.timeline.profile)))
+    return head + b"".join(part.astype("<f4").tobytes() for part in held_by_all(shown, explainer))

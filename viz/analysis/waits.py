@@ -16,7 +16,7 @@ from recycle.ir.columns import Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import event_edges
 from recycle.ir.simulate import TOLERANCE, Timeline
-from viz.figures.time_axis import PLAN_UNIT, TimeUnit
+from viz.numbers import PLAN_UNIT, TimeUnit
 
 MOST = 12
 """Inputs or outputs that are listed one by one."""
@@ -65,7 +65,6 @@ class Waits:
         return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
 
     def _receive_of(self, row: int) -> int:
-        """The receive of a send, -1 for other rows."""
         receives = np.flatnonzero(self.timeline.dependencies.sends == row)
         return int(receives[0]) if len(receives) else -1
 

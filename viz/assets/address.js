@@ -15,10 +15,11 @@ window.dash_clientside = window.dash_clientside || {};
   const values = (choices) => (Array.isArray(choices) ? choices.map((one) => one.props?.value ?? one.value ?? one) : Object.keys(choices));
   const written = (value) => (Array.isArray(value) ? value.join(",") : String(value));
 
-  /* The value that the address says for a control, `first` where it says none that is allowed: whole numbers without choices. */
+  /* The value that the address says for a control, `first` where it says none that is allowed: any text, or whole numbers
+     without choices. */
   function stated(query, id, { first, choices }) {
     const text = query.get(id);
-    if (text === null) return first;
+    if (text === null || choices === "text") return text ?? first;
     if (!choices) return Number.isInteger(Number(text)) ? Number(text) : first;
     const named = Array.isArray(first) ? text.split(",").filter(Boolean) : [text];
     if (!named.every((one) => values(choices).includes(one))) return first;
@@ -42,19 +43,13 @@ window.dash_clientside = window.dash_clientside || {};
       if (!kept.has(id)) {
         kept.set(id, { first: value, choices });
         const wanted = stated(query, id, kept.get(id));
+        if (id === "fail" && wanted && !query.has("pages")) window.dash_clientside.set_props("pages", { value: "plans" });
         return written(wanted) !== written(value) ? wanted : window.dash_clientside.no_update;
       }
       kept.get(id).choices = choices;
       const isStep = (query.get(id) ?? written(kept.get(id).first)) !== written(value) && !isMoving();
-      query.set(id, written(value));
+      if (choices === "text" && !value) query.delete(id); else query.set(id, written(value));
       return write(query, isStep);
-    },
-
-    /* The failed and slow workers of the what-if page. */
-    failedInAddress(state) {
-      const query = new URLSearchParams(location.search), before = query.get("fail") || "", now = state ? state.failed.join(",") : "";
-      if (now) query.set("fail", now); else query.delete("fail");
-      return write(query, now !== before && state.history.length > 0);
     },
   });
 })();

@@ -105,7 +105,7 @@
         }
         const { address } = view.root.dataset, panel = recycle.dock.panel, { t0, t1 } = view.view;
         tellStore("headline-of", address);
-        if (panel === "times") tellStore("bench-asked", { panel, address: view.root.dataset.original || address });
+        if (panel === "scenario") tellStore("bench-asked", { panel, address: view.root.dataset.original || address });
         if (panel === "explain" || panel === "workers") tellStore("bench-asked", { panel, address });
         if (panel === "view") tellStore("bench-window", { panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
       }, WAIT);

@@ -1,5 +1,6 @@
 /* What is selected in a timeline: an operation, a gap, a worker, a range of time, the way of a micro-batch; scrolled to, read
    out, and told to the server, which makes the details. */
+window.dash_clientside = window.dash_clientside || {};
 (function (recycle) {
   "use strict";
   const SEND = 60, READABLE = 14; // pixels of a lane from which its operations can be read
@@ -132,4 +133,19 @@
       }, SEND);
     },
   };
+
+  /* The server's answer to a selection: which operations its arrows go to, and the memory of its worker. */
+  window.dash_clientside.recycle = Object.assign(window.dash_clientside.recycle || {}, {
+    arrows(links) {
+      if (!links) return null;
+      for (const view of recycle.views.values()) {
+        const found = view.table.fromServer ? view.table.fromServer(links) : view.root.dataset.address === links.address && links;
+        if (!found) continue;
+        if (found.memory) view.memory = found.memory;
+        if (view.selected >= 0 && view.selected === found.operation) view.links = found;
+        view.redraw();
+      }
+      return links.operation === undefined ? null : links.operation;
+    },
+  });
 })(window.recycle = window.recycle || {});

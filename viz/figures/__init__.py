@@ -1,1 +1,1 @@
-"""What is drawn: boxes, the Plotly figures, the SVG, and the colours that all of them share."""
+"""What is drawn: boxes of lanes, the SVG and the PNG, charts, and the colours that all of them share."""

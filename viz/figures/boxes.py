@@ -7,12 +7,25 @@ Coordinates are time along, lanes down: lane i fills i - 0.5 to i + 0.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
 from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
-from viz.figures.palette import CHUNK_PAINTS, PAINTS, Paint, paint_named, shade_of
+from viz.figures.palette import (
+    CHUNK_PAINTS,
+    FAILURE,
+    FAILURE_BAND,
+    FORWARD,
+    INK,
+    PAINTS,
+    Paint,
+    paint_named,
+    shade_of,
+)
 from viz.kinds import look_of
 from viz.labels import backward_label, label
 from viz.lanes import Flag, LaneTable
@@ -94,3 +107,34 @@ def group_edges(table: LaneTable) -> list[int]:
     by_rank = [i for i, (above, below) in enumerate(steps, 1) if above.rank != below.rank]
     fewest = min(by_pipeline, by_rank, key=len)
     return fewest if len(fewest) < len(steps) else []
+
+
+class LegendEntry(NamedTuple):
+    """What a colour, border or band stands for.
+
+    Attributes:
+        text: of the legend.
+        key: its class on pages.
+        fill, stroke: its colours.
+        hatch: key of its stripes.
+    """
+
+    text: str
+    key: str
+    fill: str
+    stroke: str = ""
+    hatch: str = ""
+
+
+def legend(tables: Sequence[LaneTable]) -> list[LegendEntry]:
+    """The colours, stripes and bands that are in some tables."""
+    kinds = {int(kind) for table in tables for kind in np.flatnonzero(np.bincount(table.kind[table.end > table.start]))}
+    drawn = {paint for kind in kinds for paint, *_ in parts_of(kind, 0.5)}
+    entries = [LegendEntry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint in drawn]
+    if any(table.chunks > 1 for table in tables):
+        entries.append(LegendEntry("Lighter: later chunks", "chunks", CHUNK_PAINTS[-1][0].fill))
+    if any(table.has(Flag.REROUTED).any() for table in tables):
+        entries.append(LegendEntry("Re-routed (home.index)", "rerouted", FORWARD.hatch, INK, FORWARD.key))
+    if any(table.failed.any() for table in tables):
+        entries.append(LegendEntry("Failed worker", "failed", FAILURE_BAND, FAILURE, "failed"))
+    return entries

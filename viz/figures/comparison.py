@@ -8,7 +8,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from viz.comparison import SystemResult, TraceSummary
-from viz.figures.palette import FAILURE, GRID, MUTED, OPTIMIZER, PAPER, frame
+from viz.figures.charts import BOTTOM, add_line, add_shares, beside, legend_above, over
+from viz.figures.palette import FAILURE, GRID, MUTED, OPTIMIZER, frame
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -24,26 +25,17 @@ def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Fig
     """Samples per second of each system over the hours of a trace, and below how many nodes are alive."""
     figure = go.Figure()
     for place, system in enumerate(system for system in systems if system.fits):
-        hours, rates = steps(system)
-        line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)], "shape": "hv", "width": 2}
-        hover = f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h<extra></extra>"
-        figure.add_scatter(x=hours, y=rates, mode="lines", name=system.name, line=line, hovertemplate=hover)
-    figure.add_scatter(
-        x=[time / HOUR for time, _ in trace.alive] + [trace.seconds / HOUR],
-        y=[alive for _, alive in trace.alive] + [trace.alive[-1][1] if trace.alive else trace.nodes],
-        mode="lines",
-        line={"color": OPTIMIZER.fill, "shape": "hv", "width": 2},
-        yaxis="y2",
-        showlegend=False,
-        hovertemplate="%{y} nodes alive from %{x:.4g} h<extra></extra>",
-    )
-    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True}
+        line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)], "shape": "hv"}
+        add_line(figure, *steps(system), system.name, f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h", line)
+    hours = [time / HOUR for time, _ in trace.alive] + [trace.seconds / HOUR]
+    alive = [count for _, count in trace.alive] + [trace.alive[-1][1] if trace.alive else trace.nodes]
+    line, hover = {"color": OPTIMIZER.fill, "shape": "hv"}, "%{y} nodes alive from %{x:.4g} h"
+    add_line(figure, hours, alive, "", hover, line, yaxis="y2", showlegend=False)
     figure.update_layout(
-        **frame(440, 30, 44) | {"showlegend": True},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        xaxis={**axis, "title": {"text": "hours", "standoff": 6}, "anchor": "y2"},
-        yaxis={**axis, "title": {"text": "samples per second"}, "domain": [0.34, 1.0], "rangemode": "tozero"},
-        yaxis2={**axis, "title": {"text": "nodes alive"}, "domain": [0.0, 0.24]},
+        frame(440, 30, BOTTOM) | legend_above(1.02),
+        xaxis=over("hours", anchor="y2"),
+        yaxis=beside("samples per second", 0.34, rangemode="tozero"),
+        yaxis2=beside("nodes alive", 0.0, 0.24),
     )
     return figure
 
@@ -92,7 +84,7 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         text = f"{name}, fault-scaled: {scaled:.4g}"
         notes.append({"x": scaled, "y": 1 + 0.1 * row, "yref": "paper", "text": text, "showarrow": False})
     figure.update_layout(
-        **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), 44),
+        **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), BOTTOM),
         xaxis={"gridcolor": GRID, "title": {"text": "samples per second", "standoff": 6}, "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "automargin": True},
         shapes=shapes,
@@ -106,23 +98,14 @@ def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     figure = go.Figure()
     shown = [system for system in systems if system.fits and system.seconds]
     causes = {cause: None for system in shown for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds}
+    names = [system.name for system in shown]
     for place, cause in enumerate(causes):
         shares = [100 * max(0.0, system.lost.get(cause, 0.0)) / system.seconds for system in shown]
-        figure.add_bar(
-            orientation="h",
-            x=shares,
-            y=[system.name for system in shown],
-            name=cause,
-            marker={
-                "color": COLOURS[place % len(COLOURS)],
-                "pattern": {"shape": SHAPES[place % len(SHAPES)], "fgcolor": PAPER, "size": 6},
-            },
-            hovertemplate=f"%{{y}}: {cause} %{{x:.3g}} %<extra></extra>",
-        )
+        fill = COLOURS[place % len(COLOURS)], SHAPES[place % len(SHAPES)]
+        add_shares(figure, names, shares, cause, fill, f"%{{y}}: {cause} %{{x:.3g}} %")
     figure.update_layout(
-        **frame(110 + _BAR * len(shown), 30, 44) | {"showlegend": True},
+        frame(110 + _BAR * len(shown), 30, BOTTOM) | legend_above(1.02, traceorder="normal"),
         barmode="stack",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         xaxis={"gridcolor": GRID, "title": {"text": "share of the time, in per cent", "standoff": 6}},
         yaxis={"autorange": "reversed", "automargin": True},
     )

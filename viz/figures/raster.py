@@ -1,21 +1,22 @@
-"""Lanes as a PNG: the first picture on a page, the only one in browsers without a canvas, and in exported sheets.
+"""Lanes as pixels: the first picture on a page, the only one in browsers without a canvas, and exported PNGs.
 
 Where lanes and operations are wide enough each operation is its rectangle, as on the canvas; else every pixel column of
-a band of lanes is a stack of the exact shares of time spent in each colour. No text: what a picture cannot say in
-pixels stands beside it.
+a band of lanes is a stack of the exact shares of time spent in each colour. In an exported file the layout of
+`figures.svg` puts the words around them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from recycle.ir.columns import Floats
-from viz.figures.boxes import STRIP_TOP, parts_of
+from viz.figures.boxes import STRIP_TOP, boxes, parts_of
 from viz.figures.palette import (
     BAND,
     CHUNK_PAINTS,
@@ -28,7 +29,8 @@ from viz.figures.palette import (
     RULE,
     shade_of,
 )
-from viz.lanes import Flag, LaneTable
+from viz.figures.svg import LANE, TEXT, Anchor, Point, draw, height_of
+from viz.lanes import Flag, LaneTable, Panel
 
 LEAST_OPERATION, LEAST_LANE, LEAST_BAND = 3, 3, 12
 Pixels = npt.NDArray[np.uint8]
@@ -162,3 +164,65 @@ def encode_png(picture: Pixels, *, clear: bool = False) -> bytes:
     content = BytesIO()
     image.save(content, "png", **({"transparency": _INDEX[BAND]} if clear else {}))
     return content.getvalue()
+
+
+SHEET_WIDTH, SHEET_LANES = 1600, 1200
+"""Pixels of a file's width, and of the height of its lanes from which they become thinner."""
+LABELLED = 20_000
+"""Operations up to which boxes carry their labels."""
+
+
+def sheet(panels: Sequence[Panel]) -> bytes:
+    """Timelines under each other as one PNG, any number of operations."""
+    heights = [min(LANE * panel.table.lanes, max(SHEET_LANES, panel.table.lanes // 4)) for panel in panels]
+    pen = _PixelPen(SHEET_WIDTH, ceil(height_of(heights)))
+    draw(pen, panels, SHEET_WIDTH, heights)
+    content = BytesIO()
+    pen.image.save(content, "png")
+    return content.getvalue()
+
+
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
+
+
+class _PixelPen:
+    def __init__(self, width: int, height: int) -> None:
+        self.image = Image.new("RGB", (width, height), PAPER)
+        self.drawn = ImageDraw.Draw(self.image)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        anchor: Anchor = "start",
+        *,
+        fill: str = "",
+        size: float = TEXT,
+        is_bold: bool = False,
+    ) -> None:
+        font = ImageFont.load_default(size + is_bold)  # which has no bold letters
+        self.drawn.text((x, y), text, fill or INK, font, _ANCHORS[anchor])
+
+    def line(self, points: Sequence[Point], stroke: str, kind: str = "") -> None:
+        self.drawn.line(points, stroke)
+
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", hatch: str = ""
+    ) -> None:
+        self.drawn.rectangle([(x, y), (x + width, y + height)], fill, stroke or fill)
+
+    def lanes(self, panel: Panel, left: float, top: float, width: float, row: float) -> None:
+        table, span = panel.table, panel.span or panel.table.span or 1.0
+        corner, size = (round(left), round(top)), (round(width), round(row * table.lanes))
+        pixels = raster(table, *size, span)
+        lanes = Image.open(BytesIO(encode_png(pixels, clear=True))).convert("RGBA")
+        self.image.paste(lanes, corner, lanes)
+        if len(table) > LABELLED or row < TEXT:
+            return
+        font = ImageFont.load_default(TEXT)
+        for box in boxes(table):
+            x0, x1 = (left + time / span * width for time in (box.start, box.end))
+            if box.label and x1 - x0 >= font.getlength(box.label) + 2:
+                y = top + (box.lane + 0.5 + (box.top + box.bottom) / 2) * row
+                self.drawn.text(((x0 + x1) / 2, y), box.label, box.paint.ink, font, "mm")

@@ -1,17 +1,20 @@
-"""Timelines as SVG, written directly: rectangles, text and lines, the same bytes for the same tables.
+"""Timelines under each other as one picture that stands by itself, and the pen that draws it as SVG.
 
-For pages that show no script (a README), for `--export`, and for golden files. Several panels go under each other,
-each with its own time axis; one legend ends the picture.
+The layout is one for all files: titles, names of lanes, time axes, periods and a legend. Pens say how that looks, the
+one here as SVG, that of `figures.raster` in pixels. An SVG is the same bytes for the same tables: rectangles, text and
+lines, for pages that show no script (a README), for `--export`, and for golden files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
+from typing import Literal, Protocol
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
-from viz.figures.boxes import Box, boxes, group_edges
+from viz.figures.boxes import Box, boxes, group_edges, legend
 from viz.figures.palette import (
     BAND,
     CHUNK_PAINTS,
@@ -22,33 +25,59 @@ from viz.figures.palette import (
     GRID,
     INK,
     MUTED,
-    PAINTS,
     PAPER,
     RULE,
     Paint,
     shade_of,
 )
-from viz.figures.time_axis import ticks, time_unit
 from viz.labels import describe
-from viz.lanes import Flag, LaneTable, Panel
-from viz.numbers import short
+from viz.lanes import LaneTable, Panel
+from viz.numbers import ticks, time_unit
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT, TOP = 30, 30, 34, 14, 34, 16, 4
 CHARACTER, TEXT = 6.6, 11
+"""Pixels that a character of a label takes at most, and the labels' font size."""
 SMALLEST = 0.75
 """Share of their size down to which labels are made smaller to fit their boxes."""
-"""Pixels that a character of a label takes at most, and the labels' font size."""
+NAME = 14
+"""Least height of lanes that all have their name."""
+Anchor = Literal["start", "middle", "end"]
+Point = tuple[float, float]
+
+
+class Pen(Protocol):
+    """What draws a picture; all places in pixels."""
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        anchor: Anchor = "start",
+        *,
+        fill: str = "",
+        size: float = TEXT,
+        is_bold: bool = False,
+    ) -> None:
+        """A line of text on the base line y."""
+
+    def line(self, points: Sequence[Point], stroke: str, kind: str = "") -> None:
+        """Straight lines from point to point."""
+
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", hatch: str = ""
+    ) -> None:
+        """A rectangle; `hatch` is the key of its stripes."""
+
+    def lanes(self, panel: Panel, left: float, top: float, width: float, row: float) -> None:
+        """The operations and failed lanes of a panel, each lane `row` pixels high."""
 
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
     """The picture as SVG text, `width` pixels wide. Operations carry their description as a tooltip."""
-    gutter = _gutter(panels)
-    body: list[str] = []
-    top = TOP
-    for panel in panels:
-        body += _panel(panel, gutter, top, width - gutter - RIGHT)
-        top += TITLE + LANE * panel.table.lanes + AXIS + GAP
-    return _document(panels, body + _legend(panels, gutter, top), width, top + LEGEND)
+    pen, heights = _SvgPen(), [LANE * panel.table.lanes for panel in panels]
+    draw(pen, panels, width, heights)
+    return _document(panels, pen.parts, width, height_of(heights))
 
 
 def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960) -> str:
@@ -56,26 +85,121 @@ def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960
 
     Where animations are not played, the last one is seen.
     """
-    gutter, tall = _gutter(panels), max(panel.table.lanes for panel in panels)
-    body: list[str] = []
+    pen, left, tall = _SvgPen(), _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
     for place, panel in enumerate(panels):
         values = ";".join("1" if frame == place else "0" for frame in range(len(panels)))
-        body += [
+        pen.parts.append(
             f'<g opacity="{int(place == len(panels) - 1)}"><animate attributeName="opacity" calcMode="discrete"'
-            f' values="{values}" dur="{_number(seconds * len(panels))}s" repeatCount="indefinite"/>',
-            *_panel(panel, gutter, TOP, width - gutter - RIGHT),
-            "</g>",
-        ]
-    top = TOP + TITLE + LANE * tall + AXIS + GAP
-    return _document(panels, body + _legend(panels, gutter, top), width, top + LEGEND)
+            f' values="{values}" dur="{_number(seconds * len(panels))}s" repeatCount="indefinite"/>'
+        )
+        _panel(pen, panel, left, TOP, width - left - RIGHT, tall)
+        pen.parts.append("</g>")
+    _legend(pen, panels, left, height_of([tall]) - LEGEND)
+    return _document(panels, pen.parts, width, height_of([tall]))
+
+
+def height_of(heights: Sequence[float]) -> float:
+    """Height of a picture whose panels have lanes as high as `heights` says."""
+    return TOP + sum(heights) + (TITLE + AXIS + GAP) * len(heights) + LEGEND
+
+
+def draw(pen: Pen, panels: Sequence[Panel], width: float, heights: Sequence[float]) -> None:
+    """Draw panels under each other, their lanes as high as `heights` says."""
+    left, top = _gutter(panels), float(TOP)
+    for panel, tall in zip(panels, heights, strict=True):
+        _panel(pen, panel, left, top, width - left - RIGHT, tall)
+        top += TITLE + tall + AXIS + GAP
+    _legend(pen, panels, left, top)
 
 
 def _gutter(panels: Sequence[Panel]) -> float:
     return 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
 
 
+def _panel(pen: Pen, panel: Panel, left: float, top: float, width: float, tall: float) -> None:
+    table = panel.table
+    span = panel.span or table.span or 1.0
+    unit = time_unit(table, span)
+    lanes_top, lanes_bottom, row = top + TITLE, top + TITLE + tall, tall / max(table.lanes, 1)
+    pen.text(left, top + 18, panel.title, size=13, is_bold=True)
+    pen.box(left, lanes_top, width, tall, BAND)
+    for tick in ticks(span * unit.scale):
+        x = left + tick / unit.scale * width / span
+        pen.line([(x, lanes_top), (x, lanes_bottom + 4)], GRID)
+        shown = f"{tick:g}" + (f" {unit.word}" if unit.word and tick else "")
+        pen.text(x, lanes_bottom + 17, shown, "middle", fill=MUTED)
+    for lane in group_edges(table):
+        pen.line([(left, lanes_top + row * lane), (left + width, lanes_top + row * lane)], RULE)
+    every = max(1, ceil(NAME / row))
+    for lane in range(0, table.lanes, every):
+        pen.text(left - 8, lanes_top + row * (lane + 0.5) + 4, table.labels[lane], "end")
+    pen.lanes(panel, left, lanes_top, width, row)
+    if panel.period:
+        period = unit.amount(panel.period)
+        _bracket(pen, left, left + panel.period / span * width, lanes_top, f"period {period}")
+    for lane in np.flatnonzero(table.failed).tolist() if every == 1 else ():
+        middle = lanes_top + row * (lane + 0.5)
+        at_end = table.offsets[lane + 1] > table.offsets[lane]
+        x = left + width - 30 if at_end else left + width / 2
+        pen.box(x - 24, middle - 9, 48, 18, FAILURE)
+        pen.text(x, middle + 4, "failed", "middle", is_bold=True)
+
+
+def _bracket(pen: Pen, left: float, right: float, bottom: float, text: str) -> None:
+    pen.line([(left, bottom - 2), (left, bottom - 9), (right, bottom - 9), (right, bottom - 2)], INK, "period")
+    middle, width = left + 0.75 * (right - left), CHARACTER * len(text) + 8
+    pen.box(middle - width / 2, bottom - 16, width, 13, PAPER)
+    pen.text(middle, bottom - 5, text, "middle", is_bold=True)
+
+
+def _legend(pen: Pen, panels: Sequence[Panel], left: float, top: float) -> None:
+    x = left
+    for entry in legend([panel.table for panel in panels]):
+        pen.box(x, top, 18, 13, entry.fill, entry.stroke, entry.hatch)
+        pen.text(x + 24, top + 10.5, entry.text)
+        x += 24 + CHARACTER * len(entry.text) + 12
+
+
+class _SvgPen:
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        anchor: Anchor = "start",
+        *,
+        fill: str = "",
+        size: float = TEXT,
+        is_bold: bool = False,
+    ) -> None:
+        self.parts.append(_text(x, y, text, anchor, fill, size, is_bold))
+
+    def line(self, points: Sequence[Point], stroke: str, kind: str = "") -> None:
+        path = "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
+        mark = f' class="{kind}"' if kind else ""
+        self.parts.append(f'<path{mark} d="{path}" fill="none" stroke="{stroke}"/>')
+
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", hatch: str = ""
+    ) -> None:
+        ground, border = f"url(#{hatch}-hatch)" if hatch else fill, f' stroke="{stroke}"' if stroke else ""
+        self.parts.append(_rect(x, y, width, height, f' fill="{ground}"{border}'))
+
+    def lanes(self, panel: Panel, left: float, top: float, width: float, row: float) -> None:
+        table = panel.table
+        pixels = width / (panel.span or table.span or 1.0)
+        for lane in np.flatnonzero(table.failed).tolist():
+            band = f' class="failed" fill="url(#failed-hatch)" stroke="{FAILURE}"'
+            self.parts.append(_rect(left, top + row * (lane + 0.5) - 13, width, 26, band))
+        for box in boxes(table):
+            if box.end > box.start:
+                self.parts.append(_operation(table, box, left, top, pixels))
+
+
 def _document(panels: Sequence[Panel], body: Sequence[str], width: int, tall: float) -> str:
-    """The whole of a picture around its `body`."""
     height = _number(tall)
     title = escape("; ".join(panel.title for panel in panels))
     return "\n".join(
@@ -96,7 +220,6 @@ def _document(panels: Sequence[Panel], body: Sequence[str], width: int, tall: fl
 
 
 def _hatched(panels: Sequence[Panel]) -> list[Paint]:
-    """The paints that may be striped: all, those of later chunks where there are any."""
     chunks = max((panel.table.chunks for panel in panels), default=1)
     shades = dict.fromkeys(shade_of(chunk, chunks) for chunk in range(chunks))
     return [paint for shade in shades for paint in CHUNK_PAINTS[shade]]
@@ -114,63 +237,15 @@ def _hatch(key: str, fill: str, stripe: str) -> str:
 
 
 def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
-    return f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}" {rest}'
+    return f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"{rest}/>'
 
 
-def _text(x: float, y: float, text: str, rest: str) -> str:
-    return f'<text x="{_number(x)}" y="{_number(y)}" {rest}>{escape(text)}</text>'
-
-
-def _panel(panel: Panel, left: float, top: float, width: float) -> list[str]:
-    table = panel.table
-    span = panel.span or table.span or 1.0
-    scale, unit = time_unit(table, span)
-    pixels = width / span
-    lanes_top, lanes_bottom = top + TITLE, top + TITLE + LANE * table.lanes
-    parts = [
-        _text(left, top + 18, panel.title, 'font-size="13" font-weight="600"'),
-        _rect(left, lanes_top, width, lanes_bottom - lanes_top, f'fill="{BAND}"/>'),
-    ]
-    for tick in ticks(span * scale):
-        x = left + tick / scale * pixels
-        parts.append(
-            f'<line x1="{_number(x)}" y1="{_number(lanes_top)}" x2="{_number(x)}" y2="{_number(lanes_bottom + 4)}"'
-            f' stroke="{GRID}"/>'
-        )
-        shown = f"{tick:g}" + (f" {unit}" if unit and tick else "")
-        parts.append(_text(x, lanes_bottom + 17, shown, f'text-anchor="middle" fill="{MUTED}"'))
-    for lane in group_edges(table):
-        y = _number(lanes_top + LANE * lane)
-        parts.append(f'<line x1="{_number(left)}" y1="{y}" x2="{_number(left + width)}" y2="{y}" stroke="{RULE}"/>')
-    for lane, label in enumerate(table.labels):
-        middle = lanes_top + LANE * (lane + 0.5)
-        parts.append(_text(left - 8, middle + 4, label, 'text-anchor="end"'))
-        if table.failed[lane]:
-            parts.append(
-                _rect(left, middle - 13, width, 26, f'class="failed" fill="url(#failed-hatch)" stroke="{FAILURE}"/>')
-            )
-    parts += [_operation(table, box, left, lanes_top, pixels) for box in boxes(table) if box.end > box.start]
-    if panel.period:
-        shown = f"period {short(panel.period * scale)}" + (f" {unit}" if unit else "")
-        parts += _bracket(left, left + panel.period * pixels, lanes_top, shown)
-    for lane in np.flatnonzero(table.failed).tolist():
-        middle = lanes_top + LANE * (lane + 0.5)
-        at_end = table.offsets[lane + 1] > table.offsets[lane]
-        x = left + width - 30 if at_end else left + width / 2
-        parts.append(_rect(x - 24, middle - 9, 48, 18, f'rx="3" fill="{FAILURE}"/>'))
-        parts.append(_text(x, middle + 4, "failed", 'text-anchor="middle" font-weight="600"'))
-    return parts
-
-
-def _bracket(left: float, right: float, bottom: float, text: str) -> list[str]:
-    """A bracket above the lanes from one time to another, with what it spans behind its middle."""
-    path = f"M{_number(left)} {_number(bottom - 2)}v-7H{_number(right)}v7"
-    middle, width = left + 0.75 * (right - left), CHARACTER * len(text) + 8
-    return [
-        f'<path class="period" d="{path}" fill="none" stroke="{INK}"/>',
-        _rect(middle - width / 2, bottom - 16, width, 13, f'fill="{PAPER}"/>'),
-        _text(middle, bottom - 5, text, 'text-anchor="middle" font-weight="600"'),
-    ]
+def _text(x: float, y: float, text: str, anchor: Anchor, fill: str, size: float, is_bold: bool) -> str:
+    rest = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    rest += f' fill="{fill}"' if fill else ""
+    rest += f' font-size="{_number(size)}"' if size != TEXT else ""
+    rest += ' font-weight="600"' if is_bold else ""
+    return f'<text x="{_number(x)}" y="{_number(y)}"{rest}>{escape(text)}</text>'
 
 
 def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels: float) -> str:
@@ -182,15 +257,14 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     stroke = f'stroke="{INK}" stroke-width="1.4"' if box.rerouted else f'stroke="{PAPER}" stroke-width="0.6"'
     mark = f"{box.paint.key} rerouted" if box.rerouted else box.paint.key
     tooltip = escape("\n".join(describe(table, box.operation, box.lane)))
-    rectangle = _rect(x + inset, top + inset, width - 2 * inset, height - 2 * inset, f'fill="{fill}" {stroke}/>')
+    rectangle = _rect(x + inset, top + inset, width - 2 * inset, height - 2 * inset, f' fill="{fill}" {stroke}')
     text = ""
     room = width - (5 if box.rerouted else 2)  # within its border
     share = min(1.0, room / label_width(box.label, box.rerouted)) if box.label else 0.0
     if share >= SMALLEST:
-        weight = ' font-weight="600"' if box.rerouted else ""
-        size = f' font-size="{_number(TEXT * share)}"' if share < 1 else ""
-        ink = f'text-anchor="middle" fill="{box.paint.ink}"{weight}{size}'
-        text = _text(x + width / 2, top + height / 2 + 4, box.label, ink)
+        text = _text(
+            x + width / 2, top + height / 2 + 4, box.label, "middle", box.paint.ink, TEXT * share, box.rerouted
+        )
     return f'<g class="{mark}"><title>{tooltip}</title>{rectangle}{text}</g>'
 
 
@@ -201,20 +275,3 @@ def label_width(text: str, is_bold: bool) -> float:
 
 DIGIT = 7.0
 _WIDTHS = {"W": 11.0, "F": 6.8, "B": 7.6, "I": 4.0, "R": 7.6, ".": 3.6}
-
-
-def _legend(panels: Sequence[Panel], left: float, top: float) -> list[str]:
-    used = {box.paint for panel in panels for box in boxes(panel.table) if box.end > box.start}
-    entries = [(paint.name, f'fill="{paint.fill}"/>') for paint in PAINTS if paint in used]
-    if any(panel.table.chunks > 1 for panel in panels):
-        entries.append(("lighter: later chunks", f'fill="{CHUNK_PAINTS[-1][0].fill}"/>'))
-    if any(panel.table.has(Flag.REROUTED).any() for panel in panels):
-        entries.append(("Re-routed (home.index)", f'fill="url(#forward-hatch)" stroke="{INK}" stroke-width="1.4"/>'))
-    if any(panel.table.failed.any() for panel in panels):
-        entries.append(("Failed worker", f'fill="url(#failed-hatch)" stroke="{FAILURE}"/>'))
-    parts, x = [], left
-    for name, style in entries:
-        parts.append(_rect(x, top, 18, 13, style))
-        parts.append(_text(x + 24, top + 10.5, name, ""))
-        x += 24 + CHARACTER * len(name) + 12
-    return parts

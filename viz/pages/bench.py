@@ -1,6 +1,6 @@
 """The workbench of an application: lanes that fill the window, and a dock whose panels are about the timeline in use.
 
-Pages with lanes are its modes (`viz.pages.mode`), of which one is in sight. The dock stands at the right or below, as
+Pages with lanes are its modes (`viz.pages.page`), of which one is in sight. The dock stands at the right or below, as
 wide and with the panel open that was chosen last (`assets/dock.js`). The first panels are the same in all modes: what
 is selected, why it takes as long as it does, what is in view, the workers and what a search found
 (`viz.pages.panels`). A mode adds its own.
@@ -13,21 +13,18 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viz.free_memory import release_memory
-from viz.lane_cache import CachedLanes, LaneCache
-from viz.pages import panels, parts, times_panel
-from viz.pages.headline_bar import figures
-from viz.pages.lanes_view import answer, digest_of
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page
+from viz.lane_cache import CachedLanes, LaneCache, release_memory
+from viz.pages import panels, parts, scenario_panel
+from viz.pages.lanes_view import answer
+from viz.pages.page import TABS, Mode, Page
 
-SELECTION, EXPLAIN, IN_VIEW, WORKERS, TIMES, FOUND = "selection", "explain", "view", "workers", "times", "found"
+SELECTION, EXPLAIN, IN_VIEW, WORKERS, SCENARIO, FOUND = "selection", "explain", "view", "workers", "scenario", "found"
 TITLES = {
     SELECTION: "Selection",
     EXPLAIN: "Explain",
     IN_VIEW: "In view",
     WORKERS: "Workers",
-    TIMES: "Times",
+    SCENARIO: "Scenario",
     FOUND: "Found",
 }
 INVITATION = (
@@ -47,17 +44,16 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
         mode: of the first page, where that has lanes; the others get theirs when they are opened, see `slots`.
     """
     modes = [page for page in pages if page.has_lanes]
-    invitation = html.P(INVITATION, className="hint")
+    first = {SELECTION: html.P(INVITATION, className="hint")}
+    above = {SCENARIO: [part for page in pages for part in page.scenario()]}
     shared = [
-        _panel(name, TITLES[name], html.Div(invitation if name == SELECTION else [], id=panel_id(name)))
-        for name in TITLES
+        _panel(name, title, [*above.get(name, []), html.Div(first.get(name), id=panel_id(name))])
+        for name, title in TITLES.items()
     ]
     filled = slots(mode) if mode is not None else {}
     places = {
         slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in modes] for slot in SLOTS
     }
-    tabs: dict[str, Any] = {"role": "tablist", "aria-label": "Panels"}
-    attributes: dict[str, Any] = {"data-page": pages[0].prefix}
     return parts.div(
         "bench",
         parts.div("bench-controls", *places["controls"]),
@@ -67,7 +63,12 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
             _splitter(),
             html.Aside(
                 [
-                    parts.div("bench-tabs", *(_tab(name, TITLES[name]) for name in TITLES), *places["tabs"], **tabs),
+                    parts.div(
+                        "bench-tabs",
+                        *(_tab(name, title) for name, title in TITLES.items()),
+                        *places["tabs"],
+                        **parts.attributes(role="tablist", aria_label="Panels"),
+                    ),
                     *shared,
                     *places["panels"],
                 ],
@@ -78,7 +79,7 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
         *(dcc.Store(id=store_id(what)) for what in STORES),
         dcc.Store(id="mode"),
         hidden=not pages[0].has_lanes,
-        **attributes,
+        **parts.attributes(data_page=pages[0].prefix),
     )
 
 
@@ -116,32 +117,35 @@ def store_id(what: str) -> str:
 
 
 def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
-    attributes: dict[str, Any] = {"data-page": page.prefix, "data-opened": page.opened, "data-named": page.named}
-    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **attributes)
+    named = parts.attributes(data_page=page.prefix, data_opened=page.opened, data_named=page.named)
+    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **named)
 
 
 def _splitter() -> html.Div:
-    spoken: dict[str, Any] = {"role": "separator", "aria-label": "Size of the panel: arrow keys change it"}
+    spoken = parts.attributes(role="separator", aria_label="Size of the panel: arrow keys change it")
     return html.Div(className="bench-split", tabIndex=0, **spoken)
 
 
 def _tab(name: str, title: str) -> html.Button:
-    tab: dict[str, Any] = {"role": "tab", "data-panel": name, "aria-selected": "false"}
+    tab = parts.attributes(role="tab", data_panel=name, aria_selected="false")
     return html.Button(title, className="bench-tab", **tab)
 
 
 def _panel(name: str, title: str, content: Any) -> html.Section:
-    panel: dict[str, Any] = {"role": "tabpanel", "data-panel": name, "aria-label": title}
+    panel = parts.attributes(role="tabpanel", data_panel=name, aria_label=title)
     return html.Section(content, hidden=True, className="bench-panel", tabIndex=0, **panel)
 
 
 def bar() -> html.Div:
     """What the bar of the application has beside its name and modes: the figures of the timeline in use, and a place
     for the search and the buttons, which the browser makes."""
-    live: dict[str, Any] = {"aria-live": "polite", "aria-label": "Figures of the timeline"}
     return parts.div(
         "bar",
-        html.Div(id="headline", className="headline", **live),
+        html.Div(
+            id="headline",
+            className="headline",
+            **parts.attributes(aria_live="polite", aria_label="Figures of the timeline"),
+        ),
         parts.div("bar-tools"),
         dcc.Store(id="headline-of"),
     )
@@ -163,7 +167,7 @@ def register(app: Dash, cache: LaneCache) -> None:
         card, links = answer(cache, choice)
         return card or html.P(INVITATION, className="hint"), links
 
-    times_panel.register(app, cache)
+    scenario_panel.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
     def on_panel(name: str, store: str, make: Callable[[CachedLanes | None, Any], Any]) -> None:
@@ -171,22 +175,17 @@ def register(app: Dash, cache: LaneCache) -> None:
         def show(asked: Any) -> Any:
             if not isinstance(asked, dict) or asked.get("panel") != name:
                 return no_update
-            found = make(cache.get(digest_of(str(asked.get("address")))), asked)
+            found = make(cache.get(asked.get("address")), asked)
             release_memory()
             return found
 
     on_panel(EXPLAIN, "asked", lambda shown, _: panels.explained(shown))
     on_panel(WORKERS, "asked", lambda shown, _: panels.workers(shown))
-    on_panel(TIMES, "asked", lambda shown, _: times_panel.times(shown))
-    on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, _window(asked)))
+    on_panel(SCENARIO, "asked", lambda shown, _: scenario_panel.times(shown))
+    on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, asked.get("window")))
     on_panel(FOUND, "found", panels.hits)
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:
-        shown = cache.get(digest_of(str(address)))
-        return figures(shown) if shown is not None else []
-
-
-def _window(asked: dict[str, Any]) -> list[float] | None:
-    window = asked.get("window")
-    return window if panels.is_window(window) else None
+        shown = cache.get(address)
+        return parts.headline_figures(shown) if shown is not None else []

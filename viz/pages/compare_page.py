@@ -11,17 +11,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from dash import Dash, Input, Output, State, dcc, html
+from dash import ALL, Dash, Input, State, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
 from viz.analysis.differences import match
-from viz.figures.delta import delta_figure
-from viz.free_memory import release_memory
-from viz.lane_cache import LaneCache
+from viz.figures.delta import Shades, delta_figure, edges_of, for_canvas, later
+from viz.lane_cache import LaneCache, release_memory
 from viz.lanes import LaneTable
 from viz.operands import Operands, on_one_axis
-from viz.pages import linked, parts
+from viz.pages import parts
 from viz.pages.compared import (
     ComparedPair,
     ComparedTimelines,
@@ -31,11 +30,9 @@ from viz.pages.compared import (
     largest,
     shade_legend,
 )
-from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
-from viz.pages.mode import Mode
-from viz.pages.page import Page, Workspace, keep_in_address
+from viz.pages.lanes_view import lanes_address, lanes_view, served
+from viz.pages.page import Mode, Page, Workspace, keep_in_address
 from viz.run import Run
-from viz.shades import Shades, edges_of, for_canvas, later
 from viz.sources import ScheduleFile
 
 MOST_COMPARED = 4
@@ -88,7 +85,7 @@ class ComparePage(Page):
             [],
             {"Differences": [controls, parts.awaited(self.name("answer"))]},
             identifier=self.name("lanes"),
-            rest=[linked.store(self.prefix)],
+            rest=[dcc.Store(id=self.name("range"))],
         )
 
     def lanes(
@@ -110,7 +107,7 @@ class ComparePage(Page):
         if arrangement == "interleaved" and not together:
             ignored.append("these have other workers, so their lanes cannot lie under each other")
         shades = [self._shaded(pair, table) for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)]
-        left = parts.gutter(compared.tables) + LETTER_PIXELS * together
+        left = parts.gutter(*compared.tables) + LETTER_PIXELS * together
         coloured = [shade if colour == "later" else None for shade in shades]
         legends = [shade_legend(pair, compared) if colour == "later" else None for pair in compared.pairs]
         if together:
@@ -119,7 +116,7 @@ class ComparePage(Page):
             blocks = self._stacked(compared, coloured, legends, left, ghost)
         for place, pair in enumerate(compared.pairs):
             blocks.append(self._delta(pair, compared, left, len(compared.operands) + place))
-        return [parts.problems(ignored), linked.linked(self.prefix, *blocks)]
+        return [parts.problems(ignored), html.Div(blocks, id=self.name("linked"), className="linked")]
 
     def _shaded(self, pair: ComparedPair, table: LaneTable) -> dict[str, Any]:
         address = self.shades.put(later(table, pair.matches))
@@ -156,7 +153,6 @@ class ComparePage(Page):
     def _interleaved(
         self, compared: ComparedTimelines, coloured: Sequence[dict[str, Any] | None], left: int
     ) -> html.Div:
-        """One canvas: of each worker the lane of the first, below it that of the second, and so on."""
         addresses = [
             lanes_address(self.cache.put(table, operand.explainer))
             for operand, table in zip(compared.operands, compared.tables, strict=True)
@@ -179,7 +175,9 @@ class ComparePage(Page):
         figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, unit)
         heading = f"How much later instructions start in {pair.second.title}"
         spoken = f"{heading}, {pair.first.title} being zero"
-        return parts.figure_view(heading, parts.under_lanes(figure, left), linked.graph_id(self.prefix, place), spoken)
+        return parts.figure_view(
+            heading, parts.under_lanes(figure, left), {"type": self.name("graph"), "place": place}, spoken
+        )
 
     def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
         """What stands beside the lanes: figures, where the difference comes from, what differs most."""
@@ -212,28 +210,28 @@ class ComparePage(Page):
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
-        linked.register(app, self.prefix)
+        in_all = Input({"type": self.name("graph"), "place": ALL}, "relayoutData")
+        parts.in_browser(app, "follow", self.output("range", "data"), in_all)
         for control in ("chosen", "colour", "arrangement", "ghost"):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))
 
         def shades(digest: str) -> Response:
-            content = self.shades.get(digest) or abort(404)
-            return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
+            return served(self.shades.get(digest) or abort(404), digest)
 
         app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 
         @app.callback(
-            Output(self.name("lanes"), "children"),
+            self.output("lanes"),
             Input(chosen, "value"),
-            Input(self.name("colour"), "value"),
+            self.input("colour", "value"),
             Input(arrangement, "value"),
-            Input(self.name("ghost"), "value"),
+            self.input("ghost", "value"),
         )
         def draw(keys: list[str] | None, colour: Colour, how: LaneArrangement, ghost: list[str] | None) -> Any:
             with self._answering:
                 return self.lanes(keys or [], colour, how, bool(ghost))
 
-        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"), Input(arrangement, "value"))
+        @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"))
         def show(keys: list[str] | None, how: LaneArrangement) -> Any:
             with self._answering:  # after the lanes, which are there first
                 return self.compare(keys or [], how)
@@ -244,5 +242,4 @@ _ARRANGEMENTS = {"stacked": "one timeline under the other", "interleaved": "lane
 
 
 def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:
-    """A choice of one of a few; the first is chosen."""
     return html.Div([html.Span(title), dcc.RadioItems(options, next(iter(options)), id=identifier, inline=True)])

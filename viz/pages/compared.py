@@ -19,13 +19,12 @@ from viz.analysis.differences import (
     shares,
     split,
 )
+from viz.figures.delta import LATE, edges_of
 from viz.figures.palette import SHADES
-from viz.figures.time_axis import TimeUnit, time_unit
 from viz.lanes import LaneTable
-from viz.numbers import percent, signed, signed_percent
+from viz.numbers import TimeUnit, percent, signed, signed_percent, time_unit
 from viz.operands import Operand
-from viz.pages import linked, parts
-from viz.shades import TOLERANCE, edges_of
+from viz.pages import parts
 
 DIFFERENCES_SHOWN = 12
 LaneArrangement = Literal["stacked", "interleaved"]
@@ -43,7 +42,7 @@ class ComparedPair(NamedTuple):
         a, b = self.first.timeline, self.second.timeline
         found = [
             ("First difference", first_order_divergence(a, b)),
-            ("First difference of starts", first_late(a, b, self.matches, TOLERANCE * a.makespan, unit)),
+            ("First difference of starts", first_late(a, b, self.matches, LATE * a.makespan, unit)),
         ]
         return [(title, one) for title, one in found if one is not None]
 
@@ -104,7 +103,7 @@ def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: Lan
     divergences = []
     for title, one in pair.divergences(unit):
         lane, graph = place_of(compared, pair, one, arrangement)
-        show = linked.show_button([lane], f"{title}: show it in the lanes", graph)
+        show = parts.show_button([lane], f"{title}: show it in the lanes", graph)
         divergences.append(html.Li([html.Strong(f"{title}: "), f"{one.text}, at {unit.text(one.time)} ", show]))
     return parts.card(
         f"{pair.second.title} against {pair.first.title}",
@@ -144,14 +143,14 @@ def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
 
 def place_of(
     compared: ComparedTimelines, pair: ComparedPair, one: Divergence, arrangement: LaneArrangement
-) -> tuple[linked.LaneInterval, int]:
+) -> tuple[parts.LaneInterval, int]:
     """Where a divergence lies, and the place of that timeline in the block."""
     graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
     timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
     lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
     if arrangement == "interleaved" and compared.is_same_workers:
         lane, graph = lane * len(compared.tables) + graph, 0
-    return linked.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
+    return parts.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
 
 
 def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:

@@ -16,17 +16,13 @@ from typing import Any
 from dash import Dash, html
 from flask import Response, abort, request
 
-from recycle.ir.simulate import Timeline
-from viz import held
+from viz.analysis.memory import encode_held
 from viz.details import Details, details
-from viz.figures.axes import margins
-from viz.figures.time_axis import time_unit
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable, Panel, on_one_axis
-from viz.operands import stated_limits
+from viz.numbers import OVERHANG, ticks, time_unit
 from viz.pages import parts
-from viz.pages.first_picture import first_picture
 from viz.wire import encode
 
 COMPRESSED = "data:application/gzip;base64"
@@ -58,7 +54,7 @@ def lanes_view(
         linked: timelines with the same word here, not empty, keep one time axis.
         place: in its `linked` block.
         span: length of the time axis when it is to be longer than the table's own.
-        left: as of `figures.axes.margins`.
+        left: as of `parts.margins`.
         rows: when it is not one per lane.
         explainer: what knows why the operations of `table` lie where they lie.
         ghost: lanes of the same workers, whose work is outlined.
@@ -67,32 +63,39 @@ def lanes_view(
     """
     address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet makes a height of it
-    image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
-    live: dict[str, Any] = {"aria-live": "polite"}
     unit = time_unit(table, span)
-    attributes: dict[str, Any] = {
-        "data-name": name,
-        "data-address": address,
-        "data-scale": str(unit.scale),
-        "data-word": unit.word,
-        "data-margins": " ".join(map(str, margins(table, left))),
-        "data-span": str(span or table.span),
-        "data-linked": linked,
-        **({} if table.halt is None else {"data-halt": str(table.halt)}),
-        **({} if cache is None or ghost is None else {"data-ghost": lanes_address(cache.put(ghost))}),
+    attributes = parts.attributes(
+        data_name=name,
+        data_address=address,
+        data_scale=str(unit.scale),
+        data_word=unit.word,
+        data_margins=" ".join(map(str, parts.margins(table, left))),
+        data_span=str(span or table.span),
+        data_linked=linked,
+        data_halt=None if table.halt is None else str(table.halt),
+        data_ghost=lanes_address(cache.put(ghost)) if cache and ghost else None,
         **(more or {}),
-    }
+    )
     early = []
     if cache and table.span and not more and ghost is None:
-        early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
-    stage = [*early, html.Canvas(**image), parts.div("lanes-axes"), parts.div("lanes-tip", hidden=True)]
+        early = [first_picture(table, picture_address(address), span or table.span, parts.margins(table, left))]
+    stage = [
+        *early,
+        html.Canvas(**parts.attributes(role="img", aria_label=f"{title}. {summary(table)}")),
+        parts.div("lanes-axes"),
+        parts.div("lanes-tip", hidden=True),
+    ]
     view = parts.div(
         "lanes-view",
         parts.div("lanes-head", *([html.H3(title, title=title)] if title else []), parts.div("lanes-tools")),
         parts.div("lanes-minimap", hidden=True if linked and place else None),
         parts.div("lanes-stage", *stage),
         parts.div("lanes-memory", hidden=True),
-        parts.div("lanes-foot", html.P(className="lanes-status", **live), legend or parts.legend([table])),
+        parts.div(
+            "lanes-foot",
+            html.P(className="lanes-status", **parts.attributes(aria_live="polite")),
+            legend or parts.legend([table]),
+        ),
         tabIndex=0,
         **attributes,
     )
@@ -110,13 +113,7 @@ def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section
     return parts.card("Timelines", *shown)
 
 
-def explainer_of(timeline: Timeline | None) -> Explainer | None:
-    """The explainer of lanes that are those of a planned timeline; None where there is none."""
-    return Explainer(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
-
-
 def _inside(table: LaneTable) -> str:
-    """An address that holds the lanes itself."""
     return f"{COMPRESSED},{b64encode(gzip.compress(encode(table), 6, mtime=0)).decode()}"
 
 
@@ -128,13 +125,8 @@ def lanes_address(digest: str) -> str:
 def draw(addresses: Sequence[str], cache: LaneCache) -> None:
     """Have the pictures of these lanes ready before a browser asks."""
     for address in addresses:
-        if (shown := cache.get(digest_of(address))) is not None:
+        if (shown := cache.get(address)) is not None:
             _ = shown.picture
-
-
-def digest_of(address: str) -> str:
-    """The hash in the address of lanes."""
-    return address.removeprefix("lanes/").removesuffix(".bin")
 
 
 def picture_address(address: str) -> str:
@@ -142,39 +134,40 @@ def picture_address(address: str) -> str:
     return f"{address.removesuffix('.bin')}.png"
 
 
+def served(content: bytes, digest: str, kind: str = "application/octet-stream") -> Response:
+    """An answer that never changes, for browsers to keep."""
+    answer = Response(content, mimetype=kind, headers={"Cache-Control": FOREVER})
+    answer.set_etag(digest)
+    answer.make_conditional(request)
+    return answer
+
+
 def register(app: Dash, cache: LaneCache) -> None:
     """Add the routes of all timelines."""
 
     def lanes(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)
-        if digest in request.if_none_match:
-            return Response(status=304, headers={"ETag": f'"{digest}"', "Cache-Control": FOREVER})
-        answer = Response(shown.content, mimetype="application/octet-stream")
-        answer.set_etag(digest)
-        answer.headers["Cache-Control"] = FOREVER
-        return answer
+        return served(shown.content, digest)
 
     def picture(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)
-        return Response(shown.picture, mimetype="image/png", headers={"Cache-Control": FOREVER})
+        return served(shown.picture, digest, "image/png")
 
-    def held_by_all(digest: str) -> Response:
+    def held(digest: str) -> Response:
         shown = cache.get(digest)
         if shown is None or shown.explainer is None:
             abort(404)
-        content = held.encode(shown, shown.explainer)
-        return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
+        return served(encode_held(shown, shown.explainer), digest)
 
-    app.server.add_url_rule("/held/<digest>.bin", "held", held_by_all)
-    for suffix, route in ((".bin", lanes), (".png", picture)):
-        app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
+    for path, route in (("lanes/<digest>.bin", lanes), ("lanes/<digest>.png", picture), ("held/<digest>.bin", held)):
+        app.server.add_url_rule(f"/{path}", route.__name__, route)
 
 
 def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     """The details of a choice as they stand on the page, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
-    shown = cache.get(digest_of(str(choice.get("address"))))
+    shown = cache.get(choice.get("address"))
     if shown is None:
         return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
     found = details(shown, choice)
@@ -195,3 +188,41 @@ def _card(found: Details) -> html.Div:
     if found.needs:
         body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), found.needs))
     return html.Div(body, className="selection")
+
+
+MOST_NAMES = 24
+
+
+def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int, int, int, int]) -> html.Div:
+    """The picture with its axes.
+
+    Args:
+        source: address of the picture of all lanes over the table's span.
+        span: length of the time axis, at least the table's own.
+        margins: pixels left of, above, right of and below the axes.
+    """
+    left, top, right, bottom = margins
+    place: dict[str, Any] = {"left": left, "top": top, "right": right, "bottom": bottom}
+    start, share = OVERHANG / (1 + 2 * OVERHANG), 1 / (1 + 2 * OVERHANG)
+    unit = time_unit(table, span)
+    length = span * unit.scale
+    wide: Any = {"left": _percent(start), "width": _percent(share * table.span / span)}
+    *before, last = ticks(length, OVERHANG)
+    texts = [f"{tick:.6g}" for tick in before] + [f"{last:.6g}{unit.word and ' ' + unit.word}"]
+    shown = [
+        html.Span(text, className="tick", style={"left": _percent(start + share * tick / length)})
+        for tick, text in zip((*before, last), texts, strict=True)
+    ]
+    every = max(1, -(-table.lanes // MOST_NAMES))
+    names = [
+        html.Span(table.labels[lane], className="name", style={"top": _percent((lane + 0.5) / table.lanes)})
+        for lane in range(0, table.lanes, every)
+    ]
+    picture = html.Img(src=source, alt="", style=wide)
+    return html.Div(
+        [picture, *shown, *names], className="lanes-first", style=place, **parts.attributes(aria_hidden="true")
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4f}%"

@@ -16,15 +16,36 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
-from viz.live_run import LiveRun
 from viz.pages import parts
-from viz.pages.mode import Mode
 from viz.run import Run
+from viz.run_files import LiveRun
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
 
+
+@dataclass(frozen=True)
+class Mode:
+    """The content of a page with lanes.
+
+    Attributes:
+        lanes: timelines and whatever stands between them; while there are none, those of the mode before stay.
+        panels: title -> content of the panels that the page adds. In the address they are called by their first word.
+        controls: what stands above the lanes.
+        identifier: of the block of lanes, which callbacks fill.
+        rest: stores and intervals.
+    """
+
+    lanes: Any
+    panels: Mapping[str, Any]
+    controls: Any = None
+    identifier: Any = None
+    rest: Sequence[Any] = ()
+
+
 TABS = "pages"
 """Identifier of the tabs; a page opens another by setting their value to its prefix."""
+OPENED = "opened"
+"""Identifier of the store of the pages that were opened so far."""
 
 
 @dataclass
@@ -105,8 +126,8 @@ class Page(Protocol):
     def refresh(self) -> None:
         """Read again what may have changed; called before `layout`."""
 
-    def fixtures(self) -> Sequence[Any]:
-        """Components that the application keeps while other pages are open."""
+    def scenario(self) -> Sequence[Any]:
+        """What the page adds to the panel in which failures and times are entered, whichever page is open."""
         return ()
 
     def preloaded_lanes(self) -> Sequence[str]:
@@ -125,6 +146,18 @@ class Page(Protocol):
     def name(self, part: str) -> str:
         """Identifier of one of the page's components."""
         return f"{self.prefix}-{part}"
+
+    def output(self, part: str, what: str = "children", *, again: bool = False) -> Output:
+        """What a callback sets of one of the page's components; `again` where another callback does too."""
+        return Output(self.name(part), what, allow_duplicate=again)
+
+    def input(self, part: str, what: str) -> Input:
+        """What a callback of the page is called for."""
+        return Input(self.name(part), what)
+
+    def state(self, part: str, what: str) -> State:
+        """What a callback of the page is told too."""
+        return State(self.name(part), what)
 
 
 def open_by_buttons(app: Dash, kind: str) -> None:
@@ -145,7 +178,7 @@ def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:
 
     Args:
         choices: the tabs or options whose values it may have, or a list of them; an address that says another is passed
-            over. All whole numbers if left out.
+            over. `"text"` is any text; all whole numbers if left out.
     """
     parts.in_browser(
         app,

@@ -7,7 +7,6 @@ functions of what is kept there, so that tests need no browser.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ from dash import html
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import TITLES
-from viz.analysis.ranges import range_statistics
+from viz.analysis.bubbles import TITLES, range_statistics
 from viz.analysis.waits import name
 from viz.labels import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
 from viz.numbers import PLACE_DIGITS, percent, short
-from viz.pages import linked, parts
+from viz.pages import parts
 
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
 BUBBLES_LOOKED_AT = 400
@@ -76,7 +74,7 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
     rows: list[list[parts.Cell]] = []
     for gap, *others in list(alike.values())[:BUBBLES_SHOWN]:
         lane = explainer.lane(shown.table, gap.worker)
-        show = linked.show_button([linked.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
+        show = parts.show_button([parts.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
         named = f"{gap.worker}, and {len(others)} on its rank alike" if others else str(gap.worker)
         why = html.Div(explainer.bubbles.reason(gap, unit))
         rows.append([named, html.Div([html.Strong(TITLES[gap.cause]), why]), show])
@@ -98,12 +96,12 @@ def explained(shown: CachedLanes | None) -> list[Any]:
     return [critical_path(shown, shown.explainer), longest_bubbles(shown, shown.explainer)]
 
 
-def in_view(shown: CachedLanes | None, window: Sequence[float] | None) -> list[Any]:
-    """Work by kind and bubbles by cause between two times of the table; of all when `window` is None."""
+def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
+    """Work by kind and bubbles by cause between two times of the table; of all where `window` is no such times."""
     if shown is None or shown.explainer is None:
         return explained(shown)
     explainer, unit = shown.explainer, shown.unit
-    begin, end = window or (0.0, explainer.timeline.makespan)
+    begin, end = window if is_window(window) else (0.0, explainer.timeline.makespan)
     found = range_statistics(explainer.timeline, explainer.bubbles.gaps, begin, end)
     rows: list[list[parts.Cell]] = []
     for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
@@ -177,7 +175,7 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
                 short(start * unit.scale, PLACE_DIGITS),
                 slack,
                 html.Div([html.Div(line) for line in said if line]),
-                linked.show_button([linked.LaneInterval(lane, start, end)]),
+                parts.show_button([parts.LaneInterval(lane, start, end)]),
             ]
         )
     total = int(found["total"])

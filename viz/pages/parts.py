@@ -6,49 +6,48 @@ the page's colours, light or dark, show through (`assets/style.css`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
-from viz.figures import axes
-from viz.figures.boxes import parts_of
-from viz.figures.palette import CHUNK_PAINTS, PAINTS
-from viz.lanes import Flag, LaneTable
+from viz.figures.boxes import LegendEntry
+from viz.figures.boxes import legend as entries_of
+from viz.headline import headline
+from viz.lane_cache import CachedLanes
+from viz.lanes import LaneTable
 from viz.numbers import short
 
 Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
 
 
-def graph(figure: go.Figure, **properties: Any) -> dcc.Graph:
-    """A figure, with the one configuration that no graph may lack (see `axes.CONFIG`)."""
-    config: Any = axes.CONFIG
-    return dcc.Graph(figure=figure, config=config, **properties)
+def graph(figure: go.Figure, identifier: Any, kind: str = "") -> dcc.Graph:
+    """A figure, with the one configuration that no graph may lack (see `CONFIG`)."""
+    config: Any = CONFIG
+    return dcc.Graph(figure=figure, config=config, id=identifier, className=kind)
 
 
-def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str, hint: str = "") -> html.Div:
-    """A figure with its heading, what a screen reader says of it, and a line below."""
-    attributes: dict[str, Any] = {"role": "img", "aria-label": spoken}
-    drawn = html.Div(graph(figure, id=identifier, className="timeline"), **attributes)
-    below = [html.P(hint, className="hint")] if hint else []
-    return div("lanes figure-view", *([html.H3(title)] if title else []), drawn, *below)
-
-
-def gutter(tables: Iterable[LaneTable]) -> int:
-    """Pixels that the names of lanes take, in all of `tables`."""
-    return max(map(axes.gutter, tables), default=0)
+def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> html.Div:
+    """A figure with its heading and what a screen reader says of it."""
+    drawn = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=spoken))
+    return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
 
 
 def under_lanes(figure: go.Figure, left: int) -> go.Figure:
     """The figure with axes as wide as those of lanes that begin `left` pixels from the edge."""
-    figure.update_layout(margin_l=left, margin_r=axes.RIGHT)
+    figure.update_layout(margin_l=left, margin_r=RIGHT)
     figure.update_yaxes(automargin=False)
     return figure
+
+
+def attributes(**values: str | None) -> Any:
+    """Attributes of HTML whose names are none of Python's: `aria_label` is aria-label."""
+    return {name.replace("_", "-"): value for name, value in values.items() if value is not None}
 
 
 def div(kind: str, *children: Any, **properties: Any) -> html.Div:
@@ -146,18 +145,59 @@ def show(cell: Cell) -> str | Component:
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:
     """What the colours, stripes and bands that are in some tables mean."""
-    kinds = {int(kind) for table in tables for kind in np.flatnonzero(np.bincount(table.kind[table.end > table.start]))}
-    drawn = {paint.key for kind in kinds for paint, *_ in parts_of(kind, 0.5)}
-    entries = [_entry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint.key in drawn]
-    if any(table.chunks > 1 for table in tables):
-        entries.append(_entry("Lighter: later chunks", "chunks", CHUNK_PAINTS[-1][0].fill))
-    if any(table.has(Flag.REROUTED).any() for table in tables):
-        entries.append(_entry("Re-routed, with its home: F1.0", "rerouted"))
-    if any(table.failed.any() for table in tables):
-        entries.append(_entry("Failed worker", "failed"))
-    return html.Ul(entries, className="legend")
+    return html.Ul([_entry(entry) for entry in entries_of(tables)], className="legend")
 
 
-def _entry(text: str, key: str, colour: str = "") -> html.Li:
-    style: dict[str, Any] = {"style": {"background": colour}} if colour else {}
-    return html.Li([html.Span(className=f"swatch {key}", **style), text])
+def _entry(entry: LegendEntry) -> html.Li:
+    style: dict[str, Any] = {} if entry.hatch else {"style": {"background": entry.fill}}  # else the style sheet's
+    return html.Li([html.Span(className=f"swatch {entry.key}", **style), entry.text])
+
+
+TOP, BOTTOM, RIGHT = 26, 4, 14
+CHARACTER = 6.8
+"""Pixels that a character of a lane's name takes."""
+CONFIG: dict[str, Any] = {
+    "showSendToCloud": False,  # plotly's mode bar offers to upload the figure unless told not to
+    "displaylogo": False,
+    "responsive": True,
+    "scrollZoom": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+}
+"""Of all figures on pages."""
+
+
+def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, int]:
+    """Pixels left of, above, right of and below the axes.
+
+    Args:
+        left: pixels of the lanes' names when other timelines on the page have longer ones.
+    """
+    return left or gutter(table), TOP, RIGHT, BOTTOM
+
+
+def gutter(*tables: LaneTable) -> int:
+    """Pixels left of the axes, the same for all of `tables`: the longest lane name with the share of time that its
+    worker is busy, and where there are several pipelines the names of groups."""
+    longest = max((len(label) for table in tables for label in table.labels), default=3) + len(" 100 %")
+    has_groups = any(table.shape.pipelines > 1 and table.shape.ranks > 1 for table in tables)
+    return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
+
+
+def headline_figures(shown: CachedLanes) -> list[Any]:
+    """The headline of cached lanes."""
+    return [html.Span([f"{one.name} ", html.Strong(one.value)], title=one.meaning) for one in headline(shown)]
+
+
+class LaneInterval(NamedTuple):
+    """A stretch of a lane of the drawn table, in the table's time."""
+
+    lane: int
+    start: float
+    end: float
+
+
+def show_button(places: Sequence[LaneInterval], spoken: str = "", graph: int | None = None) -> html.Button:
+    """A button that leads to places, all in one timeline: the one at `graph` of the block, else the one in use."""
+    found = json.dumps([list(place) for place in places])
+    leads = attributes(data_places=found, data_graph=None if graph is None else str(graph))
+    return html.Button("Show it", className="quiet", title=spoken or None, type="button", **leads)

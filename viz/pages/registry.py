@@ -7,9 +7,8 @@ from viz.pages.page import Page, Workspace
 from viz.pages.plans_page import PlansPage
 from viz.pages.report_page import ReportPage
 from viz.pages.run_page import RunPage
-from viz.pages.runs_page import RunsPage
+from viz.pages.runs_page import RunsPage, StartPage
 from viz.pages.schedule_page import SchedulePage
-from viz.pages.start_page import StartPage
 from viz.pages.systems_page import SystemsPage
 from viz.pages.validate_page import ValidatePage
 

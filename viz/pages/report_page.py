@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, dcc, html
 
 from recycle.report import GenerationChange, RunReport, TimePart
-from viz.figures.run_time import over_time_figure, parts_figure
+from viz.figures.charts import over_time_figure, parts_figure
 from viz.lane_cache import LaneCache
-from viz.live_run import REFRESH_SECONDS, LiveRun
 from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
 from viz.run import Run
+from viz.run_files import REFRESH_SECONDS, LiveRun
 
 CHANGES_SHOWN = 60
 PARTS_CAPTION = (
@@ -84,9 +84,9 @@ class ReportPage(Page):
 
     def register(self, app: Dash) -> None:
         @app.callback(
-            Output(self.name("shown"), "children"),
-            Output(self.name("tick"), "disabled"),
-            Input(self.name("tick"), "n_intervals"),
+            self.output("shown"),
+            self.output("tick", "disabled"),
+            self.input("tick", "n_intervals"),
             prevent_initial_call=True,
         )
         def read_again(_: int) -> Any:

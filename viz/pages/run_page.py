@@ -9,19 +9,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from viz.figures.curves import curves_figure, event_text
-from viz.figures.time_axis import seconds_unit
-from viz.lane_cache import Explainer, LaneCache
+from viz.figures.charts import curves_figure, event_text
+from viz.lane_cache import Drawn, LaneCache
 from viz.lanes import Flag, LaneTable
-from viz.live_run import REFRESH_SECONDS, LiveRun
-from viz.numbers import percent
+from viz.numbers import percent, seconds_unit
 from viz.pages import parts
-from viz.pages.lanes_view import explainer_of, lanes_view, pictures
-from viz.pages.mode import Mode
-from viz.pages.page import TABS, Page, Workspace, keep_in_address
+from viz.pages.lanes_view import lanes_view, pictures
+from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
 from viz.run import Run
+from viz.run_files import REFRESH_SECONDS, LiveRun
 
 EVENTS_SHOWN = 60
 
@@ -102,14 +100,19 @@ class RunPage(Page):
 
     def player(self) -> html.Div:
         """Buttons that lead from step to step and from change to change, and one that plays the steps."""
-        buttons = []
-        for how, (text, spoken) in _MOVES.items():
-            attributes: dict[str, Any] = {"aria-label": spoken, "data-go": how}
-            identifier = {"type": self.name("go"), "how": how}
-            buttons.append(html.Button(text, id=identifier, n_clicks=0, title=spoken, **attributes))
-        attributes = {"data-go": "play"}
-        play = html.Button("Play", id=self.name("play"), n_clicks=0, title="Play the steps; key Space", **attributes)
-        return parts.div("player", *buttons[:2], play, *buttons[2:])
+        before, step_before, step_after, after = (
+            html.Button(
+                text,
+                id={"type": self.name("go"), "how": how},
+                n_clicks=0,
+                title=spoken,
+                **parts.attributes(aria_label=spoken, data_go=how),
+            )
+            for how, (text, spoken) in _MOVES.items()
+        )
+        said = parts.attributes(title="Play the steps; key Space", data_go="play")
+        play = html.Button("Play", id=self.name("play"), n_clicks=0, **said)
+        return parts.div("player", before, step_before, play, step_after, after)
 
     def moved(self, step: int | None, how: str) -> int | None:
         """The step that a button of the player leads to from `step`; the same at an end."""
@@ -145,7 +148,7 @@ class RunPage(Page):
         curves: Any = parts.empty("No step is committed yet.", hint)
         if run.metrics:
             figure = curves_figure(run.metrics, run.events, run.workers)
-            curves = parts.div("figure-view", parts.graph(figure, id=self.name("curves")))
+            curves = parts.div("figure-view", parts.graph(figure, self.name("curves")))
         plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),
@@ -230,9 +233,13 @@ class RunPage(Page):
         options = [
             {"label": f"generation {g}" + ("" if g == tried[-1] else " (broken off)"), "value": g} for g in tried
         ]
-        planned, executed = run.planned_lanes(step, chosen), run.executed_lanes(step, chosen)
-        evaluated = run.evaluated_lanes(step)
-        left = parts.gutter(table for table in (planned, executed, evaluated) if table is not None)
+        planned, executed, evaluated = run.planned(step, chosen), run.executed(step, chosen), run.evaluated(step)
+        left = parts.gutter(*(drawn.lanes for drawn in (planned, executed, evaluated) if drawn is not None))
+
+        def view(part: str, title: str, drawn: Drawn) -> html.Div:
+            title += _reroutes(drawn.lanes)
+            return lanes_view(title, drawn.lanes, self.name(part), self.cache, explainer=drawn.explainer, left=left)
+
         shown: list[Any] = []
         if planned is None:
             digest = run.plan_of(step, chosen)
@@ -240,36 +247,29 @@ class RunPage(Page):
             why = unread if digest else f"No plan is known for step {step}."
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
-            title = f"Planned, step {step}{_reroutes(planned)}"
-            explainer = explainer_of(run.planned(step, chosen))
-            shown.append(lanes_view(title, planned, self.name("planned"), self.cache, explainer=explainer, left=left))
+            shown.append(view("planned", f"Planned, step {step}", planned))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
         else:
-            title = f"Executed, step {step}{_reroutes(executed)}"
-            ran = run.executed(step, chosen)
-            explainer = Explainer(*ran, executed=True) if ran else None
-            shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer, left=left))
+            shown.append(view("executed", f"Executed, step {step}", executed))
         if evaluated is not None:
             loss = run.evaluations.get(step)
             title = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
-            shown.append(
-                lanes_view(f"{title}{_reroutes(evaluated)}", evaluated, self.name("evaluated"), self.cache, left=left)
-            )
+            shown.append(view("evaluated", title, evaluated))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
         keep_in_address(app, self.name("step"))
 
         @app.callback(
-            Output(self.name("timelines"), "children"),
-            Output(self.name("attempt"), "options"),
-            Output(self.name("attempt"), "value"),
-            Output(self.name("attempts"), "className"),
-            Input(self.name("step"), "value"),
-            Input(self.name("attempt"), "value"),
-            Input(self.name("began"), "data"),
+            self.output("timelines"),
+            self.output("attempt", "options"),
+            self.output("attempt", "value"),
+            self.output("attempts", "className"),
+            self.input("step", "value"),
+            self.input("attempt", "value"),
+            self.input("began", "data"),
         )
         def show_timelines(step: int | None, attempt: int | None, _: bool) -> Any:
             # A step is shown first as it counted; only a reader's choice brings up an attempt that was broken off.
@@ -277,58 +277,38 @@ class RunPage(Page):
             return self.timelines(step, chosen)
 
         @app.callback(
-            Output(self.name("step"), "value"),
+            self.output("step", "value"),
+            self.output("playing", "disabled"),
+            self.output("play"),
+            self.output("play", "className"),
             Input({"type": self.name("moment"), "step": ALL}, "n_clicks"),
-            prevent_initial_call=True,
-        )
-        def go_to_moment(clicks: list[int]) -> Any:
-            triggered = ctx.triggered_id
-            # Buttons that were just drawn report a first click count of 0.
-            return triggered["step"] if triggered is not None and any(clicks) else no_update
-
-        @app.callback(
-            Output(self.name("step"), "value", allow_duplicate=True),
             Input({"type": self.name("go"), "how": ALL}, "n_clicks"),
-            State(self.name("step"), "value"),
-            prevent_initial_call=True,
-        )
-        def go(clicks: list[int], step: int | None) -> Any:
-            return self.moved(step, ctx.triggered_id["how"]) if any(clicks) else no_update
-
-        @app.callback(
-            Output(self.name("playing"), "disabled"),
-            Output(self.name("play"), "children"),
-            Output(self.name("play"), "className"),
-            Input(self.name("play"), "n_clicks"),
-            Input(self.name("step"), "value"),
-            State(self.name("playing"), "disabled"),
-            prevent_initial_call=True,
-        )
-        def play(clicks: int, step: int | None, paused: bool) -> tuple[bool, str, str]:
-            # Pressed it plays or pauses; the last step pauses.
-            is_pressed = ctx.triggered_id == self.name("play")
-            plays = bool(clicks) and paused if is_pressed else not paused
-            plays = plays and self.moved(step, "step after") != step
-            return not plays, "Pause" if plays else "Play", "playing" if plays else ""
-
-        @app.callback(
-            Output(self.name("step"), "value", allow_duplicate=True),
-            Input(self.name("playing"), "n_intervals"),
-            State(self.name("step"), "value"),
+            self.input("play", "n_clicks"),
+            self.input("playing", "n_intervals"),
+            self.state("step", "value"),
+            self.state("playing", "disabled"),
             State(TABS, "value"),
             prevent_initial_call=True,
         )
-        def play_on(_: int, step: int | None, page: str) -> Any:
-            if page != self.prefix:  # nobody watches
-                set_props(self.name("playing"), {"disabled": True})
-                set_props(self.name("play"), {"children": "Play", "className": ""})
-                return no_update
-            return self.moved(step, "step after")
+        def go(*values: Any) -> tuple[Any, ...]:
+            step, paused, page = values[-3:]
+            pressed = ctx.triggered_id
+            if not ctx.triggered[0]["value"]:  # buttons that were just drawn
+                return (no_update,) * 4
+            if isinstance(pressed, dict):
+                to = pressed["step"] if "step" in pressed else self.moved(step, pressed["how"])
+                return to, *(no_update,) * 3
+            is_tick = pressed == self.name("playing")
+            here = self.moved(step, "step after") if is_tick else step
+            # It goes on until the last step, while somebody watches; pressed it begins or pauses.
+            plays = (page == self.prefix if is_tick else paused) and self.moved(here, "step after") != here
+            said = "Pause" if plays else "Play", "playing" if plays else ""
+            return here if is_tick and page == self.prefix else no_update, not plays, *said
 
         @app.callback(
-            Output(self.name("follow"), "value"),
-            Input(self.name("step"), "value"),
-            State(self.name("followed"), "data"),
+            self.output("follow", "value"),
+            self.input("step", "value"),
+            self.state("followed", "data"),
             prevent_initial_call=True,
         )
         def stay(step: int | None, followed: int | None) -> Any:
@@ -349,10 +329,10 @@ class RunPage(Page):
 
         @app.callback(
             *(Output(self.name(part), what) for part, properties in refreshed.items() for what in properties),
-            Output(self.name("step"), "value", allow_duplicate=True),
-            Input(self.name("tick"), "n_intervals"),
-            State(self.name("began"), "data"),
-            State(self.name("follow"), "value"),
+            self.output("step", "value", again=True),
+            self.input("tick", "n_intervals"),
+            self.state("began", "data"),
+            self.state("follow", "value"),
             prevent_initial_call=True,
         )
         def read_again(_: int, began: bool, follow: list[str] | None) -> Any:

@@ -9,16 +9,14 @@ from typing import Any
 from dash import html
 
 from recycle.errors import PlanError
-from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
-from recycle.plans import Move, Plan
+from recycle.plans import Plan
 from viz.lane_cache import LaneCache
 from viz.numbers import percent
 from viz.operands import stated_bound
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_address, lanes_view, pictures
-from viz.pages.mode import Mode
-from viz.pages.page import Page, Workspace
+from viz.pages.page import Mode, Page, Workspace
 from viz.sources import ScheduleFile
 
 FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
@@ -76,7 +74,7 @@ class SchedulePage(Page):
 
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
-        left = parts.gutter(file.lanes for file in self.files)
+        left = parts.gutter(*(file.lanes for file in self.files))
         shown: list[Any] = []
         for place, file in enumerate(self.files):
             if not len(file.lanes):
@@ -122,7 +120,7 @@ class SchedulePage(Page):
             bounds = [_bound_and_gap(file) for file in self.files]
             rows.append(["lower bound", *(bound for bound, _ in bounds)])
             rows.append(["gap", *(gap for _, gap in bounds)])
-        limits = [_layout_limit(file) for file in self.files]
+        limits = [str(plan.layout_limit) if plan and plan.layout_limit else None for plan in map(_plan, self.files)]
         if any(limits):
             rows.append(["no layer moves", *limits])
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
@@ -134,7 +132,8 @@ class SchedulePage(Page):
         schedule = file.schedule
         if not schedule.shape.cut:
             return []
-        moves = _moves(schedule)
+        plan = _plan(file)
+        moves = plan.moves if plan else ()
         rows: list[list[parts.Cell]] = []
         for worker in schedule.live:
             mine = [move for move in moves if move.worker == str(worker)]
@@ -166,21 +165,11 @@ def _bound_and_gap(file: ScheduleFile) -> tuple[parts.Cell, parts.Cell]:
     return (stated[0], percent(stated[1])) if stated is not None else ("of other times", None)
 
 
-def _moves(schedule: Schedule) -> tuple[Move, ...]:
-    """What the workers of a plan copy before it can run; nothing where the file is not a plan."""
+def _plan(file: ScheduleFile) -> Plan | None:
     try:
-        return Plan.from_schedule(schedule).moves
-    except PlanError:
-        return ()
-
-
-def _layout_limit(file: ScheduleFile) -> str | None:
-    """Why no layer moves in a plan whose job asks for an elastic layout; None for other files."""
-    try:
-        limit = Plan.from_schedule(file.schedule).layout_limit
+        return Plan.from_schedule(file.schedule)
     except PlanError:
         return None
-    return None if limit is None else str(limit)
 
 
 def _runs(units: Sequence[int]) -> str:

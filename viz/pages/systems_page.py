@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, dcc, html
 
 from viz.comparison import SystemComparison
 from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
@@ -95,7 +95,7 @@ class SystemsPage(Page):
         return html.Details([html.Summary("Assumptions"), html.Ul(items)], className="card") if lines else html.Div()
 
     def register(self, app: Dash) -> None:
-        shown, chosen = Output(self.name("shown"), "children"), Input(self.name("trace"), "value")
+        shown, chosen = self.output("shown"), self.input("trace", "value")
 
         @app.callback(shown, chosen, prevent_initial_call=True)
         def show(place: int) -> list[Any]:

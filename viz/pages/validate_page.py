@@ -1,32 +1,28 @@
 """Drop a schedule file: what is wrong with it, where, and as much of it as can be drawn.
 
 A press on a finding zooms to its place and frames it, with the other end of what does not fit together. Each browser's
-file is its own: it stays in that page, on the server only the last few are kept, by content.
+file is its own: it stays in that page, of which the server keeps the lanes alone, as it does of any page.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from recycle.ir.check import Finding
-from viz.bounded_cache import BoundedCache
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
-from viz.free_memory import release_memory
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import Explainer, release_memory
 from viz.lanes import LaneTable
 from viz.numbers import short
-from viz.pages import linked, parts
+from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
-from viz.pages.mode import Mode
-from viz.pages.page import Page, Workspace
+from viz.pages.page import Mode, Page, Workspace
 
-FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
+FINDINGS_SHOWN = 200
 PLACES_SHOWN = 12
 """Of a long circle of waits."""
 
@@ -39,10 +35,6 @@ class ValidatePage(Page):
     prefix, title = "validate", "Validate"
     has_lanes, opened = True, "findings"
     invitation = "Drop a schedule file of your own: findings with their rule, and the place of each."
-
-    def __init__(self, cache: LaneCache | None = None) -> None:
-        super().__init__(cache)
-        self._files: BoundedCache[str, Dropped] = BoundedCache(KEPT_INSTRUCTIONS, _instructions, at_most=KEPT)
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -61,21 +53,8 @@ class ValidatePage(Page):
             [],
             {"Findings": [upload, html.Div(nothing, id=self.name("verdict"))]},
             identifier=self.name("answer"),
-            rest=[dcc.Store(id=self.name("limit"), data=MOST_BYTES), dcc.Store(id=self.name("file"))],
+            rest=[dcc.Store(id=self.name("limit"), data=MOST_BYTES)],
         )
-
-    def take(self, contents: str, name: str) -> tuple[str, Dropped]:
-        """Read a dropped file and keep it for a while; its key and what came of it."""
-        key = hashlib.sha256(f"{name}\n{contents}".encode("utf-8", "replace")).hexdigest()[:32]
-        known = self._files.get(key)
-        if known is None:
-            known = self._files.put(key, read_dropped(contents, name))
-            release_memory()
-        return key, known
-
-    def kept(self, key: str | None) -> Dropped | None:
-        """A file that was taken, unless newer ones have taken its place."""
-        return self._files.get(key or "")
 
     def answer(self, file: Dropped) -> tuple[list[Any], list[Any]]:
         """What there is to say of a file: its lanes; a verdict and findings."""
@@ -110,7 +89,7 @@ class ValidatePage(Page):
         if not file.findings:
             return []
         buttons: list[parts.Cell] = [
-            linked.show_button(places, f"Show where {finding.rule} was found") if places else ""
+            parts.show_button(places, f"Show where {finding.rule} was found") if places else ""
             for finding, places in ((one, self.places(file, one)) for one in file.findings[:FINDINGS_SHOWN])
         ]
         return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
@@ -133,9 +112,9 @@ class ValidatePage(Page):
         )
         return [*([html.P(order, className="hint")] if order else []), view]
 
-    def places(self, file: Dropped, finding: Finding) -> list[linked.LaneInterval]:
+    def places(self, file: Dropped, finding: Finding) -> list[parts.LaneInterval]:
         """Where a finding lies: its own place first."""
-        return [linked.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
+        return [parts.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""
@@ -144,33 +123,29 @@ class ValidatePage(Page):
         parts.in_browser(
             app,
             "refuse",
-            Output(self.name("limit"), "data", allow_duplicate=True),
-            Input(self.name("limit"), "data"),
-            State(self.name("upload"), "id"),
-            State(self.name("message"), "id"),
+            self.output("limit", "data", again=True),
+            self.input("limit", "data"),
+            self.state("upload", "id"),
+            self.state("message", "id"),
             prevent_initial_call="initial_duplicate",
         )
 
         @app.callback(
-            Output(self.name("answer"), "children"),
-            Output(self.name("verdict"), "children"),
-            Output(self.name("file"), "data"),
-            Output(self.name("message"), "children"),
-            Output(self.name("message"), "className"),
-            Input(self.name("upload"), "contents"),
-            State(self.name("upload"), "filename"),
+            self.output("answer"),
+            self.output("verdict"),
+            self.output("message"),
+            self.output("message", "className"),
+            self.input("upload", "contents"),
+            self.state("upload", "filename"),
             prevent_initial_call=True,
         )
         def check_it(contents: str | None, name: str | None) -> Any:
             if not contents:
-                return (no_update,) * 5
-            key, file = self.take(contents, name or "file")
+                return (no_update,) * 4
+            file = read_dropped(contents, name or "file")
+            release_memory()
             verdict = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
-            return *self.answer(file), key, *verdict
-
-
-def _instructions(file: Dropped) -> int:
-    return len(file.schedule.columns) if file.schedule else 0
+            return *self.answer(file), *verdict
 
 
 def _badged(table: LaneTable, counts: Mapping[str, int]) -> LaneTable:

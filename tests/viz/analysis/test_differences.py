@@ -27,7 +27,7 @@ from viz.analysis.differences import (
     split,
 )
 from viz.analysis.waits import name
-from viz.run import load_run
+from viz.run_files import load_run
 
 
 def test_without_a_worker_its_micro_batches_are_matched_where_they_moved(

@@ -13,7 +13,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import Forward
 from tests.ir.random_schedules import random_profile, random_schedule
-from viz.analysis.ranges import range_statistics
+from viz.analysis.bubbles import range_statistics
 
 
 @settings(derandomize=True, max_examples=30, deadline=None, database=None)

@@ -71,7 +71,7 @@ def test_an_address_that_says_nonsense_shows_everything(page: Page, query: str) 
 def test_other_times_are_drawn_in_place(page: Page, broken: Schedule) -> None:
     slower = simulate(broken, Profile.uniform(3.0))
     page.page.keyboard.press(".")
-    page.page.locator(".bench-tab", has_text="Times").click()
+    page.page.locator(".bench-tab", has_text="Scenario").click()
     page.page.locator(".retime [data-field=F] input").fill("3")
     drawn = f"span => {VIEW}.table.span === span && !{VIEW}.asked"
     page.page.wait_for_function(drawn, arg=slower.makespan)
@@ -99,7 +99,7 @@ def test_an_address_opens_the_step_of_a_run_and_its_tab(chromium: Any, run_dir: 
 
 
 def test_a_profile_that_is_chosen_gives_the_times_and_fields_go_on_from_them(page: Page, broken: Schedule) -> None:
-    page.open("/?panel=times")
+    page.open("/?panel=scenario")
     page.page.wait_for_selector(".retime [data-field=F] input")
 
     def choose(name: str, text: str) -> None:

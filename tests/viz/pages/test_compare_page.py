@@ -15,12 +15,12 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.viz.components import canvases, graphs, of_type, plain, words
 from viz.analysis.differences import match
 from viz.figures import delta as delta_module
-from viz.figures.axes import CONFIG
 from viz.figures.delta import delta_figure
-from viz.figures.time_axis import TimeUnit
 from viz.lanes import LaneTable
+from viz.numbers import TimeUnit
 from viz.pages.compare_page import ComparePage
-from viz.run import load_run
+from viz.pages.parts import CONFIG
+from viz.run_files import load_run
 from viz.sources import schedule_source
 
 KEYS = ["file/0", "file/1"]

@@ -13,11 +13,10 @@ from recycle.ir.families import one_f_one_b
 from tests.viz.components import of_type, plain
 from viz.figures import palette
 from viz.figures.raster import png
-from viz.figures.time_axis import OVERHANG, ticks
 from viz.lane_cache import WHOLE, LaneCache
 from viz.lanes import LaneTable
-from viz.pages.first_picture import first_picture
-from viz.pages.lanes_view import lanes_view, picture_address
+from viz.numbers import OVERHANG, ticks
+from viz.pages.lanes_view import first_picture, lanes_view, picture_address
 
 
 @pytest.mark.parametrize(

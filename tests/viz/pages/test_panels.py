@@ -12,15 +12,14 @@ from recycle import Shape
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.lane_cache import CachedLanes, LaneCache
-from viz.live_run import LiveRun
 from viz.pages import panels
 from viz.pages.bench import INVITATION, TITLES, bench, slot_id
-from viz.pages.lanes_view import answer, digest_of
-from viz.pages.mode import Mode
+from viz.pages.lanes_view import answer
+from viz.pages.page import Mode
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.pages.validate_page import ValidatePage
-from viz.run import load_run
+from viz.run_files import LiveRun, load_run
 from viz.sources import schedule_source
 
 SHAPE = Shape(1, 4, 8)
@@ -39,7 +38,7 @@ def shown(page: SchedulePage) -> CachedLanes:
 
 def kept(cache: LaneCache, component: Any, place: int = 0) -> CachedLanes:
     """What stands behind the address of a timeline on a page."""
-    found = cache.get(digest_of(canvases(plain(component))[place]["data-address"]))
+    found = cache.get(canvases(plain(component))[place]["data-address"])
     assert found is not None
     return found
 
@@ -61,13 +60,13 @@ def test_the_critical_path_adds_up_to_the_makespan(shown: CachedLanes) -> None:
 
 
 def test_what_is_in_view_follows_the_zoom(shown: CachedLanes) -> None:
-    whole, warm_up = (words(plain(panels.in_view(shown, window))) for window in (None, (0.0, 2.0)))
+    whole, warm_up = (words(plain(panels.in_view(shown, window))) for window in (None, [0.0, 2.0]))
     assert whole[0] == "From 0 to 33: 64 instructions on 4 live workers."
     assert warm_up[0] == "From 0 to 2: 3 instructions on 4 live workers."
     at = warm_up.index("F")
     assert warm_up[at : at + 3] == ["F", "3", "37.5 %"]
     assert "idle: waits for a value" in warm_up
-    nothing = words(plain(panels.in_view(shown, (5.0, 5.0))))
+    nothing = words(plain(panels.in_view(shown, [5.0, 5.0])))
     assert nothing[0] == "From 5 to 5: 0 instructions on 4 live workers."
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from recycle.report import TimePart
 from tests.viz.components import plain, words
-from viz.figures.run_time import FILLS, MARKS, over_time_figure, parts_figure
-from viz.live_run import LiveRun
+from viz.figures.charts import FILLS, MARKS, over_time_figure, parts_figure
 from viz.numbers import short
 from viz.pages.report_page import ReportPage, changes_table, facts, part_rows
-from viz.run import load_run
+from viz.run_files import LiveRun, load_run
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from viz.app import build_app
 from viz.pages.page import Workspace
 from viz.pages.registry import open_pages
 from viz.pages.runs_page import HEAD, RunsPage, summary
-from viz.run import load_run
-from viz.run_files import runs_in
+from viz.run_files import load_run, runs_in
 
 
 @pytest.fixture

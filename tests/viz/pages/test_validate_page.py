@@ -12,8 +12,8 @@ from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.app import build_app
-from viz.dropped import MOST_BYTES, Dropped, inspect
-from viz.pages.validate_page import FINDINGS_SHOWN, KEPT, ValidatePage
+from viz.dropped import MOST_BYTES, Dropped, inspect, read_dropped
+from viz.pages.validate_page import FINDINGS_SHOWN, ValidatePage
 
 
 def dropped(schedule: Schedule, name: str = "mine.json") -> Dropped:
@@ -53,20 +53,10 @@ def test_a_flood_of_findings_is_counted_in_the_verdict_and_below_the_table() -> 
 
 
 def test_what_cannot_be_read_says_why_and_draws_nothing() -> None:
-    page = ValidatePage()
-    key, file = page.take("data:;base64," + base64.b64encode(b"0F0,<script>alert(1)</script>\n").decode(), "a.csv")
-    component = plain([*page.answer(file)])
+    file = read_dropped("data:;base64," + base64.b64encode(b"0F0,<script>alert(1)</script>\n").decode(), "a.csv")
+    component = plain([*ValidatePage().answer(file)])
     assert any("'<script>alert(1)</script>' is not an action" in text for text in words(component))
     assert canvases(component) == []
-    assert page.kept(key) is file
-
-
-def test_only_the_last_few_files_are_kept() -> None:
-    page = ValidatePage()
-    keys = [page.take(f"data:;base64,{'QUJD' * place}", "a.json")[0] for place in range(KEPT + 1)]
-    assert page.kept(keys[0]) is None
-    assert page.kept(keys[-1]) is not None
-    assert page.kept("../../etc") is None
 
 
 def test_lanes_carry_their_number_of_findings() -> None:

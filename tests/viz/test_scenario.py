@@ -1,4 +1,5 @@
-"""Other times for a timeline: the lanes that come back are the simulator's, and a bound of other times goes."""
+"""Other times for a timeline: the lanes that come back are the simulator's, and a bound of other times goes. Dead and
+slow workers as text: single ones, pipelines, stages and nodes; what names nothing is refused."""
 
 from __future__ import annotations
 
@@ -12,23 +13,32 @@ import numpy as np
 import pytest
 
 from recycle import JobError, Profile, Schedule, Shape, simulate
+from recycle.errors import PlanError
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.viz.components import of_type, plain, words
 from tests.viz.lanes_bin import decode
-from viz import retime
+from viz import scenario
 from viz.app import build_app
 from viz.headline import headline
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
-from viz.pages.times_panel import times
+from viz.pages.scenario_panel import times
+from viz.scenario import parse
 from viz.sources import schedule_source
 from viz.wire import encode
 
+SHAPE = Shape(3, 4, 2)
 GIVEN = Profile.uniform(link=0.5)
 
 
 def explainer(schedule: Schedule, profile: Profile = GIVEN, limits: tuple[float, ...] | None = None) -> Explainer:
     return Explainer(simulate(schedule, profile), limits=limits)
+
+
+def in_times(
+    explainer: Explainer, wanted: dict[str, Any], table: LaneTable | None = None
+) -> tuple[LaneTable, Explainer]:
+    return scenario.retimed(explainer, *scenario.by_fields(explainer, wanted), table)
 
 
 def told(answer: bytes) -> tuple[dict[str, Any], bytes]:
@@ -42,7 +52,7 @@ def test_other_times_give_what_the_simulator_gives(schedule: Schedule) -> None:
     wanted = {"F": "2", "I": "1 2 3 4", "W": "0.5,0.5,0.5,1", "link": "0.25", "reduce": "0.1", "step": "3"}
     profile = Profile(2.0, [1, 2, 3, 4], [0.5, 0.5, 0.5, 1], latency=0.25, reduce=0.1, step=3.0)
     expected = simulate(schedule, profile)
-    table, made = retime.retimed(explainer(schedule), wanted)
+    table, made = in_times(explainer(schedule), wanted)
     assert made.timeline.period == expected.period
     assert made.timeline.critical_path == expected.critical_path
     usual = LaneTable.from_timeline(expected)
@@ -56,7 +66,7 @@ def test_lanes_made_from_those_as_given_are_those_of_the_simulator(schedule: Sch
     """Transfers that take no time are not drawn, and long ones overtake what was before them in the lane."""
     given = explainer(schedule)
     named = replace(LaneTable.from_timeline(given.timeline, violations=[3]), labels=("",) * schedule.shape.worker_count)
-    table, made = retime.retimed(given, {"F": "1.5", "link": link}, named)
+    table, made = in_times(given, {"F": "1.5", "link": link}, named)
     expected = replace(LaneTable.from_timeline(made.timeline, violations=[3]), labels=named.labels)
     assert encode(table) == encode(expected)
     assert made.timeline.peak_activations == simulate(schedule, GIVEN).peak_activations
@@ -64,15 +74,15 @@ def test_lanes_made_from_those_as_given_are_those_of_the_simulator(schedule: Sch
 
 def test_fields_that_are_left_out_stay_as_they_are(broken: Schedule) -> None:
     before = explainer(broken, replace(GIVEN, forward=[1.0, 3.0]), (4.0, 3.0))
-    assert retime.values_of(before) == {
+    assert scenario.values_of(before) == {
         "F": "1 3", "I": "1", "W": "1", "link": "0.5", "reduce": "0", "step": "0", "limit": "4 3"
     }  # fmt: skip
-    _, made = retime.retimed(before, retime.values_of(before))
+    _, made = in_times(before, scenario.values_of(before))
     assert made.timeline is before.timeline
     assert made.limits == (4.0, 3.0)
-    _, made = retime.retimed(before, {"limit": "2"})
+    _, made = in_times(before, {"limit": "2"})
     assert made.limits == (2.0, 2.0)
-    _, made = retime.retimed(before, {"limit": " "})
+    _, made = in_times(before, {"limit": " "})
     assert made.limits is None
 
 
@@ -81,12 +91,14 @@ def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule, t
     lanes = LaneTable.from_timeline(given.timeline)
     profile = Profile([1.0, 3.0], 1.0, 2.0, latency=0.25, speed={"0.1": 1.5})
     profile.save(tmp_path / "measured.json")
-    table, made = retime.timed_by(given, "measured.json", (tmp_path / "measured.json").read_text(), lanes)
+    table, made = scenario.retimed(
+        given, *scenario.by_file(given, "measured.json", (tmp_path / "measured.json").read_text()), lanes
+    )
     expected = simulate(broken, profile)
     assert made.timeline.period == expected.period
     assert encode(table) == encode(LaneTable.from_timeline(expected))
     job = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[times]\nforward = 2\n[memory]\nlimit = 2\n"
-    _, made = retime.timed_by(given, "job.toml", job, lanes)
+    _, made = scenario.retimed(given, *scenario.by_file(given, "job.toml", job), lanes)
     assert made.timeline.makespan == simulate(broken, Profile.uniform(2.0)).makespan
     assert made.limits == (2.0, 2.0)
 
@@ -113,7 +125,7 @@ def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule, t
 def test_a_file_that_does_not_fit_is_refused_in_one_line(broken: Schedule, name: str, text: str, said: str) -> None:
     given = explainer(broken)
     with pytest.raises(JobError) as refused:
-        retime.timed_by(given, name, text, LaneTable.from_timeline(given.timeline))
+        scenario.retimed(given, *scenario.by_file(given, name, text), LaneTable.from_timeline(given.timeline))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -133,7 +145,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(broken: Schedule, name:
 )
 def test_what_is_no_time_is_refused_in_one_line(broken: Schedule, wanted: dict[str, Any], said: str) -> None:
     with pytest.raises(JobError) as refused:
-        retime.retimed(explainer(broken), wanted)
+        in_times(explainer(broken), wanted)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -141,7 +153,7 @@ def test_what_is_no_time_is_refused_in_one_line(broken: Schedule, wanted: dict[s
 def test_what_ran_keeps_its_times(broken_timeline: Any) -> None:
     ran = Explainer(broken_timeline, executed=True)
     with pytest.raises(JobError, match="an executed step keeps its measured times"):
-        retime.retimed(ran, {"F": "2"})
+        in_times(ran, {"F": "2"})
     shown = CachedLanes(LaneTable.from_timeline(broken_timeline), b"", ran)
     assert words(plain(times(shown)))[0] == "What ran has the times that it had."
 
@@ -152,7 +164,7 @@ def test_the_bound_is_shown_where_it_holds(broken: Schedule) -> None:
     given = explainer(limited, Profile.uniform(), (2.0, 2.0))
 
     def names(wanted: dict[str, str]) -> set[str]:
-        table, made = retime.retimed(given, wanted)
+        table, made = in_times(given, wanted)
         return {figure.name for figure in headline(CachedLanes(table, b"", made))}
 
     assert "bound" in names({})
@@ -191,3 +203,44 @@ def test_the_panel_has_a_field_for_each_time_and_the_limit(broken: Schedule) -> 
     assert {field["data-field"]: field["data-given"] for field in fields} == {
         "F": "1", "I": "1", "W": "1", "link": "0", "reduce": "0", "step": "0", "limit": ""
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("1.2, 0.3", ["0.3", "1.2"]),
+        ("pipeline:2", ["2.0", "2.1", "2.2", "2.3"]),
+        ("stage:3 0.0", ["0.0", "0.3", "1.3", "2.3"]),
+        ("node:0/6", ["0.0", "0.1", "0.2", "0.3", "1.0", "1.1"]),
+        ("0.1=1.5, 2.0=0.5", ["0.1=1.5", "2.0=0.5"]),
+        ("0.1=1.5 0.1", ["0.1"]),
+        ("", []),
+    ],
+)
+def test_a_text_names_workers_and_is_written_again(text: str, names: list[str]) -> None:
+    found = parse(text, SHAPE)
+    assert found.names() == names
+    assert parse(",".join(names), SHAPE) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("7.0", "failed workers"),
+        ("rank:1", "'rank:1' is none of the forms: 1.2, pipeline:0"),
+        ("pipeline:3", "'pipeline:3' names nothing of D=3 P=4 m=2"),
+        ("stage:-1", "'stage:-1' names nothing"),
+        ("node:2/6", "'node:2/6' names nothing"),
+        ("node:0", "'node:0' names nothing"),
+        ("node:0/0", "'node:0/0' names nothing"),
+        ("0.1=0", "'0.1=0': write how many times as long it takes"),
+        ("0.1=x", "'0.1=x': write how many times"),
+        ("9.9=2", "slow workers"),
+        ("0.0 " * 3000, "3000 are named; at most 2048"),
+    ],
+)
+def test_what_names_nothing_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        parse(text, SHAPE)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,237 @@
+"""Charts of a run: loss and live workers over its steps, iterations over its wall clock, and the parts of its time; and
+what they share with those of a comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from recycle.report import GenerationChange, RunReport, TimePart
+from viz.figures.palette import (
+    BACKWARD_WEIGHT,
+    COMMUNICATION,
+    FAILURE,
+    FORWARD,
+    GRID,
+    INK,
+    MUTED,
+    NO_PARTNER,
+    OPTIMIZER,
+    PAPER,
+    RECOVERY,
+    REDUNDANT,
+    UNCHANGED,
+    frame,
+)
+
+Mark = tuple[float, str, tuple[str, str]]
+"""Where something happened, what it was ("" leaves the text out), and colour and dash of its line."""
+EVENTS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
+"""Of the events that get a line; the others are in the table of events."""
+MARKS = {
+    "failure": (FAILURE, "solid"),
+    "restart": (FAILURE, "dashdot"),
+    "repetition": (FAILURE, "dot"),
+    "drain": (FORWARD.fill, "dash"),
+    "re-join": (RECOVERY, "dash"),
+    "plan": (MUTED, "dot"),
+    "layout": (RECOVERY, "dot"),
+    "formation": (MUTED, "dot"),
+}
+"""Colour and dash of the line at a change; the text beside it says which it is."""
+FILLS = {
+    TimePart.USEFUL: (FORWARD.fill, ""),
+    TimePart.REPLAYING: (REDUNDANT.fill, ""),
+    TimePart.WAITING: (UNCHANGED.fill, ""),
+    TimePart.REDONE: (FAILURE, ""),
+    TimePart.PLANNING: (BACKWARD_WEIGHT.fill, ""),
+    TimePart.FORMING: (COMMUNICATION.fill, ""),
+    TimePart.MOVING: (RECOVERY, ""),
+    TimePart.CHECKPOINTING: (NO_PARTNER.fill, ""),
+    TimePart.EVALUATING: (REDUNDANT.fill, "/"),
+    TimePart.STARTING: (OPTIMIZER.fill, "/"),
+    TimePart.ENDING: (OPTIMIZER.fill, "x"),
+}
+"""Colour and hatch of each part of the time."""
+MOST_TEXTS, LONGEST_TEXT = 24, 26
+"""Changes that are marked with a text; of more, only lines are drawn."""
+ROWS, ROW = 3, 16
+"""Rows of texts above the plots, in turn, and their height in pixels; texts of near places would overlap in one."""
+BOTTOM = 44
+AXIS: dict[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True}
+_LINE = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
+_NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER}
+
+
+def add_line(
+    figure: go.Figure, x: Any, y: Any, name: str, hover: str, line: Mapping[str, Any], mode: str = "lines", **more: Any
+) -> None:
+    """A line of two pixels; `hover` is the template of what is told at a point."""
+    hover += "<extra></extra>"
+    figure.add_scatter(x=x, y=y, mode=mode, name=name, line={"width": 2, **line}, hovertemplate=hover, **more)
+
+
+def add_shares(
+    figure: go.Figure, names: Sequence[str], shares: Sequence[float], what: str, fill: tuple[str, str], hover: str
+) -> None:
+    """What one part takes of each bar, in its colour and hatch."""
+    marker = {"color": fill[0], "pattern": {"shape": fill[1], "fgcolor": PAPER, "size": 6}}
+    hover += "<extra></extra>"
+    figure.add_bar(orientation="h", x=shares, y=names, name=what, marker=marker, hovertemplate=hover)
+
+
+def legend_above(y: float, **more: Any) -> dict[str, Any]:
+    """Layout entries of a legend above the plots."""
+    return {"showlegend": True, "legend": {"orientation": "h", "y": y, "yanchor": "bottom", **more}}
+
+
+def over(title: str, **more: Any) -> dict[str, Any]:
+    """The axis below the plots."""
+    return {**AXIS, "title": {"text": title, "standoff": 6}, **more}
+
+
+def beside(title: str, low: float = 0.0, high: float = 1.0, **more: Any) -> dict[str, Any]:
+    """The axis beside a plot, which fills a part of the figure's height."""
+    return {**AXIS, "title": {"text": title}, "domain": [low, high], **more}
+
+
+def workers_beside(title: str, high: float, workers: int) -> dict[str, Any]:
+    """The axis beside the lowest plot, of live workers."""
+    return beside(title, 0.0, high, range=[0, workers + 0.6], dtick=max(1, -(-workers // 3)))
+
+
+def marked(marks: Sequence[Mark], height: int, top: int, xanchor: str = "auto") -> dict[str, Any]:
+    """Layout entries of a figure with a line at each mark and its text above, in turn in ROWS rows.
+
+    Args:
+        height, top: pixels of the figure and above its plots; of `height` too, room for the texts is added to `top`.
+    """
+    shapes = [
+        {**_LINE, "x0": x, "x1": x, "line": {"color": colour, "width": 1.5, "dash": dash}}
+        for x, _, (colour, dash) in marks
+    ]
+    note = {**_NOTE, "xanchor": xanchor, "font": {"size": 11, "color": INK}}
+    notes = [
+        {**note, "x": x, "yshift": ROW * (place % ROWS), "text": text}
+        for place, (x, text, _) in enumerate(marks)
+        if text
+    ]
+    return {**frame(height, top + ROW * min(ROWS, len(notes)), BOTTOM), "shapes": shapes, "annotations": notes}
+
+
+def curves_figure(
+    metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], worker_count: int
+) -> go.Figure:
+    """Two stacked plots over the steps: the loss, with that of evaluations, and how many workers are alive."""
+    steps = [line["step"] for line in metrics]
+    figure = go.Figure()
+    add_line(
+        figure,
+        steps,
+        [line.get("loss") for line in metrics],
+        "loss",
+        "step %{x}: loss %{y:.6g}",
+        {"color": FORWARD.fill},
+        "lines+markers" if len(steps) <= 60 else "lines",
+        marker={"size": 5},
+    )
+    evaluated = [line for line in metrics if line.get("eval_loss") is not None]
+    if evaluated:
+        add_line(
+            figure,
+            [line["step"] for line in evaluated],
+            [line["eval_loss"] for line in evaluated],
+            "evaluation loss",
+            "after step %{x}: evaluation loss %{y:.6g}",
+            {"color": BACKWARD_WEIGHT.fill, "dash": "dot"},
+            "lines+markers",
+            marker={"size": 8, "symbol": "diamond"},
+        )
+    alive = [line.get("live_workers") for line in metrics]
+    style = {"color": OPTIMIZER.fill, "shape": "hvh"}
+    add_line(figure, steps, alive, "live workers", "step %{x}: %{y} live workers", style, yaxis="y2")
+    marks = [
+        (event["step"], event_text(event), EVENTS[event["kind"]])
+        for event in events
+        if event.get("kind") in EVENTS and isinstance(event.get("step"), int | float)
+    ]
+    figure.update_layout(
+        **marked(marks, 314 + ROW * min(ROWS, len(marks)), 14),
+        uirevision="curves",  # a live run is drawn again every few seconds: keep the zoom
+        xaxis=over("step", anchor="y2", tickformat="d"),
+        yaxis=beside("loss", 0.36),
+        yaxis2=workers_beside("live workers", 0.26, worker_count),
+    )
+    return figure
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """`1.1 failed`, `1.1 back`; for other kinds, and faults that the worker lives through, the worker and the kind."""
+    words = {"fault": "failed", "rejoined": "back"}
+    kind = str(event.get("kind"))
+    struck = re.match("(nan|slow)[=:]", str(event.get("fault")))
+    if kind == "fault" and struck:
+        kind = struck[1]
+    if kind == "fault" and str(event.get("fault")).startswith("drain"):
+        kind = "told to leave"
+    return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)
+
+
+def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
+    """Three plots above each other over the seconds since the run's start.
+
+    Args:
+        metrics: lines of `metrics.jsonl`, each with its time.
+        workers: of the whole job.
+    """
+    times = [line["time"] for line in metrics]
+    steps = [line["step"] for line in metrics]
+    taken = dict.fromkeys(steps, 0.0)
+    for span in report.spans:
+        if span.step in taken and span.part is not TimePart.EVALUATING:
+            taken[span.step] += span.seconds
+    figure = go.Figure()
+    rows: tuple[tuple[str, str, list[Any], str, str], ...] = (
+        ("y", "seconds", [taken[step] for step in steps], FORWARD.fill, "%{y:.4g} s"),
+        ("y2", "tokens/s", [line.get("tokens_per_second") for line in metrics], RECOVERY, "%{y:,.0f} tokens/s"),
+        ("y3", "live workers", [line.get("live_workers") for line in metrics], OPTIMIZER.fill, "%{y} live workers"),
+    )
+    for place, name, values, colour, hover in rows:
+        style = {"color": colour, "shape": "vh" if place == "y3" else "linear"}
+        mode = "lines+markers" if len(steps) <= 120 and place != "y3" else "lines"
+        hover = f"step %{{customdata}}, %{{x:.2f}} s: {hover}"
+        add_line(figure, times, values, name, hover, style, mode, customdata=steps, marker={"size": 4}, yaxis=place)
+    figure.update_layout(
+        **marked([_mark(change, len(report.changes)) for change in report.changes], 520, 20, "left"),
+        uirevision="over-time",  # a live run is drawn again every few seconds: keep the zoom
+        xaxis=over("seconds since the start", anchor="y3", rangemode="tozero"),
+        yaxis=beside("iteration, s", 0.66, rangemode="tozero"),
+        yaxis2=beside("tokens/s", 0.3, 0.6, rangemode="tozero"),
+        yaxis3=workers_beside("workers", 0.24, workers),
+    )
+    return figure
+
+
+def _mark(change: GenerationChange, count: int) -> Mark:
+    text = change.what if len(change.what) <= LONGEST_TEXT else f"{change.what[: LONGEST_TEXT - 1]}…"
+    return change.time, text if count <= MOST_TEXTS else "", MARKS[change.kind]
+
+
+def parts_figure(report: RunReport) -> go.Figure:
+    """One bar of the wall clock, divided into its parts, in per cent."""
+    figure = go.Figure()
+    wall = report.wall or 1.0
+    for part, seconds in report.parts.items():
+        if seconds >= 1e-4 * wall:
+            hover = f"{part.value}: {seconds:.3f} s, %{{x:.3g}} %"
+            add_shares(figure, [""], [100 * seconds / wall], part.value, FILLS[part], hover)
+    figure.update_layout(
+        frame(150, 40, BOTTOM) | legend_above(1.05, traceorder="normal"),
+        barmode="stack",
+        xaxis={"gridcolor": GRID, "range": [0, 100], "title": {"text": "per cent of the time", "standoff": 6}},
+        yaxis={"showticklabels": False},
+    )
+    return figure
