@@ -32,7 +32,7 @@ from recycle.exec.hooks.saver import Saver
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, GenerationRecord
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 JOB = """
 [shape]

@@ -69,8 +69,7 @@ from recycle.exec.protocol import (
     WorkerMessage,
 )
 from recycle.job import Job, PricedJob, price
-from recycle.nodes import node_of, place_workers
-from recycle.shape import Worker
+from recycle.job.shape import Worker, node_of, place_workers
 from tests.exec.etcd_server import ETCD, EtcdServer
 
 RANKS, PROCESSES_PER_NODE, MOST_WORKERS = 64, 8, 2048

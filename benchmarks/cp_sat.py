@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.planner import plan
 from recycle.solve.problem import Order, Problem

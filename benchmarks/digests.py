@@ -43,7 +43,7 @@ from recycle.exec.leader.verified_states import Comparison
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.updates import Updates
 from recycle.job import PricedJob, price
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 COST = """
 [shape]

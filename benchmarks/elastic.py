@@ -18,7 +18,7 @@ import random
 import time
 
 from recycle.job import Job, price
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.planner import plan
 
 ROWS = (

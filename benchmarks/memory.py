@@ -52,9 +52,9 @@ from recycle.exec.profile.profiler import assemble
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
-from recycle.footprint import ON_CPU
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import lower
+from recycle.job.footprint import ON_CPU
 
 FOLDER = "RECYCLE_MEASURED_MEMORY"
 JOB = """

@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job, PricedJob, price
+from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary
-from recycle.shape import Worker
 from recycle.solve.bounds import chunked, one_chunk
 from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan

@@ -28,7 +28,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job, PricedJob, price
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from recycle.solve.planner import plan
 
 

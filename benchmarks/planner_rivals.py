@@ -31,8 +31,8 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
+from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.plans import errors
-from recycle.shape import MicroBatch, Shape, Worker
 from recycle.solve.planner import plan
 
 BEATEN = 1e-6

@@ -37,9 +37,9 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.report import RunReport, TimePart
-from recycle.run_report import load_report
-from recycle.runs import read_iterations
+from recycle.runs.logs import read_iterations
+from recycle.runs.read_report import load_report
+from recycle.runs.report import RunReport, TimePart
 
 JOB = """
 [shape]

@@ -38,7 +38,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import OptimizerStep
-from recycle.sections import MembershipSection
+from recycle.job.sections import MembershipSection
 
 JOB = """
 [shape]

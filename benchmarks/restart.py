@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from recycle import Job
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 JOB = """
 [shape]

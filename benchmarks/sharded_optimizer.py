@@ -29,9 +29,9 @@ from recycle.exec.model.state.shards import Shards
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Worker
 from recycle.plans.shards import owners_of
-from recycle.sections import MembershipSection
-from recycle.shape import Worker
 
 JOB = """
 [shape]

@@ -35,8 +35,8 @@ from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.report import Span
-from recycle.run_report import load_report
+from recycle.runs.read_report import load_report
+from recycle.runs.report import Span
 
 JOB = """
 [shape]

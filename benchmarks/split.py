@@ -19,7 +19,7 @@ from torch import nn
 from recycle import Job, MicroBatch
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.providers import Providers
-from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection
+from recycle.job.sections import DataSection, ModelSection, ShapeSection, TrainSection
 
 ONE = MicroBatch(0, 0)
 

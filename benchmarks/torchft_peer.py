@@ -78,7 +78,7 @@ def replica(folder: Path, rank: int, steps: int) -> None:
     from recycle import Job
     from recycle.exec.model.build import build_stages
     from recycle.exec.worker.iterations import report_of
-    from recycle.shape import MicroBatch
+    from recycle.job.shape import MicroBatch
 
     torch.set_num_threads(1)
     job = Job.load(folder / "job.toml")

@@ -5,6 +5,7 @@ The public API, re-exported by name. Heavy packages (torch, mip, numba, dash) lo
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from recycle.ir.check import Finding, Findings, check
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
-from recycle.job import Job
-from recycle.profile import Link, Profile
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.job import Job, profile, shape
+from recycle.job.profile import Link, Profile
+from recycle.job.shape import MicroBatch, Shape, Worker
 
 __all__ = [
     "Finding",
@@ -57,3 +58,6 @@ def _read(path: str | Path) -> Schedule:
 Schedule.drawn_by = _draw
 Schedule.read_by = _read
 Job.planned_by = "recycle.cli.planner:plan_for_training"
+
+for _module in (profile, shape):
+    sys.modules[f"recycle.{_module.__name__.rpartition('.')[2]}"] = _module  # plug-ins may import them from there

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recycle import Job, JobError, Profile, RecycleError, Shape, lower, runs, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
-from recycle.job_reference import explain_job
+from recycle.job.reference import explain_job
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
 quick = settings(derandomize=True, max_examples=80, deadline=None, database=None, suppress_health_check=[*HealthCheck])

@@ -19,34 +19,14 @@ HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
 ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", "selectors", "asyncio", "random"}
 """Modules by which a leader would have a clock, files, connections, threads or processes."""
-WORDS = ("errors", "child", "shape", "files", "manifest", "endpoints", "named", "nodes")
-JOB = (
-    "job",
-    "job_messages",
-    "job_reference",
-    "job_rules",
-    "cut",
-    "initial_weights",
-    "architecture",
-    "pricing",
-    "sections",
-    "profile",
-    "layers",
-    "footprint",
-    "analytic",
-)
-LAYERS: dict[str, tuple[str, ...]] = {
-    **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},
-    **{f"recycle.{name}": tuple(f"recycle.{other}" for other in (*WORDS, *JOB)) for name in JOB},
-}
+ROOT_MODULES = tuple(f"recycle.{name}" for name in ("errors", "files", "child"))
+LAYERS: dict[str, tuple[str, ...]] = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
 """What each part may import beside itself; a part is the longest name here that a module's name begins with."""
-LAYERS["recycle.tokens"] = LAYERS["recycle.files"]
-LAYERS["recycle.ir"] = LAYERS["recycle.job"]
+LAYERS["recycle.tokens"] = LAYERS["recycle.job"] = ROOT_MODULES
+LAYERS["recycle.ir"] = ("recycle.job", *ROOT_MODULES)
 LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
-LAYERS["recycle.report"] = ()
-LAYERS["recycle.run_report"] = ("recycle.report", "recycle.runs", *LAYERS["recycle.runs"])
 LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
-LAYERS["viz"] = ("recycle.plans", "recycle.run_report", *LAYERS["recycle.run_report"])
+LAYERS["viz"] = LAYERS["recycle.solve"]
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
     *("data", "device", "transport", "leader", "model", "emulation", "checkpoint"),
@@ -68,29 +48,30 @@ LAYERS["recycle.exec.hooks"] += ("recycle.exec.worker",)
 """Hooks and the loop that they attach to know each other, file by file in no circle."""
 PURE = tuple(f"recycle.exec.{name}" for name in SAID[:-1])
 LAYERS["recycle.exec.leader"] = (*PURE, *LAYERS["recycle.solve"])
-LAYERS["recycle.exec.etcd"] = LAYERS["recycle.job"]
-LAYERS["recycle.exec.links"] = ("recycle.errors",)
+LAYERS["recycle.exec.etcd"] = LAYERS["recycle.ir"]
+LAYERS["recycle.exec.links"] = ROOT_MODULES
 LAYERS["recycle.exec.election"] = (
     "recycle.exec.etcd",
     "recycle.exec.protocol",
     "recycle.exec.leader",
-    *LAYERS["recycle.job"],
+    *LAYERS["recycle.ir"],
 )
 LAYERS["recycle.exec.launch"] += ("recycle.exec.election", "recycle.exec.etcd")
 LAYERS["recycle.exec.checksums"] = LAYERS["recycle.exec.protocol"] = LAYERS["recycle.exec.exit_description"] = ()
-LAYERS["recycle.exec.members"] = ("recycle.shape",)
+LAYERS["recycle.exec.members"] = LAYERS["recycle.ir"]
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
 """The public name of the executor, and what torchrun starts, stand above its folders."""
-LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.job"])
+LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.ir"])
 LAYERS["recycle.megatron"] = ("recycle.exec", *LAYERS["recycle.solve"])
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
 TORCHLESS = (
+    "recycle.job",
     "recycle.tokens",
     "recycle.ir",
     "recycle.plans",
-    "recycle.runs",
-    "recycle.report",
-    "recycle.run_report",
+    "recycle.runs.logs",
+    "recycle.runs.report",
+    "recycle.runs.read_report",
     "recycle.solve",
     "recycle.systems",
     "recycle.cli",

@@ -278,7 +278,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(scene: Path, command: Co
             run_torchrun(words, scene)
             continue
         if first == "python":
-            assert words[:2] == ["-m", "recycle.job_reference"], text
+            assert words[:2] == ["-m", "recycle.job.reference"], text
             continue
         with warm_children():
             outcome = command(*words)

@@ -26,8 +26,8 @@ from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from viz.lanes import LaneTable
 from viz.sources import executed_source, timed
 

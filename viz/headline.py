@@ -10,8 +10,8 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, time_graph
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from viz.lane_cache import CachedLanes
 from viz.numbers import percent, short
 from viz.operands import stated_bound, stated_limits

@@ -22,7 +22,7 @@ from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.simulate import Timeline
 from recycle.ir.slack import slack
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
 from viz.figures.raster import png

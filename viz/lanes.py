@@ -23,8 +23,8 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, away_from
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 
 NO_MICRO_BATCH = np.uint32(0xFFFFFFFF)
 NO_PIPELINE = np.uint16(0xFFFF)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 from viz.export import SVG_LIMIT, export
 from viz.figures.svg import svg
 from viz.sources import ScheduleFile, schedule_source

@@ -23,11 +23,11 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.job import Job
-from recycle.profile import Profile
-from recycle.report import RunReport
-from recycle.run_report import load_report
-from recycle.runs import plan_file
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
+from recycle.runs.logs import plan_file
+from recycle.runs.read_report import load_report
+from recycle.runs.report import RunReport
 from viz.lane_cache import Drawn, Explainer
 from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Operand, stated_limits

@@ -15,9 +15,9 @@ from recycle.errors import RecycleError
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
 from recycle.job import Job
-from recycle.profile import Profile
-from recycle.runs import TRACE, load_trace, read_lines, read_logs
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
+from recycle.runs.logs import TRACE, load_trace, read_lines, read_logs
 from viz.run import Run
 
 _NAMED_RUNS = 5

@@ -6,7 +6,8 @@ than a tenth of a second.
 
 Dead and slow workers are one text, which asks for another plan: `1.2, pipeline:0, stage:3, node:1/8, 0.1=1.5`.
 `pipeline:K`, `stage:S` (all workers of a position) and `node:N/W` (node N where W workers share one, see
-`recycle.nodes`) name several dead workers at once; `0.1=1.5` is a worker that takes 1.5 times as long for all its work.
+`recycle.job.shape`) name several dead workers at once; `0.1=1.5` is a worker that takes 1.5 times as long for all its
+work.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from recycle.errors import JobError, PlanError, errors_as
 from recycle.ir.graph import load_compiled
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, price
-from recycle.nodes import place_workers
-from recycle.pricing import profile_of_layout
-from recycle.profile import PerStage, Profile
-from recycle.sections import ANALYTIC
-from recycle.shape import Shape, Worker
+from recycle.job.pricing import profile_of_layout
+from recycle.job.profile import PerStage, Profile
+from recycle.job.sections import ANALYTIC
+from recycle.job.shape import Shape, Worker, place_workers
 from viz.lane_cache import Explainer
 from viz.lanes import LaneTable
 

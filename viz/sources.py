@@ -13,9 +13,9 @@ from recycle.ir.families import FAMILIES
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
-from recycle.profile import Profile
-from recycle.runs import TRACE
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
+from recycle.runs.logs import TRACE
 from viz.lane_cache import Explainer, release_memory
 from viz.lanes import LaneTable, Panel
 from viz.operands import Operand, stated_limits

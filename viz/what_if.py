@@ -19,10 +19,10 @@ from recycle.errors import PlanError, RecycleError
 from recycle.ir.memory import held_activations
 from recycle.ir.simulate import Timeline, simulate
 from recycle.job import Job, PricedJob, price
+from recycle.job.pricing import profile_of_layout
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
-from recycle.pricing import profile_of_layout
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 from viz.lane_cache import BoundedCache
 from viz.lanes import LaneTable
 

@@ -21,12 +21,12 @@ from benchmarks.paper import elastic, own_profile
 from benchmarks.paper.artifact import CASES, TRACES, replay
 from benchmarks.paper.cases import HERE, LARGE, PERIODS, SMALL, periodic, settings, table
 from benchmarks.paper.plots import write_plots
-from recycle.analytic import assumptions
 from recycle.files import write_whole
 from recycle.ir.families import one_f_one_b
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.shape import Worker
+from recycle.job.analytic import assumptions
+from recycle.job.shape import Worker
 from recycle.solve.planner import plan
 from recycle.systems import SYSTEMS
 from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, references

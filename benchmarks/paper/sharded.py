@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from benchmarks.paper.cases import HERE, table
-from recycle.footprint import parameter_bytes
 from recycle.job import Job
+from recycle.job.footprint import parameter_bytes
 from recycle.systems import SYSTEMS
 from recycle.systems.comparison import copies_of, references
 from recycle.systems.recycle import ReCycle

@@ -22,7 +22,7 @@ from recycle.cli.train import (
 )
 from recycle.errors import JobError, errors_as
 from recycle.job import Job
-from recycle.nodes import place_workers
+from recycle.job.shape import place_workers
 
 
 def agent(

@@ -20,7 +20,7 @@ from recycle.ir.check import check as findings_of
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.rule import MOST_DESCRIBED
 from recycle.ir.schedule import Schedule
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 SHOWN = 30
 """Findings printed for people; `--json` prints all, of each rule the first `MOST_DESCRIBED`."""

@@ -15,12 +15,11 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from rich import box
 
-from recycle import analytic
 from recycle.cli.terminal import WIDE, JsonOption, print_table, progress_bars, spark
 from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import write_whole
-from recycle.job import Job
-from recycle.sections import ANALYTIC
+from recycle.job import Job, analytic
+from recycle.job.sections import ANALYTIC
 from recycle.systems import Running, comparison
 from recycle.systems.cluster import CAUSES
 from recycle.systems.comparison import Compared, DeadShare

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from recycle.cli.terminal import JsonOption, NewFolder, OwnCheckpoint, megabytes, print_result
-from recycle.pricing import parse_bytes
+from recycle.job.pricing import parse_bytes
 
 
 def export_hf(

@@ -22,9 +22,9 @@ from recycle.cli.terminal import JsonOption, print_table, progress_bars
 from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
+from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
-from recycle.shape import Shape, Worker
 from recycle.solve.effort import Progress
 from recycle.solve.library.filling import Filling, library_vectors, plan_library
 from recycle.solve.library.refreshing import PlanDrift, refresh

@@ -11,7 +11,7 @@ from recycle.job import Job, price
 if TYPE_CHECKING:
     from recycle.ir.schedule import Schedule
     from recycle.job import PricedJob
-    from recycle.shape import Worker
+    from recycle.job.shape import Worker
 
 
 def require_plannable(job: Job) -> None:

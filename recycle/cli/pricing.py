@@ -14,9 +14,9 @@ import typer
 from recycle.errors import JobError, errors_as
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
-from recycle.pricing import byte_limit, profile_of_layout
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.pricing import byte_limit, profile_of_layout
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 
 TimesOption = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
 Overlap = Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")]

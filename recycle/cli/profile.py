@@ -14,7 +14,7 @@ from recycle.errors import JobError, ScheduleError
 from recycle.files import require_writable
 from recycle.ir import formats
 from recycle.job import Job
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 
 if TYPE_CHECKING:
     from recycle.exec.profile.executed import ExecutedRun

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from recycle.cli.terminal import JsonOption, print_table
-from recycle.report import GenerationChange, RunReport, TimePart
-from recycle.run_report import load_report
+from recycle.runs.read_report import load_report
+from recycle.runs.report import GenerationChange, RunReport, TimePart
 
 COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.STARTING)
 

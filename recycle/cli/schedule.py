@@ -20,7 +20,7 @@ from recycle.ir.lower import lower as lowered
 from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, simulate
-from recycle.shape import MOST_BUCKETS, Shape
+from recycle.job.shape import MOST_BUCKETS, Shape
 
 
 def schedule(

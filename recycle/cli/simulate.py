@@ -20,7 +20,7 @@ from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, Timeline, timeline_of
 from recycle.ir.text import words
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 HINTS = 3
 """Longest gaps shown in which another instruction could have run."""

@@ -27,8 +27,8 @@ from recycle.exec.launch.observer import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
-from recycle.job_reference import explain_job
-from recycle.shape import Shape
+from recycle.job.reference import explain_job
+from recycle.job.shape import Shape
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult

@@ -18,10 +18,10 @@ from recycle.errors import RecycleError
 from recycle.ir.families import one_f_one_b
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans import PlanLibrary
 from recycle.plans.library import MANIFEST
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan
 from viz.comparison import is_comparison, load_comparison
 from viz.run import Run

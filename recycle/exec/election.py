@@ -20,7 +20,7 @@ from recycle.errors import RunError
 from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, delete, made_at, open_client, put
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Cursor, GenerationRecord, RunInfo
-from recycle.sections import MembershipSection
+from recycle.job.sections import MembershipSection
 
 _Value = TypeVar("_Value")
 

@@ -23,9 +23,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.sections import MembershipSection
+from recycle.job.endpoints import Endpoints, parse_endpoints
+from recycle.job.sections import MembershipSection
 
 PASSWORD = "RECYCLE_ETCD_PASSWORD"
 """Environment variable with the password when no file is named."""

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 def member_name(worker: Worker | str, tensor_rank: int) -> str:

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from recycle.architecture import CHOSEN_BY_JOBS, FAMILIES, config_of, is_rotary
 from recycle.errors import JobError
-from recycle.sections import ModelSection, Positive
+from recycle.job.architecture import CHOSEN_BY_JOBS, FAMILIES, config_of, is_rotary
+from recycle.job.sections import ModelSection, Positive
 
 LLAMA_3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What megatron-core's scaling of rotary positions is fixed to; its factor can be chosen."""

@@ -35,10 +35,10 @@ from recycle.hugging_face.model_folder import (
     write_object,
 )
 from recycle.hugging_face.shards import ByteProgress, Planned, write_shards
-from recycle.initial_weights import computed, model_of_checkpoint
 from recycle.job import Job
-from recycle.manifest import HUGGING_FACE, MODEL, carried_files
-from recycle.sections import ModelSection, ShapeSection
+from recycle.job.initial_weights import computed, model_of_checkpoint
+from recycle.job.manifest import HUGGING_FACE, MODEL, carried_files
+from recycle.job.sections import ModelSection, ShapeSection
 
 PART_BYTES = 1 << 27
 """Of a file of an imported checkpoint."""

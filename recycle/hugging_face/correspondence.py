@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from recycle.architecture import Architecture, config_of
-from recycle.sections import ModelSection
+from recycle.job.architecture import Architecture, config_of
+from recycle.job.sections import ModelSection
 
 TensorShape = tuple[int, ...]
 EVERYTHING: tuple[slice, ...] = ()

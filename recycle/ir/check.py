@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError
 from recycle.ir.event_graph import EventGraph, lowered_graph
 from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.rules.rule import Severity
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
-from recycle.shape import Worker
+from recycle.job.cut import profile_of_cut
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 
 __all__ = ["Finding", "Findings", "check", "explain", "require_no_errors"]
 

@@ -27,7 +27,7 @@ from recycle.ir.instruction import (
     Transfer,
     is_kind,
 )
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 MOST_INSTRUCTIONS = 2**22
 """Instructions of a schedule that is read from a file: checking as many takes 3 GB. The largest jobs of today have a

@@ -43,7 +43,7 @@ from recycle.ir.instruction import (
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.period import Repeats, repeats
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from recycle.ir.instruction import (
 from recycle.ir.lower import buckets_of
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace, executed_schedule
-from recycle.profile import Link, Profile
+from recycle.job.profile import Link, Profile
 
 _NAMES = {
     Forward.kind: "forward",

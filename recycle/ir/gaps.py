@@ -32,7 +32,7 @@ from recycle.ir.instruction import Beside, Compute, OverlappedPair, StageWide, i
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 class GapCause(IntEnum):

@@ -31,7 +31,7 @@ from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
 from recycle.ir.kinds import is_kind as is_kind
 from recycle.ir.kinds import made as made
-from recycle.shape import MicroBatch, Worker
+from recycle.job.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
 

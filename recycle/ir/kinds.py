@@ -23,8 +23,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from recycle.profile import Profile
-from recycle.shape import MicroBatch, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import MicroBatch, Worker
 
 MOST_KINDS = 256
 """How many kinds a column of 8 bits tells apart."""

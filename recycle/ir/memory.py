@@ -14,7 +14,7 @@ from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPai
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 
 TOLERANCE = 1e-9
 """Relative difference at which two times, or two amounts of memory, count as equal."""

@@ -23,7 +23,7 @@ import msgspec
 from recycle.errors import ScheduleError
 from recycle.files import entries
 from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 
 FORMAT, VERSION = "recycle-schedule", 1
 _SHORTEST = len("0F0 ")

@@ -22,7 +22,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import is_kind
 from recycle.ir.schedule import Schedule
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recycle.cut import profile_of_cut
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.event_graph import event_graph
 from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, Replay, is_kind
@@ -24,8 +23,9 @@ from recycle.ir.memory import TOLERANCE, held_before
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
-from recycle.profile import Profile
-from recycle.shape import MicroBatch, Worker
+from recycle.job.cut import profile_of_cut
+from recycle.job.profile import Profile
+from recycle.job.shape import MicroBatch, Worker
 
 ALWAYS = -1
 """The round of what runs in every iteration."""

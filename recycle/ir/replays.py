@@ -39,8 +39,8 @@ from recycle.ir.replay_places import Turn as Turn
 from recycle.ir.replay_places import assigned_to_peers, in_turn, inserted, who_ran
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
-from recycle.profile import Profile
-from recycle.shape import MicroBatch, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import MicroBatch, Worker
 
 _FEW_EVENTS = 5 * COMPILE_FROM
 """Rows that are timed in all, up to which plain Python is faster than loading compiled loops."""

@@ -31,8 +31,8 @@ from recycle.ir.instruction import (
     made,
 )
 from recycle.ir.text import parse, render, words
-from recycle.profile import Profile
-from recycle.shape import MOST_BUCKETS, MicroBatch, Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import MOST_BUCKETS, MicroBatch, Shape, Worker
 
 Optimizer = Literal["staggered", "barrier"]
 Value = TypeVar("Value")

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.columns import Floats
 from recycle.ir.dependencies import Cause
@@ -29,7 +28,8 @@ from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.period import period_of
 from recycle.ir.pieces import incomplete_count
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
+from recycle.job.cut import profile_of_cut
+from recycle.job.profile import Profile
 
 T = TypeVar("T")
 _MOST_SECONDS = 1e100

@@ -32,7 +32,7 @@ from recycle.ir.instruction import (
     parse_instruction,
 )
 from recycle.ir.kinds import reads_kinds
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 
 def render(shape: Shape, columns: Columns) -> Iterator[str]:

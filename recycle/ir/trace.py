@@ -2,8 +2,8 @@
 
 Lanes are processes, named by the position they started in; `role` is the position in the plan that a process played,
 and the workers inside instructions (`@1.0`) are roles as well. Times are seconds since the start of the run on one
-machine's `time.monotonic()`: traces of several machines are not aligned here. `recycle.runs` reads the trace of a run
-directory, `recycle.ir.formats.run_trace` the file that keeps it.
+machine's `time.monotonic()`: traces of several machines are not aligned here. `recycle.runs.logs` reads the trace of a
+run directory, `recycle.ir.formats.run_trace` the file that keeps it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recycle.ir.columns import Columns, Floats, Ints, Rows, offsets_of
 from recycle.ir.instruction import GatherParameters, Instruction, Transfer, parse_instruction
 from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Placement, Schedule, loop_placement
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 
 @dataclass(frozen=True, eq=False)

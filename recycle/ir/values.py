@@ -10,7 +10,7 @@ from typing import NamedTuple
 from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import Compute, Instruction, OverlappedPair, Transfer
 from recycle.ir.kinds import Origin, ValueKind
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 
 class Value(NamedTuple):

@@ -17,10 +17,10 @@ import torch
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recycle.architecture import is_rotary
 from recycle.errors import JobError
 from recycle.exec.model.config import ACTIVATIONS
-from recycle.sections import ModelSection
+from recycle.job.architecture import is_rotary
+from recycle.job.sections import ModelSection
 
 EXPORTED = "model_arguments"
 """Key of `common.pt` in exported checkpoints."""

@@ -25,9 +25,9 @@ from recycle.errors import ScheduleWarning
 from recycle.exec.model.split.backward import SplitLinears, WeightGradientStore, holds_matrix
 from recycle.exec.model.split.graph_split import GraphSplit
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
+from recycle.job.shape import MicroBatch
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.placement import seen_as_rank
-from recycle.shape import MicroBatch
 
 
 @dataclass

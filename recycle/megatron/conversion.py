@@ -30,11 +30,11 @@ from recycle.exec.checkpoint.checkpoint import (
 from recycle.exec.model.state.optimizer import COUNTED
 from recycle.exec.protocol import Commit
 from recycle.files import whole_folder
-from recycle.initial_weights import model_of_checkpoint
 from recycle.job import Job
-from recycle.manifest import MODEL
-from recycle.runs import EVENTS, IMPORTED
-from recycle.sections import ModelSection, ShapeSection
+from recycle.job.initial_weights import model_of_checkpoint
+from recycle.job.manifest import MODEL
+from recycle.job.sections import ModelSection, ShapeSection
+from recycle.runs.logs import EVENTS, IMPORTED
 
 if TYPE_CHECKING:
     from recycle.megatron.torch_dist import TorchDistCheckpoint

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from recycle.exec.transport.base import Pending, lane_places
 from recycle.exec.transport.receives import PostedReceives
-from recycle.footprint import POSTED_AHEAD
 from recycle.ir.instruction import Instruction, Transfer
+from recycle.job.footprint import POSTED_AHEAD
 
 
 class PipelineLanes:

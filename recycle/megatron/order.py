@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.job.shape import MicroBatch, Shape, Worker
 
 Given = Schedule | str
 """A schedule, the name of a family, or the path of a schedule file."""

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from recycle.errors import JobError, RecycleError, first_line
-from recycle.manifest import MANIFEST
+from recycle.job.manifest import MANIFEST
 from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
 
 NEWEST = "latest_checkpointed_iteration.txt"

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from recycle.cut import units_of
 from recycle.ir.schedule import Schedule, loop_placement
-from recycle.sections import Sections
-from recycle.shape import Worker
+from recycle.job.cut import units_of
+from recycle.job.sections import Sections
+from recycle.job.shape import Worker
 
 UnitRange = tuple[int, int]
 """Units from the first up to but without the last."""

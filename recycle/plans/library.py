@@ -28,12 +28,12 @@ import numpy as np
 from recycle.errors import PlanError, RecycleError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.job import Job, PricedJob, price
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans.cache import cached_plan, errors, is_true
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
 from recycle.plans.plan import VERSION, Plan, figures, pack, unpack
 from recycle.plans.vectors import Vector, failure_vector
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 
 MANIFEST = "manifest.json"
 FORMAT = "recycle-plan-library"

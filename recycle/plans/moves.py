@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from recycle.errors import PlanError
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans.vectors import Vector, failure_vector, require_hosts
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 
 
 class Move(msgspec.Struct, frozen=True):

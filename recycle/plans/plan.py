@@ -32,11 +32,11 @@ from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans.moves import Move
 from recycle.plans.roles import align, assign_roles, rename
 from recycle.plans.vectors import Vector
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 
 VERSION = 1
 """Of the metadata of a plan file, and of the planner's results that the cache may hold."""

@@ -17,8 +17,8 @@ from recycle.ir.lower import lower
 from recycle.ir.replays import Checked, Rotation, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
+from recycle.job.pricing import profile_of_layout
 from recycle.plans.plan import with_updates_of
-from recycle.pricing import profile_of_layout
 
 _ROOM = "room_for_replays"
 

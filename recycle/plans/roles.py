@@ -10,8 +10,8 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.columns import Columns
 from recycle.ir.schedule import Schedule
+from recycle.job.shape import Shape, Worker
 from recycle.plans.vectors import failure_vector, require_hosts
-from recycle.shape import Shape, Worker
 
 
 def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:

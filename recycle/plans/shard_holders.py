@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from recycle.errors import RunError
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import ShardHosts, StageShards
-from recycle.shape import Worker
 
 _NAME = "shards"
 _PLAN, _DEAD, _LACKS, _HAS_BESIDES = "@", "-", "~", "+"

@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from recycle.errors import JobError
-from recycle.nodes import node_of
+from recycle.job.sections import Sections
+from recycle.job.shape import Worker, node_of
 from recycle.plans.hosting import Hosts
-from recycle.sections import Sections
-from recycle.shape import Worker
 
 Owners = tuple[tuple[Worker, ...], ...]
 """Of each shard of a stage, who owns it, the first first."""

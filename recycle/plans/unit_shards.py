@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from recycle.ir.schedule import Schedule
+from recycle.job.sections import Sections
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts, layers_of, stage_units, unit_name
 from recycle.plans.shards import Owners, StageShards, owners_of
-from recycle.sections import Sections
-from recycle.shape import Worker
 
 
 def has_unit_shards(job: Sections) -> bool:

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 from math import comb, prod
 
 from recycle.errors import PlanError, errors_as
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 Vector = tuple[int, ...]
 """Dead workers of each rank."""

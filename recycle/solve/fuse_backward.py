@@ -15,7 +15,7 @@ from recycle.ir.columns import Rows
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, simulate
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 from recycle.solve.deadline import Deadline, Pace
 
 

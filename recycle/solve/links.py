@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.solve.problem_arrays import Operations
 
 

@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
-from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
 from recycle.solve.effort import Effort
 from recycle.solve.problem import TOLERANCE, Problem

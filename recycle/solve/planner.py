@@ -23,6 +23,7 @@ from recycle.ir.event_graph import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
+from recycle.job.shape import Worker
 from recycle.plans import (
     Move,
     Plan,
@@ -33,7 +34,6 @@ from recycle.plans import (
     failure_vector,
     with_updates_of,
 )
-from recycle.shape import Worker
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import by_slots
 from recycle.solve.bounds.rising import RisingBound

@@ -23,9 +23,9 @@ from recycle.ir.columns import Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import PricedJob
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans import failure_vector, require_hosts
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 from recycle.solve.links import hops_between, lanes_between, link_times
 from recycle.solve.problem_arrays import Operations, ProblemArrays
 from recycle.solve.problem_limits import require_size, require_times

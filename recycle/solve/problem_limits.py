@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from recycle.errors import PlanError
 from recycle.ir.columns import MOST_INSTRUCTIONS
-from recycle.profile import Profile
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 
 MOST_OPERATIONS = MOST_INSTRUCTIONS
 """Operations of the largest problem, so that its plan can be read again: about a kilobyte and 10 microseconds each,

@@ -38,7 +38,7 @@ from math import floor, inf
 
 import numpy as np
 
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 from recycle.solve.assignment import Assignment, by_load, spread_over_lanes
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.effort import Incumbent

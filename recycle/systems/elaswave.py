@@ -27,8 +27,8 @@ from typing import Any
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 from recycle.systems.checkpointed import CheckpointedSystem
 from recycle.systems.grids import PipelineGrid
 from recycle.systems.setting import Setting, ranges

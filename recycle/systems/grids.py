@@ -16,7 +16,7 @@ from math import ceil
 from recycle.ir.families import FAMILIES
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 from recycle.systems.setting import FATAL_SHARE, Fullest, Setting
 from recycle.systems.system import DoesNotFit, Nodes, Running, Timed
 

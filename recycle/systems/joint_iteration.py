@@ -40,8 +40,8 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.systems.setting import Split, ranges
 
 WorkerTimes = tuple[float, tuple[int, ...]]

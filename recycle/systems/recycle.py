@@ -34,10 +34,10 @@ from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job import PricedJob
+from recycle.job.profile import Profile
+from recycle.job.sections import ANALYTIC
+from recycle.job.shape import Worker
 from recycle.plans import Plan, Vector, arrange, dead_roles, plan_key
-from recycle.profile import Profile
-from recycle.sections import ANALYTIC
-from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
 from recycle.solve.effort import Effort
 from recycle.solve.normalize import StageBounds, cheapest

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
+from recycle.job.pricing import profile_of_layout
 from recycle.plans import Plan, Vector, plan_key
-from recycle.pricing import profile_of_layout
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import listed_plan
 from recycle.systems.recycle import ReCycle, RecycleRunning

@@ -22,19 +22,17 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from recycle import analytic
-from recycle.cut import units_of
 from recycle.errors import JobError
-from recycle.footprint import parameter_bytes, undone_bytes
 from recycle.ir.schedule import Schedule
-from recycle.job import Job, PricedJob, price
-from recycle.layers import Layer, stage_bytes, stage_profile
-from recycle.nodes import place_workers
+from recycle.job import Job, PricedJob, analytic, price
+from recycle.job.cut import units_of
+from recycle.job.footprint import parameter_bytes, undone_bytes
+from recycle.job.layers import Layer, stage_bytes, stage_profile
+from recycle.job.pricing import byte_limit
+from recycle.job.profile import Profile
+from recycle.job.sections import ANALYTIC, ModelSection, PausesSection
+from recycle.job.shape import Shape, Worker, place_workers
 from recycle.plans.shards import owners_of
-from recycle.pricing import byte_limit
-from recycle.profile import Profile
-from recycle.sections import ANALYTIC, ModelSection, PausesSection
-from recycle.shape import Shape, Worker
 from recycle.systems.system import Checkpoints, DoesNotFit, Nodes, Pause
 
 _PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")

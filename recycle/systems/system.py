@@ -22,7 +22,7 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 
 Nodes = frozenset[int]
 

@@ -16,9 +16,9 @@ from recycle.ir.check import check
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary
-from recycle.profile import Profile
-from recycle.shape import Worker
 
 TINY = """
 [shape]

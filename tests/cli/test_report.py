@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recycle.report import TimePart
-from recycle.run_report import load_report
+from recycle.runs.read_report import load_report
+from recycle.runs.report import TimePart
 from tests.cli.command import Command
 from tests.test_report import assert_whole
 

@@ -17,7 +17,7 @@ import pytest
 from recycle.cli.train import end_at_termination, print_line
 from recycle.ir.families import one_f_one_b
 from recycle.ir.schedule import Schedule
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 from tests.cli.command import Command
 
 EMULATED = """

@@ -20,7 +20,7 @@ import pytest
 from recycle import RecycleError, Schedule, Shape
 from recycle.cli import main
 from recycle.ir.families import one_f_one_b
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from recycle import Job, RunError
 from recycle.cli.app import command_of
 from recycle.exec.etcd import open_client
-from recycle.nodes import place_workers
+from recycle.job.shape import place_workers
 from tests.exec.etcd_server import ETCD
 
 yaml = pytest.importorskip("yaml", reason="no PyYAML: install recycle-pipeline[test]")

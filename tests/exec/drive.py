@@ -17,8 +17,8 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.job import Job
-from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection
-from recycle.shape import MicroBatch
+from recycle.job.sections import DataSection, ModelSection, ShapeSection, TrainSection
+from recycle.job.shape import MicroBatch
 
 CPU = torch.device("cpu")
 Program = list[tuple[str, MicroBatch]]

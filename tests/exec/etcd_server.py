@@ -13,9 +13,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from recycle.endpoints import parse_endpoints
 from recycle.exec.etcd import EtcdClient, decoded, span
-from recycle.sections import MembershipSection
+from recycle.job.endpoints import parse_endpoints
+from recycle.job.sections import MembershipSection
 from tests.exec.network import Node
 
 LOOPBACK = [Node("127.0.0.1")] * 3

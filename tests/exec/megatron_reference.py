@@ -172,10 +172,10 @@ class _Worker:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-        from recycle.architecture import is_rotary
         from recycle.exec.model.config import transformer_config
         from recycle.exec.model.gpt import layer_spec
         from recycle.exec.model.weights import global_names, initialise
+        from recycle.job.architecture import is_rotary
 
         if torch.distributed.is_initialized():
             parallel_state.destroy_model_parallel()

@@ -22,7 +22,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.iterations import report_of
 from recycle.job import Job
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split
 from tests.warm import end_processes, warm_context
 

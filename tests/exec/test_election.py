@@ -16,7 +16,7 @@ from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.etcd import open_client
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, RunInfo, Verified
-from recycle.sections import MembershipSection
+from recycle.job.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer, keys
 
 LIVE = ["0.0", "1.0"]

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError, RunError
-from recycle.endpoints import parse_endpoints
 from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, made_at, open_client, put
-from recycle.sections import MembershipSection
+from recycle.job.endpoints import parse_endpoints
+from recycle.job.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import job
 

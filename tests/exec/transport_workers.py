@@ -38,8 +38,8 @@ from recycle.ir.instruction import (
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
-from recycle.sections import MembershipSection
-from recycle.shape import Worker
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Worker
 from tests.exec.accelerator.transport import Simulated
 from tests.warm import end_processes, warm_context
 

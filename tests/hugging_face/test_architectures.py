@@ -9,7 +9,7 @@ import pytest
 
 from recycle import JobError
 from recycle.hugging_face.architectures import ARCHITECTURES, config_json, hub_architecture, model_of
-from recycle.sections import ModelSection
+from recycle.job.sections import ModelSection
 from tests.hugging_face.written import LLAMA
 
 SCALED = {

@@ -13,7 +13,7 @@ from recycle.ir.executed import executed_timeline, first_impossible, transfer_le
 from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
 from recycle.ir.trace import Trace
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 SHAPE = Shape(pipelines=2, ranks=3, micro_batches=3)
 PROFILE = Profile.uniform(link=0.25)

@@ -13,7 +13,7 @@ from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.instruction import ReduceBucket, WeightPart, parse_instruction
 from recycle.ir.lower import buckets_of, with_barrier
-from recycle.shape import MOST_BUCKETS, MicroBatch
+from recycle.job.shape import MOST_BUCKETS, MicroBatch
 from tests.ir.random_schedules import random_schedule
 
 SLOW_REDUCE = Profile(reduce=2.0, step=0.5)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from recycle import Job
-from recycle.initial_weights import model_of_checkpoint
-from recycle.sections import ModelSection, ShapeSection
+from recycle.job.initial_weights import model_of_checkpoint
+from recycle.job.sections import ModelSection, ShapeSection
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
 from tests.exec.drive import build_stage

@@ -11,7 +11,7 @@ import pytest
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Instruction
 from recycle.ir.schedule import Schedule
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from tests.megatron.jobs import Case, Jobs, Result, Timers, batches, build, differing, forward_step, half
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import factorial, prod
 
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.timing import time_order
 

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from recycle.job import Job, PricedJob, price
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 def job(

@@ -8,7 +8,7 @@ from recycle import Job, Shape, check, simulate
 from recycle.errors import PlanError
 from recycle.ir.families import FAMILIES
 from recycle.job import PricedJob, price
-from recycle.sections import MemorySection, ShapeSection
+from recycle.job.sections import MemorySection, ShapeSection
 from recycle.solve.adapt import adapt
 
 

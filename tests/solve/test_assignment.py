@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from recycle.profile import Link, Profile
-from recycle.shape import Worker
+from recycle.job.profile import Link, Profile
+from recycle.job.shape import Worker
 from recycle.solve.assignment import (
     around_slow_links,
     at_home,

@@ -4,8 +4,8 @@ from recycle.ir.check import check
 from recycle.ir.instruction import BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 from recycle.solve.deadline import Deadline
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.problem import Problem

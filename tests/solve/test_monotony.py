@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.planner import plan
 from tests.solve.jobs import job
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.errors import PlanError
+from recycle.job.profile import Link, Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans import arrange, dead_roles, failure_vector, moves_needed, touched
-from recycle.profile import Link, Profile
-from recycle.shape import Shape, Worker
 from recycle.solve.bounds import closed_form
 from recycle.solve.normalize import StageBounds, cheapest, normal_vectors, normalize
 from recycle.solve.problem import Problem

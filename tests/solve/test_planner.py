@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
+from recycle.job.profile import Link
+from recycle.job.shape import Worker
 from recycle.plans import Plan, likely_vectors
-from recycle.profile import Link
-from recycle.shape import Worker
 from recycle.solve.planner import plan, plan_for_training, plan_vector
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 

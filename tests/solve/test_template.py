@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from recycle.ir.check import check
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.assignment import by_slots
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy

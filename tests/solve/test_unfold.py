@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 
 from recycle.ir.check import check
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.assignment import by_slots
 from recycle.solve.deadline import Deadline
 from recycle.solve.effort import Effort

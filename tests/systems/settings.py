@@ -6,7 +6,7 @@ from typing import Any
 
 from recycle import Job
 from recycle.job import price
-from recycle.layers import Layer
+from recycle.job.layers import Layer
 from recycle.systems.setting import Setting
 
 

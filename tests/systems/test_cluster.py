@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from recycle.job import Job
-from recycle.sections import PausesSection
+from recycle.job.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting, young_interval

@@ -9,7 +9,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.layers import Layer
+from recycle.job.layers import Layer
 from recycle.systems.elaswave import ElasWave, ElasWaveRunning
 from recycle.systems.setting import Setting
 from recycle.systems.system import DoesNotFit, Loss, Stopped

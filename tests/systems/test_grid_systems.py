@@ -8,7 +8,7 @@ import pytest
 
 from recycle.ir.check import check
 from recycle.job import Job
-from recycle.layers import Layer
+from recycle.job.layers import Layer
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.cluster import run
 from recycle.systems.failures import FailureTrace, NodeChange

@@ -10,7 +10,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.layers import Layer
+from recycle.job.layers import Layer
 from recycle.systems.grids import PipelineGrids
 from recycle.systems.setting import Setting
 

@@ -10,7 +10,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job, price
-from recycle.layers import Layer
+from recycle.job.layers import Layer
 from recycle.systems.recycle import ReCycle, RecycleRunning
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Stopped

@@ -10,7 +10,7 @@ import pytest
 
 from recycle.errors import JobError
 from recycle.job import Job
-from recycle.layers import Layer, ring_seconds
+from recycle.job.layers import Layer, ring_seconds
 from recycle.systems.setting import Setting
 
 PLAIN = """

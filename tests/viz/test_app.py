@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from recycle import Profile, RecycleError, Schedule, Shape, Worker
-from recycle.runs import append_iteration, log_path
+from recycle.runs.logs import append_iteration, log_path
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
 from viz.labels import label

@@ -28,7 +28,7 @@ from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from viz.analysis.waits import name
 from viz.numbers import PLAN_UNIT, TimeUnit
 

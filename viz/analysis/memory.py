@@ -14,7 +14,7 @@ import numpy.typing as npt
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.simulate import TOLERANCE, Timeline
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 from viz.lane_cache import CachedLanes, Explainer
 
 Singles = npt.NDArray[np.float32]

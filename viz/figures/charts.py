@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from recycle.report import GenerationChange, RunReport, TimePart
+from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
     COMMUNICATION,

@@ -12,8 +12,8 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
+from recycle.job.shape import Worker
 from recycle.plans import Move
-from recycle.shape import Worker
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Panel
 from viz.numbers import PLACE_DIGITS, percent, short

@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import Dash, dcc, html
 
-from recycle.report import GenerationChange, RunReport, TimePart
+from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.charts import over_time_figure, parts_figure
 from viz.lane_cache import LaneCache
 from viz.numbers import percent, short

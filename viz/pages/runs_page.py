@@ -16,7 +16,7 @@ from typing import Any
 from dash import Dash, html
 
 from recycle.errors import RecycleError
-from recycle.runs import TRACE, read_lines
+from recycle.runs.logs import TRACE, read_lines
 from viz.pages import parts
 from viz.pages.page import Page, Workspace, open_by_buttons
 from viz.run_files import runs_in

@@ -19,8 +19,7 @@ from dash import Dash, dcc, html
 from flask import Response, abort, request
 
 from recycle.errors import RecycleError
-from recycle.nodes import place_workers
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker, place_workers
 from viz import scenario
 from viz.lane_cache import CachedLanes, LaneCache
 from viz.pages import panels, parts

@@ -38,7 +38,7 @@ from recycle.exec.protocol import (
     StepReport,
     Values,
 )
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 HOLD_SECONDS = 0.005
 """How long reports of an iteration wait for those of the node's other processes, so that a node sends one batch."""

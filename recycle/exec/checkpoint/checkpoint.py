@@ -40,9 +40,9 @@ from recycle.exec.model.stored_tensors import StoredTensors, piece_of, shape_tol
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import create_beside, sync
 from recycle.job import Job
-from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
+from recycle.job.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
+from recycle.job.sections import ModelSection
 from recycle.plans.hosting import layers_of
-from recycle.sections import ModelSection
 
 if TYPE_CHECKING:  # the agent finds and completes checkpoints, and has no torch
     import torch

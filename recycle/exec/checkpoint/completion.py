@@ -14,7 +14,7 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest, folder_of
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
 from recycle.job import Job
-from recycle.manifest import MANIFEST
+from recycle.job.manifest import MANIFEST
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
 """What a commit announces for the generation that it belonged to, which a later run must not act on."""

@@ -25,9 +25,9 @@ from recycle.exec.data.samples import samples_of
 from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
-from recycle.manifest import Damaged
-from recycle.runs import IMPORTED, read_lines
-from recycle.shape import Shape
+from recycle.job.manifest import Damaged
+from recycle.job.shape import Shape
+from recycle.runs.logs import IMPORTED, read_lines
 
 _STAMP = re.compile(r"\d{8}-\d{6}")
 

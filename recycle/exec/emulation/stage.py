@@ -45,10 +45,10 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
+from recycle.job.profile import Profile
+from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import layers_of, stage_units
 from recycle.plans.unit_shards import has_unit_shards
-from recycle.profile import Profile
-from recycle.shape import MicroBatch
 
 ENTRIES = 8
 """Entries of a layer's parameter vector."""

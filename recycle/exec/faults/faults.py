@@ -18,7 +18,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.leader.detector import whom_to_fence
 from recycle.exec.members import member_name
 from recycle.job import Job
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
 _WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")

@@ -14,7 +14,7 @@ from recycle.errors import JobError
 from recycle.exec.faults.faults import Fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.leader.detector import whom_to_fence
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 
 def parse_punishment(text: str) -> tuple[float, int]:

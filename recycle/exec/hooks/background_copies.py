@@ -32,8 +32,8 @@ from recycle.exec.protocol import Copied, Copy
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
 from recycle.exec.worker.hosted_shards import HostedShards
 from recycle.ir.instruction import Instruction
+from recycle.job.shape import Worker
 from recycle.plans.hosting import UnitRange
-from recycle.shape import Worker
 
 FIRST_BYTES = 16 << 20
 """Of the first piece, before anything is known of the network; more than sockets take in without sending it."""

@@ -14,7 +14,7 @@ from recycle.exec.transport.local import LocalTransport
 from recycle.ir.instruction import Instruction
 from recycle.ir.replays import Rotation
 from recycle.ir.schedule import Schedule
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 _Arguments = ParamSpec("_Arguments")
 

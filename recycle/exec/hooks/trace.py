@@ -17,7 +17,7 @@ from typing import Literal
 from recycle.errors import RecycleError
 from recycle.exec.device.clock import ExecutedInstruction, has_reached
 from recycle.exec.hooks.hook import Generation, IterationHook
-from recycle.runs import append_iteration
+from recycle.runs.logs import append_iteration
 
 SPARSE_BYTES = 2**28
 MOST_WAITING = 64

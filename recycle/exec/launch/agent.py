@@ -20,7 +20,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
 from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.launch.agreement import open_agreed_directory
@@ -33,7 +32,8 @@ from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
 from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.protocol import ENDED_EARLY, Alive, Goodbye, Order, Over, Rejected
-from recycle.nodes import node_of, place_workers
+from recycle.job.endpoints import Endpoints, parse_endpoints
+from recycle.job.shape import node_of, place_workers
 
 LEAVE_SECONDS = 30.0
 """How long the end of the run waits for the other agents to leave."""

@@ -23,7 +23,7 @@ from recycle.exec.model.providers import Providers
 from recycle.exec.transport.transports import transport_named, transport_of
 from recycle.exec.worker.specification import REFUSED
 from recycle.job import Job
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 def check_request(

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from recycle.analytic import model_flops
 from recycle.errors import JobError, first_line
 from recycle.exec.launch.observer import Observer, sentence
 from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.job import Job
+from recycle.job.analytic import model_flops
 
 CLOSING_SECONDS = 60.0
 """At the end of a run for what is not shown yet."""

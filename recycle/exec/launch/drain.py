@@ -15,7 +15,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.launch.contact import is_going_on, reach
 from recycle.exec.links import Link, LinkClosed
 from recycle.exec.protocol import Drain, Drained, Refused
-from recycle.runs import EVENTS
+from recycle.runs.logs import EVENTS
 
 LOOK_SECONDS = 0.05
 

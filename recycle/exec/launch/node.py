@@ -12,7 +12,7 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import Drain
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 class Node:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from recycle.architecture import Architecture
 from recycle.errors import JobError, RunError
 from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.faults.faults import Fault, check_faults_of_job
@@ -20,12 +19,13 @@ from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.run_checks import require_valid
 from recycle.exec.processes.forkserver import ForkServer, describe_exit
 from recycle.exec.worker.specification import REFUSED, RunSpecification
-from recycle.initial_weights import require_model_of_weights
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
+from recycle.job.architecture import Architecture
+from recycle.job.initial_weights import require_model_of_weights
+from recycle.job.shape import Worker
 from recycle.plans import with_updates_of
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 
 FAILED = 3
 """Exit code of a check that found what is an error of the run, and not of the job; see also `REFUSED`."""

@@ -30,8 +30,8 @@ from recycle.exec.launch.line_log import LineLog
 from recycle.exec.protocol import RunInfo
 from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
-from recycle.manifest import HUGGING_FACE, carried_files
-from recycle.runs import EVENTS, TRACE, read_lines
+from recycle.job.manifest import HUGGING_FACE, carried_files
+from recycle.runs.logs import EVENTS, TRACE, read_lines
 
 LATEST = "latest"
 """The link in a folder `runs` that leads to the run which was started last in it."""

@@ -70,10 +70,9 @@ from recycle.exec.protocol import (
     Rejected,
     Start,
 )
-from recycle.nodes import node_of
+from recycle.job.shape import Worker, node_of
 from recycle.plans.shard_holders import plan_of
-from recycle.runs import merge_logs
-from recycle.shape import Worker
+from recycle.runs.logs import merge_logs
 
 ALIVE_PER_LEASE = 6
 """How often per lease the leader tells agents that its process runs."""

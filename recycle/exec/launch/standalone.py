@@ -28,8 +28,8 @@ from recycle.ir.event_graph import event_graph
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.job.shape import Worker
 from recycle.plans.replaying import programs_of
-from recycle.shape import Worker
 
 
 def run(

@@ -42,8 +42,8 @@ from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
 from recycle.ir.plugins import load_plugins
 from recycle.job import Job
+from recycle.job.shape import Worker
 from recycle.plans.replaying import programs_of
-from recycle.shape import Worker
 
 _Report = TypeVar("_Report")
 REPORT_SECONDS = 600.0

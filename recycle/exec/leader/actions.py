@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.exec.protocol import Commit, Cursor, GenerationRecord, LeaderMessage, Saved, StepMode
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit
 from recycle.plans.hosting import Hosts
-from recycle.profile import Profile
-from recycle.shape import Worker
 
 
 @dataclass(frozen=True)

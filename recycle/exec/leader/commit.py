@@ -27,9 +27,9 @@ from recycle.exec.protocol import (
     StepMode,
 )
 from recycle.job import Job
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from recycle.plans.unit_shards import shards_of
-from recycle.shape import Worker
 
 NEAR = 0.5
 """Share of the clipping limit from which a norm counts as near."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.exec.protocol import Report
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 MOST_LISTED = 256
 """Workers whose times stand in a line of metrics one by one; of more, only those that are furthest from their peers."""

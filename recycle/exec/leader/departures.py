@@ -21,7 +21,7 @@ from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.plans import Plans
 from recycle.exec.leader.worker_processes import WorkerProcesses
 from recycle.exec.protocol import Leave
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 END_SECONDS = 60.0
 """How long a released worker may take to end: it may still write its part of a checkpoint. Then it is killed."""

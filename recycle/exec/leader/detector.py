@@ -24,7 +24,7 @@ from recycle.exec.leader.compute_times import Floats, Integers, worker_indices
 from recycle.exec.members import members_of
 from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 Beats = npt.NDArray[np.void]
 """A row of `BEAT` for each process of a job, in the order of the job's members."""

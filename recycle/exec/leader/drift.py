@@ -42,8 +42,8 @@ from recycle.exec.leader.compute_times import ComputeTimes, Floats, Groups, Inte
 from recycle.exec.protocol import Report
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
-from recycle.profile import Link, Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Link, Profile
+from recycle.job.shape import Shape, Worker
 
 LEAST_SECONDS = 1e-3
 """Mean time of an instruction from which a worker's clock is believed: below, it is the interpreter's and the

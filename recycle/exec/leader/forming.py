@@ -19,8 +19,8 @@ from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.verdict import Fence
 from recycle.exec.members import split_member
 from recycle.exec.protocol import Copied, Formed, GenerationRecord
-from recycle.sections import MembershipSection
-from recycle.shape import Worker
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Worker
 
 FAILURES = 2
 """Times that a worker may fail to form its groups before it is fenced."""

@@ -56,8 +56,8 @@ from recycle.exec.protocol import (
 )
 from recycle.exec.protocol import GenerationPhase as PersistedPhase
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 
 ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""

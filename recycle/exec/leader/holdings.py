@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from recycle.exec.protocol import Copy
+from recycle.job.shape import Worker
 from recycle.plans.edge_coloring import color_edges
 from recycle.plans.hosting import Hosts, UnitRange, is_same, joined, layers_in, unit_name, without
-from recycle.shape import Worker
 
 
 class Holdings:

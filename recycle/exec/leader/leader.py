@@ -66,8 +66,8 @@ from recycle.exec.protocol import (
     Warned,
 )
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 
 
 class RunPhase(Enum):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from recycle.errors import RunError
 from recycle.exec.leader.actions import Ask, Outbox, Planned, PreparedPlan, Question
 from recycle.job import PricedJob
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 from recycle.plans import failure_vector
 from recycle.plans.hosting import Hosts
-from recycle.profile import Profile
-from recycle.shape import Worker
 
 
 class PlanAnswers:

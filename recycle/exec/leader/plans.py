@@ -28,9 +28,9 @@ from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.replanning import Replanner
 from recycle.exec.leader.worth import common_mode, copy_time, is_worth, moves_between
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts, is_same
 from recycle.plans.moves import Move
-from recycle.shape import Worker
 
 _Failed = frozenset[Worker]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 
 def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:

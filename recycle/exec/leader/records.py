@@ -9,8 +9,8 @@ import msgspec
 from recycle.exec.leader.actions import PreparedPlan
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.protocol import GenerationRecord, Verified
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 
 
 def next_record(

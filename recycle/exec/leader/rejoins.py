@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recycle.exec.leader.actions import Outbox
 from recycle.exec.leader.worker_processes import WorkerProcesses
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 @dataclass

@@ -16,8 +16,8 @@ from recycle.exec.leader.drift import DriftMonitor
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.worth import common_mode, copy_time, is_worth, moves_between
 from recycle.job import PricedJob
-from recycle.profile import Profile
-from recycle.shape import Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 
 MARGIN = 0.05
 """Share of the period that a plan must save to be taken up. A new generation costs about an iteration: the pipeline

@@ -21,7 +21,7 @@ from recycle.exec.leader.disagreement import Disagreement, names
 from recycle.exec.members import member_name, split_member
 from recycle.exec.protocol import Replayed
 from recycle.ir.replays import Checked
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 
 class Voted(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.members import parse_members
 from recycle.exec.protocol import Replayed, Report
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 _Parts = Sequence[float]
 _Values: TypeAlias = tuple[_Parts | None, _Parts | None, int | None, tuple[int, int] | None]

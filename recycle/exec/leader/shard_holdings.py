@@ -16,12 +16,12 @@ from typing import Any
 from recycle.exec.checksums import PARAMETERS
 from recycle.exec.leader.holdings import Holdings, copies_between
 from recycle.exec.protocol import Copy
+from recycle.job.sections import Sections
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts, UnitRange, is_same
 from recycle.plans.shard_holders import held_by, plan_of, text_of
 from recycle.plans.shards import ShardHosts, StageShards
 from recycle.plans.unit_shards import has_unit_shards, shards_of
-from recycle.sections import Sections
-from recycle.shape import Worker
 
 
 class ShardHoldings(Holdings):

@@ -24,7 +24,7 @@ from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.protocol import Commit, GenerationRecord, Verified
 from recycle.ir.replays import Checked
 from recycle.job import PricedJob
-from recycle.shape import MicroBatch, Worker
+from recycle.job.shape import MicroBatch, Worker
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from recycle.exec.leader.actions import KillWorker, Outbox, StartWorker, WorkerProcess
 from recycle.exec.protocol import AgentProcess, Ended
-from recycle.sections import MembershipSection
-from recycle.shape import Worker
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Worker
 
 _NONE = WorkerProcess()
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.protocol import StepMode
 from recycle.job import PricedJob
+from recycle.job.pricing import profile_of_layout
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts, layers_in, layers_of
 from recycle.plans.moves import Move
-from recycle.pricing import profile_of_layout
-from recycle.shape import Worker
 
 
 def is_worth(before: float, after: float, pause: float, until_change: float) -> bool:

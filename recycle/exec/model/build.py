@@ -20,8 +20,8 @@ from recycle.exec.model.stage import Stage, UnitState
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price
+from recycle.job.pricing import profile_of_layout
 from recycle.plans.hosting import stage_units
-from recycle.pricing import profile_of_layout
 
 
 def build_stages(

@@ -19,10 +19,10 @@ import torch
 from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recycle.architecture import config_of
 from recycle.errors import JobError, first_line
 from recycle.exec.model.layers import transformer_engine
 from recycle.job import Job
+from recycle.job.architecture import config_of
 
 ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "gelu": torch.nn.functional.gelu,

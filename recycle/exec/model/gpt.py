@@ -20,7 +20,6 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recycle.architecture import is_rotary
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.layers import transformer_engine
 from recycle.exec.model.layers.attention import CausalAttention
@@ -30,6 +29,7 @@ from recycle.exec.model.layers.sequence_parallel import cut_sequences
 from recycle.exec.model.stored_weights import read_weights
 from recycle.exec.model.weights import initialise
 from recycle.job import Job
+from recycle.job.architecture import is_rotary
 
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:

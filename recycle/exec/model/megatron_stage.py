@@ -38,9 +38,9 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.job import Job
+from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import stage_units
 from recycle.plans.unit_shards import has_unit_shards
-from recycle.shape import MicroBatch
 
 if TYPE_CHECKING:
     from recycle.exec.model.split.backward import WeightGradientStore

@@ -14,8 +14,8 @@ import msgspec
 
 from recycle.errors import JobError, first_line
 from recycle.job import Job
-from recycle.named import function_named, name_of
-from recycle.sections import DataSection
+from recycle.job.named import function_named, name_of
+from recycle.job.sections import DataSection
 
 if TYPE_CHECKING:  # both have torch, which the process that names the functions for others lacks
     from recycle.exec.data.provided import DataProvider

@@ -21,7 +21,7 @@ from recycle.exec.model.flips import FlipsOfForwards, flip_largest
 from recycle.exec.transport.base import Transport
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 Naming = Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
 

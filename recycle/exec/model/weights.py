@@ -18,7 +18,7 @@ from megatron.core.transformer.mlp import MLP
 
 from recycle.errors import JobError
 from recycle.exec.model.layers.expert_parallel import first_expert
-from recycle.sections import ModelSection
+from recycle.job.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of weights, as in GPT-2; those that write into the residual stream divide it by sqrt(2 L)."""

@@ -26,9 +26,9 @@ from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run
 from recycle.ir.plugins import load_plugins
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
+from recycle.job.shape import Worker
 from recycle.plans import Plan, Vector
 from recycle.plans.plan import in_process_names
-from recycle.shape import Worker
 
 MOST_FAILURES = 3
 """Processes in a row that may end or fall silent before one has answered."""

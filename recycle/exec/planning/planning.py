@@ -34,11 +34,11 @@ from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job import PricedJob
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 from recycle.plans import Plan, failure_vector, likely_vectors, schedule_hash
 from recycle.plans.hosting import Hosts, stages_by_rank
-from recycle.profile import Profile
-from recycle.runs import plan_file
-from recycle.shape import Worker
+from recycle.runs.logs import plan_file
 
 _Item = TypeVar("_Item")
 

@@ -13,11 +13,11 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
+from recycle.job.pricing import byte_limit, profile_of_layout
+from recycle.job.profile import Profile
 from recycle.plans import with_updates_of
 from recycle.plans.hosting import layers_of
 from recycle.plans.replaying import rotation_of, with_room
-from recycle.pricing import byte_limit, profile_of_layout
-from recycle.profile import Profile
 
 
 class ScheduleFacts(Struct, frozen=True):

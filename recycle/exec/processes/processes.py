@@ -21,7 +21,7 @@ from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describ
 from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 END_SECONDS = 5.0
 """How long the end of a run waits for processes that it has killed, or whose start it does not know of."""

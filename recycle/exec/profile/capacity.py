@@ -13,8 +13,8 @@ import torch
 
 from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.transport.plugin import gpu_or_cpu
-from recycle.footprint import USABLE
 from recycle.job import Job
+from recycle.job.footprint import USABLE
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux says how much this container may have, in its two versions of control groups."""

@@ -28,8 +28,8 @@ from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
 from recycle.job import Job, price
-from recycle.profile import Link, Profile
-from recycle.runs import load_trace, plan_file, read_lines
+from recycle.job.profile import Link, Profile
+from recycle.runs.logs import load_trace, plan_file, read_lines
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,12 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu
 from recycle.exec.transport.transports import ANYWHERE, transport_named
 from recycle.exec.worker.updates import Updates
-from recycle.footprint import MESSAGES_UNDER_WAY
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
+from recycle.job.footprint import MESSAGES_UNDER_WAY
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import MicroBatch, Worker
 from recycle.plans.shards import owners_of
-from recycle.sections import MembershipSection
-from recycle.shape import MicroBatch, Worker
 
 WARM_UP = 3
 """Rounds that do not count: first calls allocate, choose kernels and fill caches."""

@@ -35,9 +35,9 @@ from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
-from recycle.footprint import reducing_bytes
 from recycle.job import Job, price
-from recycle.profile import Link, Profile
+from recycle.job.footprint import reducing_bytes
+from recycle.job.profile import Link, Profile
 
 MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the messages that a link is fitted over, besides the job's own."""

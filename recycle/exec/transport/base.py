@@ -15,7 +15,7 @@ import torch
 from recycle.errors import RecycleError
 from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.ir.schedule import Schedule
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 Lane = tuple[Worker, Worker]
 """(sender, receiver)."""

@@ -24,8 +24,8 @@ from recycle.exec.transport.base import Lane
 from recycle.ir.instruction import Send
 from recycle.ir.kinds import is_kind
 from recycle.ir.schedule import Schedule
+from recycle.job.shape import Worker
 from recycle.plans.edge_coloring import color_edges
-from recycle.shape import Worker
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, co
 from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 LOOK_SECONDS = 1.0
 """How often a process looks for connections that are gone without anybody having used them."""

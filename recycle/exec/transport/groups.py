@@ -22,10 +22,10 @@ import torch
 from recycle.errors import first_line
 from recycle.exec.transport.base import Lane, Messaged, Pending, TransportError, lane_places
 from recycle.exec.transport.receives import PostedReceives
-from recycle.footprint import POSTED_AHEAD
 from recycle.ir.instruction import Instruction, Transfer
+from recycle.job.footprint import POSTED_AHEAD
+from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
-from recycle.shape import Worker
 
 OVER_SECONDS = 0.02
 """How often a wait that cannot be woken looks whether its generation is over."""

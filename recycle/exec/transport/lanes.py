@@ -38,7 +38,7 @@ from recycle.exec.transport.parts import TENSOR, CommunicatorPart, live_members,
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.rooted_sums import RootedSums, communicators_of, with_owners
 from recycle.ir.instruction import Instruction, Transfer
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 
 class LanePlugin(TransportPlugin):

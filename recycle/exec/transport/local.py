@@ -13,8 +13,8 @@ import torch
 
 from recycle.exec.transport.base import Messaged, Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
+from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
-from recycle.shape import Worker
 
 
 @dataclass

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from random import Random
 
 from recycle.job import Job, price
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 LOST_SECONDS = 0.2
 """How long a flaky link holds a message back: TCP sends again what was lost after that at the soonest (the minimum

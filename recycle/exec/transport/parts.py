@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from recycle.exec.transport.communicators import CommunicatorKey
 from recycle.exec.transport.formation import formation
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 TENSOR, LANE, SUM = "tensor", "lane", "stage"
 """What a communicator is for."""

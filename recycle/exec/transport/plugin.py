@@ -18,8 +18,8 @@ from recycle.exec.device.device_progress import DeviceProgress, DeviceState
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.job import Job
-from recycle.sections import MembershipSection
-from recycle.shape import Worker
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Worker
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 
 from recycle.exec.transport.communicators import Communicator
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.footprint import ON_GPU
-from recycle.shape import Worker
+from recycle.job.footprint import ON_GPU
+from recycle.job.shape import Worker
 
 _OWNERS = 1 << 20
 """Number of the first group of owners, beyond those of stages and of tied stages."""

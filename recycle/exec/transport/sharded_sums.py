@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from recycle.footprint import AWAITED, SHARD_PIECE
+from recycle.job.footprint import AWAITED, SHARD_PIECE
 
 _REDUCE, _SUM, _GATHER = range(3)
 

@@ -18,8 +18,8 @@ from recycle.exec.model.stage import Stage, UnitState
 from recycle.exec.protocol import Copy, GenerationRecord
 from recycle.exec.transport.groups import GroupTransport
 from recycle.ir.schedule import Schedule
+from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
-from recycle.shape import Worker
 
 
 class Build(Protocol):

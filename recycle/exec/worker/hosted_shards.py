@@ -26,10 +26,10 @@ from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.hosted import Build, Hosted, OwnersOfStages, Read, copied_to, tensors_of
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.job.shape import Worker
 from recycle.plans.shard_holders import held_by, plan_of
 from recycle.plans.shards import ShardHosts
 from recycle.plans.unit_shards import shards_of_schedule
-from recycle.shape import Worker
 
 
 def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[int, Stage]]) -> OwnersOfStages:

@@ -36,7 +36,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.replays import Checked
 from recycle.ir.values import Value, inputs, needs, produced
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 
 class Interpreter:

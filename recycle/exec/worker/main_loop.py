@@ -33,8 +33,8 @@ from recycle.ir.check import check, require_no_errors
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
+from recycle.job.shape import MicroBatch, Worker
 from recycle.plans.replaying import programs_of
-from recycle.shape import MicroBatch, Worker
 
 
 @dataclass(kw_only=True)

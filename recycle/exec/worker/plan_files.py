@@ -14,7 +14,7 @@ from recycle.errors import RecycleError, RunError
 from recycle.exec.worker.member import GenerationOver
 from recycle.ir.schedule import Schedule
 from recycle.plans import schedule_hash
-from recycle.runs import plan_file
+from recycle.runs.logs import plan_file
 
 PATIENCE_SECONDS = 60.0
 """How long a worker looks for a plan; a shared file system may show a new file late."""

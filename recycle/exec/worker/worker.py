@@ -45,8 +45,8 @@ from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
 from recycle.exec.worker.updates import Updates
 from recycle.job import Job
-from recycle.runs import log_path
-from recycle.shape import Worker
+from recycle.job.shape import Worker
+from recycle.runs.logs import log_path
 
 _TOLD_TO_LEAVE = {signal.SIGTERM}
 ENDED = 128 + signal.SIGTERM

@@ -16,7 +16,7 @@ from recycle.errors import ScheduleError
 from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.instruction import Backward, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import MicroBatch, Shape
+from recycle.job.shape import MicroBatch, Shape
 
 
 def gpipe(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:

@@ -21,7 +21,7 @@ from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.families.vee import vee_stages
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, OverlappedPair
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import MicroBatch, Shape
+from recycle.job.shape import MicroBatch, Shape
 
 
 def dualpipe_v(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:

@@ -14,7 +14,7 @@ import numpy as np
 from recycle.ir.columns import Columns, Ints, Rows, is_nothing
 from recycle.ir.instruction import Compute, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 
 def every_pipeline(

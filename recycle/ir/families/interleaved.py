@@ -31,7 +31,7 @@ from recycle.ir.columns import Rows
 from recycle.ir.families.every_pipeline import placed
 from recycle.ir.instruction import Backward, Forward
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 
 
 def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:

@@ -26,7 +26,7 @@ from recycle.errors import ScheduleError
 from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.families.vee import F0, F1, I0, I1, W0, W1, Orders, vee_programs, vee_stages
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 
 PERIOD = 6
 """Slots of one micro-batch on one rank: F, I and W of two chunks."""

@@ -33,7 +33,7 @@ from __future__ import annotations
 from recycle.ir.families.memory_capped import UNIT_TIMES, Times, building_block, memory_capped, repeated
 from recycle.ir.families.vee import F0, F1, I0, I1, W0, W1, Orders
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 
 
 def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:

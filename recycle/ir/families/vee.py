@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from recycle.errors import ScheduleError
 from recycle.ir.instruction import BackwardInput, BackwardWeight, Compute, Forward, Instruction
-from recycle.shape import MicroBatch, Shape
+from recycle.job.shape import MicroBatch, Shape
 
 F0, F1, I1, I0, W1, W0 = range(6)
 Orders = list[list[int]]

@@ -27,7 +27,7 @@ from recycle.ir.columns import Rows
 from recycle.ir.families.every_pipeline import placed
 from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import Shape
+from recycle.job.shape import Shape
 
 
 def zb_h1(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:

@@ -17,8 +17,8 @@ from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.formats.bounds import Unpacked, unpack
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.schedule import Schedule
-from recycle.profile import Profile
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 
 
 @dataclass(frozen=True)

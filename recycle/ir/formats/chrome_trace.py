@@ -54,8 +54,8 @@ from recycle.ir.memory import activation_changes
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
 from recycle.ir.trace import away_from
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-timeline", 1
 _NAMED_FOLDERS, _MOST_FOLDERS = 3, 100

@@ -39,7 +39,7 @@ from recycle.ir.families.interleaved import interleaved, one_f_one_b, units
 from recycle.ir.formats.order_only import OrderOnly
 from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule, loop_placement
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 FORMAT, VERSION = "megatron-schedule-table", 1
 _FORMAT = OrderOnly("a Megatron schedule table", "ranks are those of one", "every rank runs")

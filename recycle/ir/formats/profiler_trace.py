@@ -42,7 +42,7 @@ from recycle.ir.formats.torch_actions import (
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 _LABEL = "PP:"
 _MARK = f'"{_LABEL}'.encode()

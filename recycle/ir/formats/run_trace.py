@@ -23,7 +23,7 @@ from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.instruction import Forward
 from recycle.ir.text import words
 from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1
 MOST_BYTES = 2**32

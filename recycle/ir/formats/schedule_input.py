@@ -9,7 +9,7 @@ from recycle.ir.executed import executed_profile, executed_timeline
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import Trace
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 
 _log = logging.getLogger(__name__)
 _MOST_PERIODS = 64

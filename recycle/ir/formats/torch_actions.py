@@ -37,7 +37,7 @@ from recycle.ir.instruction import (
     Transfer,
 )
 from recycle.ir.schedule import Placement, Schedule
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.job.shape import MicroBatch, Shape, Worker
 
 TORCH_KINDS: tuple[type[Instruction], ...] = (
     *(Forward, Backward, BackwardInput, BackwardWeight, ReduceGradients),

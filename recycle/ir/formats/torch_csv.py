@@ -54,7 +54,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.ir.trace import away_from
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 _log = logging.getLogger(__name__)
 

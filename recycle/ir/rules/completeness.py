@@ -23,7 +23,7 @@ from recycle.ir.instruction import (
 from recycle.ir.kinds import MOST_KINDS
 from recycle.ir.pieces import outside_buckets
 from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, firsts, listed, repeats, rule
-from recycle.shape import MOST_BUCKETS
+from recycle.job.shape import MOST_BUCKETS
 
 
 @rule("stage-range", "a stage that the shape does not have")

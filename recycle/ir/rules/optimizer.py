@@ -15,7 +15,7 @@ from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import GatherParameters, Instruction, OptimizerStep, ReduceBucket, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, listed, repeats, rule
-from recycle.shape import MOST_BUCKETS
+from recycle.job.shape import MOST_BUCKETS
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:

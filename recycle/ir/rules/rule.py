@@ -38,8 +38,8 @@ from recycle.ir.pieces import Work, is_whole, parts_of_weight, work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
 from recycle.ir.values import Unmet, Why
-from recycle.profile import Profile
-from recycle.shape import MicroBatch
+from recycle.job.profile import Profile
+from recycle.job.shape import MicroBatch
 
 Severity = Literal["error", "warning"]
 SHOWN = 6

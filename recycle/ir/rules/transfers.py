@@ -30,7 +30,7 @@ from recycle.ir.instruction import (
 from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
 from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
 from recycle.ir.values import Unmet, Why
-from recycle.shape import MicroBatch, Worker
+from recycle.job.shape import MicroBatch, Worker
 
 
 def are_reported(inspection: Inspection, rows: Rows) -> Flags:

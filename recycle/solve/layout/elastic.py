@@ -19,12 +19,11 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.nodes import node_of
+from recycle.job.pricing import byte_limit, profile_of_layout
+from recycle.job.profile import Profile
+from recycle.job.sections import AnalyticSection, DataSection, ModelSection, ShapeSection, TimesSection, TrainSection
+from recycle.job.shape import Shape, Worker, node_of
 from recycle.plans import Plan
-from recycle.pricing import byte_limit, profile_of_layout
-from recycle.profile import Profile
-from recycle.sections import AnalyticSection, DataSection, ModelSection, ShapeSection, TimesSection, TrainSection
-from recycle.shape import Shape, Worker
 from recycle.solve.deadline import Deadline, Pace, Stop
 from recycle.solve.layout.chains import Cut
 from recycle.solve.layout.hostings import Hosting, hostings

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.chains import Chains, candidates
 from recycle.solve.layout.hosts import assign, assign_ranges
 from recycle.solve.layout.ranges import balanced, cheapest_ranges

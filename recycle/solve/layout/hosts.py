@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.plans import Move
 from recycle.plans.hosting import UnitRange, without
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
 from recycle.solve.layout.chains import Cut
 from recycle.solve.layout.linear import LinearProgram
 from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of

@@ -13,7 +13,7 @@ import numpy as np
 from recycle.ir.columns import Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.routes import Routes
 from recycle.solve.problem_arrays import FORWARD, Operations
 

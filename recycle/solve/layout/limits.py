@@ -23,9 +23,9 @@ import msgspec
 from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
+from recycle.job.pricing import byte_limit, profile_of_layout, size_text
+from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
-from recycle.pricing import byte_limit, profile_of_layout, size_text
-from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import CLOSE, Maker
 from recycle.solve.layout.units import Units, count_of

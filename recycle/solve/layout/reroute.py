@@ -16,8 +16,8 @@ from dataclasses import replace
 from recycle.errors import PlanError
 from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans import Plan
-from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import Maker
 from recycle.solve.layout.hostings import hosting_as_held

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.compiled import is_cached, load, run
-from recycle.profile import Profile
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, common

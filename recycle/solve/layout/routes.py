@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.solve.layout.units import Parts
 from recycle.solve.problem_arrays import Operations
 

@@ -10,12 +10,12 @@ from math import ceil
 
 import numpy as np
 
-from recycle.cut import units_of
 from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
+from recycle.job.cut import units_of
+from recycle.job.pricing import profile_of_layout
+from recycle.job.shape import Worker
 from recycle.plans.hosting import UnitRange, joined
-from recycle.pricing import profile_of_layout
-from recycle.shape import Worker
 from recycle.solve.problem import TOLERANCE
 from recycle.solve.problem_arrays import Floats
 

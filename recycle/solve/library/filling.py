@@ -25,6 +25,7 @@ import msgspec
 
 from recycle.errors import PlanError
 from recycle.job import Job, PricedJob, price
+from recycle.job.shape import Worker
 from recycle.plans import (
     Entry,
     Move,
@@ -38,7 +39,6 @@ from recycle.plans import (
     failure_vector,
     likely_vectors,
 )
-from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline
 from recycle.solve.normalize import StageBounds, normal_vectors

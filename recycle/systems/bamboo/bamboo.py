@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil
 
-from recycle.profile import Profile
+from recycle.job.profile import Profile
 from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, healthy, iteration
 from recycle.systems.checkpointed import CheckpointedSystem
 from recycle.systems.joint_iteration import WorkerTimes, computed, even_shares, synchronised

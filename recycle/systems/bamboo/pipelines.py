@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
 from recycle.ir.schedule import Schedule
-from recycle.shape import MicroBatch, Worker
+from recycle.job.shape import MicroBatch, Worker
 from recycle.systems.joint_iteration import joint_schedule, micro_batches_of, shape_for
 
 StageRanks = tuple[int, ...]

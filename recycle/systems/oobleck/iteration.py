@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from recycle.systems.joint_iteration import expanded, hosted, joint_schedule, micro_batches_of, shape_for
 from recycle.systems.setting import Split
 

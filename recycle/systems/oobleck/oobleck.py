@@ -28,8 +28,8 @@ from functools import cache, cached_property, partial
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
-from recycle.layers import ring_seconds
-from recycle.shape import Shape
+from recycle.job.layers import ring_seconds
+from recycle.job.shape import Shape
 from recycle.systems.checkpointed import CheckpointedSystem
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, hosted, synchronised
 from recycle.systems.oobleck.instantiate import distribute, instantiate

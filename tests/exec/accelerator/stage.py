@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from recycle.exec.model.stage import Stage
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 from tests.exec.accelerator.device import Device
 
 ALL_KEPT = 1 << 62

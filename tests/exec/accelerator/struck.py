@@ -14,7 +14,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.instruction import Instruction
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.accelerator.device import QUEUE, Device, Kernel
 from tests.exec.accelerator.transport import Simulated, SimulatedTransport
 

@@ -24,8 +24,8 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
-from recycle.runs import log_path
-from recycle.shape import Worker
+from recycle.job.shape import Worker
+from recycle.runs.logs import log_path
 from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, Stuck, named
 from tests.exec.accelerator.transport import Simulated
 from tests.exec.fault_matrix import (

@@ -42,7 +42,7 @@ from recycle.exec.protocol import (
     Trouble,
     Values,
 )
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.test_links import as_another_user, needs_root
 
 SOON = 10.0

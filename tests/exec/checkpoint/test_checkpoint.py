@@ -24,7 +24,7 @@ from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job
-from recycle.manifest import manifest_text
+from recycle.job.manifest import manifest_text
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job
 

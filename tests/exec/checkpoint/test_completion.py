@@ -22,7 +22,7 @@ from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, Co
 from recycle.exec.protocol import Commit, GenerationRecord, Saved
 from recycle.exec.worker.updates import Updates
 from recycle.job import Job
-from recycle.manifest import MANIFEST, VERSION, manifest_content, manifest_text
+from recycle.job.manifest import MANIFEST, VERSION, manifest_content, manifest_text
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]

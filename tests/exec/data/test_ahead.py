@@ -12,7 +12,7 @@ from recycle.exec.data.ahead import DEPTH, BatchesAhead
 from recycle.exec.data.batches import TokenRows
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.families import one_f_one_b
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from tests.exec.drive import build_pipeline, small_job
 
 HERE = threading.main_thread().name

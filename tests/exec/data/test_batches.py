@@ -11,7 +11,7 @@ import torch
 from recycle import Job, JobError
 from recycle.exec.data.batches import Corpus, load_corpus
 from recycle.exec.data.text import Text
-from recycle.sections import DataSection, ModelSection, ShapeSection
+from recycle.job.sections import DataSection, ModelSection, ShapeSection
 
 
 def job(path: Path | None = None, **model: int) -> Job:

@@ -16,7 +16,7 @@ from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import parse_instruction
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.stage import QueuedStage
 from tests.exec.drive import build_pipeline, small_job

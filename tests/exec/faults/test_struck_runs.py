@@ -16,7 +16,7 @@ from recycle import Job, Worker
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import LocalProcesses
-from recycle.runs import log_path, read_lines
+from recycle.runs.logs import log_path, read_lines
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7

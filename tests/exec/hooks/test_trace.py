@@ -20,8 +20,8 @@ from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.trace import TraceLog, trace_every
 from recycle.exec.protocol import GenerationRecord
 from recycle.ir.trace import Trace, TraceBuilder
-from recycle.runs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
+from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
 from tests.exec.runs import Run, job
 
 SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
@@ -149,7 +149,7 @@ def test_logs_too_large_to_merge_whole_give_every_so_many_iterations(tmp_path: P
 
 def test_logs_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long they are, a part at a time is held; the file is that of the whole trace, event for event."""
-    monkeypatch.setattr("recycle.runs._PART_ROWS", 50)
+    monkeypatch.setattr("recycle.runs.logs._PART_ROWS", 50)
     for worker in SHAPE.workers():
         for step in range(300):
             rows = [(f"0{kind}{worker.pipeline}.0", 2.0 * step, 2.0 * step + 1) for kind in "FB"]

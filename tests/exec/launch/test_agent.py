@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from recycle import Job, RunError
-from recycle.endpoints import parse_endpoints
 from recycle.exec import run
 from recycle.exec.election import Election
 from recycle.exec.launch.agent import own_address
@@ -23,6 +22,7 @@ from recycle.exec.launch.drain import drain
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.build import build_stages
 from recycle.ir.families import one_f_one_b
+from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
 from tests.exec.checkpoint.test_checkpoint import store

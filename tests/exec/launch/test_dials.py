@@ -12,7 +12,7 @@ import pytest
 from recycle import Job, JobError
 from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.dials import Dials, TensorBoard, peak_flops
-from recycle.sections import DialsSection
+from recycle.job.sections import DialsSection
 from tests.exec.runs import Run, job
 
 pytest.importorskip("tensorboard")

@@ -12,7 +12,7 @@ from recycle import Job
 from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import FAMILIES
-from recycle.runs import load_trace
+from recycle.runs.logs import load_trace
 from tests.exec.runs import Run, job, kinds
 
 pytestmark = pytest.mark.process

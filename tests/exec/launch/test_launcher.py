@@ -21,7 +21,7 @@ from recycle.exec.launch.launcher import train
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
-from recycle.runs import read_lines, read_logs
+from recycle.runs.logs import read_lines, read_logs
 from tests.conftest import Servers
 from tests.exec.runs import Run, heavy_libraries, job, kinds, processes_writing_below
 

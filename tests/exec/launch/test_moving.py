@@ -20,7 +20,7 @@ from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.job import PricedJob
-from recycle.sections import IntegritySection
+from recycle.job.sections import IntegritySection
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recycle import Job
-from recycle.nodes import place_workers
+from recycle.job.shape import place_workers
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdCluster
 from tests.exec.network import Network

@@ -13,7 +13,7 @@ from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.job import PricedJob, price
-from recycle.runs import load_trace
+from recycle.runs.logs import load_trace
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.runs import Run, job, kinds
 

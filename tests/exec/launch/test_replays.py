@@ -10,7 +10,7 @@ import pytest
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b
 from recycle.job import PricedJob
-from recycle.sections import ShapeSection
+from recycle.job.sections import ShapeSection
 from tests.exec.runs import Run, calm_run, figures, job, kinds, only
 
 STEPS = 9

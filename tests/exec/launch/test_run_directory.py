@@ -9,8 +9,8 @@ from pathlib import Path
 from recycle import Job
 from recycle.exec.launch.contact import leave_contact
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.runs import append_iteration, log_path
-from recycle.shape import Worker
+from recycle.job.shape import Worker
+from recycle.runs.logs import append_iteration, log_path
 
 JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
 

@@ -37,7 +37,7 @@ from recycle.exec.protocol import (
     Refused,
     Rejected,
 )
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.runs import job
 
 COMMIT = Commit(4, 1.5, 0.25, 1.0)

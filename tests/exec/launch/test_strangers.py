@@ -16,7 +16,7 @@ import recycle
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.job import PricedJob
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.runs import Run, calm_run, job, processes_writing_below
 
 STEPS = 30

@@ -23,7 +23,7 @@ from recycle.exec.protocol import (
     Rejected,
     Start,
 )
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.process import KILLED, Process
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ from recycle.exec.protocol import (
     WorkerMessage,
 )
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 
 TICK = 0.25
 KILLED = "killed by SIGKILL"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from recycle.exec.leader.actions import DepartureAsked, EndEarly
 from recycle.exec.protocol import FromWorker, Leaving
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.process import KILLED
 
 if TYPE_CHECKING:

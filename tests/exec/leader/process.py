@@ -36,8 +36,8 @@ from recycle.exec.protocol import (
     WorkerMessage,
 )
 from recycle.exec.worker.member import MemberState
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 from tests.exec.leader.rules import Violation
 
 if TYPE_CHECKING:

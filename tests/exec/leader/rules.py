@@ -28,7 +28,7 @@ from recycle.exec.protocol import (
     Stop,
     Strike,
 )
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 
 if TYPE_CHECKING:
     from tests.exec.leader.process import Process

@@ -23,7 +23,7 @@ from typing import Any
 
 from recycle.exec.leader.leader import PlannedFault
 from recycle.job import PricedJob
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.faults import FAULTS, WRONG
 from tests.exec.leader.rules import Violation
 from tests.exec.leader.world import Figures, Scenario, World

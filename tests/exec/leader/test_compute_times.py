@@ -6,7 +6,7 @@ import json
 
 from recycle.exec.leader.compute_times import MOST_LISTED, ComputeTimes
 from recycle.exec.protocol import Computed, Report
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 
 def times(shape: Shape, slow: dict[Worker, float]) -> ComputeTimes:

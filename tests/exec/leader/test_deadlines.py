@@ -13,7 +13,7 @@ from recycle.exec.leader.forming import GRACE_SECONDS
 from recycle.exec.leader.generations import ATTEMPTS, END_SECONDS, GenerationPhase
 from recycle.exec.leader.leader import PlannedFault, RunPhase
 from recycle.exec.protocol import Formed
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, TICK, LeaderDriver
 from tests.exec.runs import job
 

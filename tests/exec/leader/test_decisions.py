@@ -24,7 +24,7 @@ from recycle.exec.protocol import (
     Trouble,
     Warned,
 )
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, TICK, LeaderDriver
 from tests.exec.runs import job
 

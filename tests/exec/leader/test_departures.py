@@ -10,7 +10,7 @@ from recycle.exec.leader.actions import Ask, DepartureAsked, Finish, Planned, Re
 from recycle.exec.leader.departures import END_SECONDS
 from recycle.exec.leader.generations import GenerationPhase
 from recycle.exec.protocol import Committed, FinalState, Leave, Leaving, Saved, SavedPart
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 

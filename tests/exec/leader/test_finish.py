@@ -11,7 +11,7 @@ from recycle.exec.leader.actions import EndEarly, Finish, Rewind
 from recycle.exec.leader.generations import GenerationPhase
 from recycle.exec.leader.leader import RunPhase
 from recycle.exec.protocol import FinalState, Saved, SavedPart
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 

@@ -21,7 +21,7 @@ from recycle.exec.leader.actions import (
 from recycle.exec.leader.generations import GenerationPhase
 from recycle.exec.leader.leader import RunPhase
 from recycle.exec.protocol import Commit, Propose, Saved, SavedPart
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 

@@ -32,7 +32,7 @@ from recycle.exec.protocol import (
     Strike,
 )
 from recycle.exec.worker.member import MemberState
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 

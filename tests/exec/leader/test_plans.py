@@ -17,8 +17,8 @@ from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
 from recycle.exec.protocol import Report
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.shape import Worker
 from tests.exec.leader.real_planner import RealPlanner, real_planner
 from tests.exec.runs import job
 

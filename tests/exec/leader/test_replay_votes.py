@@ -9,7 +9,7 @@ from recycle.exec.leader.replay_votes import Voted, Votes, count_votes, replayed
 from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.protocol import Report
 from recycle.ir.replays import Checked
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 CHECKED = Checked(1, MicroBatch(2, 3))
 WORK = Voted(CHECKED)

@@ -18,7 +18,7 @@ from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.members import members_of, split_member
 from recycle.exec.protocol import Computed, LinkTime, Report
 from recycle.exec.worker.iterations import report_of
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 NUMBERS = st.sampled_from([1.0, 2.0, 0.1 + 0.2, 1e-300, math.nan, math.inf])

@@ -28,7 +28,7 @@ from recycle.exec.protocol import (
     Verified,
 )
 from recycle.job import PricedJob
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import Run, figures, job
 

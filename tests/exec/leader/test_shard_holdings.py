@@ -11,9 +11,9 @@ from recycle.errors import JobError
 from recycle.exec.leader.shard_holdings import ShardHoldings
 from recycle.exec.protocol import Copy
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import StageShards
-from recycle.shape import Worker
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
 

@@ -35,7 +35,7 @@ from recycle.exec.protocol import (
     Verified,
 )
 from recycle.exec.protocol import GenerationPhase as PersistedPhase
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 

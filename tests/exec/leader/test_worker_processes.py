@@ -7,8 +7,8 @@ import pytest
 from recycle.exec.leader.actions import KillWorker, Outbox, StartWorker
 from recycle.exec.leader.worker_processes import WorkerProcesses
 from recycle.exec.protocol import AgentProcess, Ended
-from recycle.sections import MembershipSection
-from recycle.shape import Worker
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Worker
 
 FIRST, SECOND = Worker(0, 0), Worker(0, 1)
 LIMITS = MembershipSection(lease=6, heartbeat=0.25)

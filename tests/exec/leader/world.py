@@ -58,10 +58,10 @@ from recycle.exec.protocol import (
     Start,
 )
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from recycle.plans.shard_holders import held_by
 from recycle.plans.unit_shards import shards_of
-from recycle.shape import Worker
 from tests.exec.leader.agent import Agent, Connection
 from tests.exec.leader.faults import strike
 from tests.exec.leader.plans import draw_plan

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy, silu
 
-from recycle.architecture import config_of
 from recycle.job import Job
+from recycle.job.architecture import config_of
 
 Weights = Mapping[str, torch.Tensor]
 

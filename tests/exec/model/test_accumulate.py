@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recycle.exec.model.state.accumulate import ALIGNMENT, ExactSum, FastSum, FlatLayout, grid_exponent
-from recycle.footprint import ON_CPU
+from recycle.job.footprint import ON_CPU
 
 CPU = torch.device("cpu")
 ADDENDS = 18

@@ -13,7 +13,7 @@ from recycle import Job, MicroBatch, RunError
 from recycle.exec.data.loading import load_evaluation
 from recycle.exec.leader.commit import evaluate, evaluation_report
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.sections import EvalSection
+from recycle.job.sections import EvalSection
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines, small_job
 
 BATCHES = [MicroBatch(0, 0), MicroBatch(0, 1)]

@@ -15,8 +15,8 @@ from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.state import optimizer as module
 from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.exec.model.state.optimizer import UnitOptimizer, decays
-from recycle.footprint import ON_CPU
-from recycle.sections import TrainSection
+from recycle.job.footprint import ON_CPU
+from recycle.job.sections import TrainSection
 
 TRAIN = TrainSection(steps=30, warmup=10, learning_rate=1e-3, weight_decay=0.1)
 SHAPES = [(5, 7), (3, 4), (7,), (9,)]

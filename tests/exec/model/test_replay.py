@@ -13,7 +13,7 @@ from recycle.exec.model.build import build_stages
 from recycle.exec.model.checksum import ChecksumBuilder, RunningChecksum, word_sums
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 from tests.exec.drive import CPU
 from tests.exec.runs import job
 

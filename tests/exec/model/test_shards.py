@@ -16,8 +16,8 @@ from recycle.exec.model.state.optimizer import UnitOptimizer
 from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
 from recycle.exec.model.state.shards import Shards
 from recycle.exec.model.state.stored_names import StoredNames
-from recycle.footprint import ON_CPU
-from recycle.sections import TrainSection
+from recycle.job.footprint import ON_CPU
+from recycle.job.sections import TrainSection
 from tests.exec.sharded import joined, require_equal
 
 CPU = torch.device("cpu")

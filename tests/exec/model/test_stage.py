@@ -14,7 +14,7 @@ from recycle import Job, MicroBatch, RunError
 from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.sections import ShapeSection
+from recycle.job.sections import ShapeSection
 from tests.exec.drive import (
     CPU,
     build_pipeline,

@@ -8,8 +8,8 @@ import pytest
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import LEAST_SECONDS, RETRY, DriftMonitor
 from recycle.exec.protocol import Computed, Report
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 SHAPE = Shape(3, 2, 4)

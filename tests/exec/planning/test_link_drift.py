@@ -9,8 +9,8 @@ import msgspec
 from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import FACTOR, RETRY, DriftMonitor
 from recycle.exec.protocol import Computed, LinkTime, Report
-from recycle.profile import Link, Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Link, Profile
+from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 SHAPE = Shape(3, 3, 4)

@@ -21,12 +21,12 @@ from recycle.exec.profile.profiler import assemble
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.updates import Updates
-from recycle.footprint import ON_CPU, parameter_bytes
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.job.footprint import ON_CPU, parameter_bytes
+from recycle.job.shape import Worker
 from recycle.plans.unit_shards import shards_of_schedule
-from recycle.shape import Worker
 from tests.exec.runs import job
 
 pytestmark = pytest.mark.process  # each runs both stages of a model several times

@@ -16,7 +16,7 @@ from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport
 

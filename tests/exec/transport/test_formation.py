@@ -14,8 +14,8 @@ from recycle.ir.instruction import Send
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
+from recycle.job.shape import Shape, Worker
 from recycle.plans import Plan
-from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_for_training
 
 

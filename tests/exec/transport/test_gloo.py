@@ -19,11 +19,11 @@ from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
-from recycle.footprint import POSTED_AHEAD
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, Send
 from recycle.ir.lower import lower
-from recycle.shape import Shape, Worker
+from recycle.job.footprint import POSTED_AHEAD
+from recycle.job.shape import Shape, Worker
 
 PAIR = lower(one_f_one_b(Shape(1, 2, 8)))
 FIRST, LAST = PAIR.live

@@ -28,8 +28,8 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.sections import MembershipSection
-from recycle.shape import Shape, Worker
+from recycle.job.sections import MembershipSection
+from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport

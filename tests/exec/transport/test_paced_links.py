@@ -19,7 +19,7 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, Send
 from recycle.ir.lower import lower
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 PAIR = lower(one_f_one_b(Shape(1, 2, 4)))

@@ -14,9 +14,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
-from recycle.footprint import SHARD_PIECE
+from recycle.job.footprint import SHARD_PIECE
+from recycle.job.shape import Worker
 from recycle.plans.shards import owners_of
-from recycle.shape import Worker
 
 SECONDS = 60.0
 

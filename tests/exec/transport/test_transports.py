@@ -20,8 +20,8 @@ from recycle.exec.transport.transports import transport_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
+from recycle.job.shape import Shape, Worker
 from recycle.plans import Plan
-from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_for_training
 from tests.exec.transport_workers import TransportWorkers
 

@@ -13,7 +13,7 @@ from recycle.exec.model.stage import ReplicatedState
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import Backward, Forward, Instruction, OptimizerStep, ReduceGradients
-from recycle.shape import MicroBatch, Worker
+from recycle.job.shape import MicroBatch, Worker
 
 
 def schedule_of_shared_stages(draw: random.Random) -> Schedule:

@@ -18,7 +18,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from tests.exec.drive import execute, micro_batches, one_f_one_b
 from tests.exec.runs import job
 from tests.exec.worker.test_updates import commit, digests, pipeline, train

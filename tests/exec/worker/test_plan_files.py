@@ -16,10 +16,10 @@ from recycle.exec.worker.plan_files import read_plan
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.job.shape import Worker
 from recycle.plans import schedule_hash
 from recycle.plans.hosting import Hosts
-from recycle.runs import plan_file
-from recycle.shape import Worker
+from recycle.runs.logs import plan_file
 from tests.exec.runs import Run, job
 
 NOT_OVER = threading.Event()

@@ -9,7 +9,7 @@ from recycle.exec import run
 from recycle.exec.emulation.stage import EmulatedStage
 from recycle.ir.families import one_f_one_b
 from recycle.ir.kinds import ValueKind
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 from tests.exec.runs import Run, job
 
 COPIES = {"0.0": [0, 1], "1.0": [0, 1]}

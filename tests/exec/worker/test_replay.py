@@ -14,7 +14,7 @@ from recycle.exec.emulation.stage import EmulatedStage
 from recycle.exec.model.loss import masked_sum
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.replays import with_replays
-from recycle.sections import IntegritySection
+from recycle.job.sections import IntegritySection
 from tests.exec.runs import job
 
 

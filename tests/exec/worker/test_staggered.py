@@ -18,7 +18,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.ir.families import interleaved, one_f_one_b
 from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import lower, with_barrier
-from recycle.runs import log_path, read_lines
+from recycle.runs.logs import log_path, read_lines
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7

@@ -12,7 +12,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.model.state import optimizer
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.updates import Updates
-from recycle.footprint import ON_CPU
+from recycle.job.footprint import ON_CPU
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
 JOB = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from recycle.ir.families import interleaved, looped_bfs
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.assignment import by_load
 from recycle.solve.bounds import chunked, lower_bound
 from recycle.solve.planner import plan

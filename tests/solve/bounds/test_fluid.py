@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from recycle.errors import ScheduleError
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.bounds import closed_form, fluid, lower_bound
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from recycle.ir.simulate import simulate
-from recycle.profile import Link, Profile
+from recycle.job.profile import Link, Profile
 from recycle.solve.bounds import lower_bound, one_chunk
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.bounds import closed_form, lower_bound, rising, rising_bounds
 from recycle.solve.bounds.rising import RisingBound
 from recycle.solve.deadline import Deadline

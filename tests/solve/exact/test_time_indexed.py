@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
-from recycle.shape import Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.exact.time_indexed import Solved, solve
 from recycle.solve.problem import Problem

@@ -8,15 +8,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from recycle.analytic import layers as layers_of
-from recycle.cut import profile_of_cut
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
-from recycle.nodes import node_of
+from recycle.job.analytic import layers as layers_of
+from recycle.job.cut import profile_of_cut
+from recycle.job.pricing import profile_of_layout
+from recycle.job.shape import Worker, node_of
 from recycle.plans import Plan
-from recycle.pricing import profile_of_layout
-from recycle.shape import Worker
 from recycle.solve.planner import plan
 
 JOB = """

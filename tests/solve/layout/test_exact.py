@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from recycle.profile import Profile
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 from recycle.solve.layout.exact import least_load
 from recycle.solve.layout.hostings import every_hosting
 from recycle.solve.layout.units import Units, count_of

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.hostings import every_hosting, hosting_as_held, hostings
 from recycle.solve.layout.units import Parts, Units
 

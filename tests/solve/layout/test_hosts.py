@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.hosts import _matched, assign, assign_ranges, moves_to
 from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
 

@@ -11,8 +11,8 @@ from recycle.ir.check import check
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.route_search import best_order, legs_of

@@ -9,10 +9,10 @@ import pytest
 
 from recycle.errors import PlanError
 from recycle.job import Job, PricedJob, price
+from recycle.job.pricing import parse_bytes
+from recycle.job.sections import MemorySection
+from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
-from recycle.pricing import parse_bytes
-from recycle.sections import MemorySection
-from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.limits import layout_limit
 from recycle.solve.planner import plan, plan_for_training

@@ -13,10 +13,10 @@ from recycle.exec.leader.worth import moves_between
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
+from recycle.job.pricing import profile_of_layout
+from recycle.job.shape import Worker
 from recycle.plans import Move, Plan
 from recycle.plans.hosting import Hosts
-from recycle.pricing import profile_of_layout
-from recycle.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import listed_plan
 from recycle.solve.layout.reroute import rerouted_within

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from recycle.cut import profile_of_cut
 from recycle.ir.compiled import load
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
-from recycle.shape import Shape, Worker
+from recycle.job.cut import profile_of_cut
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout import route_search
 from recycle.solve.layout.joint import joint_schedule

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.routes import routes_of
 from tests.solve.layout.spans import spans
 

@@ -5,8 +5,8 @@ import pytest
 
 from recycle.errors import PlanError
 from recycle.ir.check import check
+from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary, count_vectors, likely_vectors
-from recycle.shape import Worker
 from recycle.solve.library import filling
 from recycle.solve.library.filling import library_vectors, plan_library, serve
 from recycle.solve.planner import plan_vector

@@ -3,8 +3,8 @@ from shutil import copytree
 import pytest
 
 from recycle.errors import PlanError
+from recycle.job.profile import Profile
 from recycle.plans import PlanLibrary
-from recycle.profile import Profile
 from recycle.solve.library.filling import plan_library
 from recycle.solve.library.refreshing import refresh
 from tests.solve.jobs import job

@@ -8,7 +8,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.compiled import run
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search import annealing

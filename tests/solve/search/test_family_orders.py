@@ -8,7 +8,7 @@ from recycle.ir.check import check
 from recycle.ir.families import FAMILIES, gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.instruction import BackwardWeight
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.assignment import by_load, possible_assignments
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem

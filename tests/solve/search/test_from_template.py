@@ -1,6 +1,6 @@
 import pytest
 
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search import from_template

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline
 from recycle.solve.effort import STEPS_OF_ORDER, Effort

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from recycle.ir.check import check
 from recycle.job import PricedJob
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.assignment import by_slots, possible_assignments
 from recycle.solve.effort import STEPS_OF_ORDER, Effort
 from recycle.solve.problem import Problem

@@ -1,5 +1,5 @@
-from recycle.profile import Profile
-from recycle.shape import Worker
+from recycle.job.profile import Profile
+from recycle.job.shape import Worker
 from recycle.solve.problem import Problem
 from recycle.solve.search.race import without_slow
 from tests.solve.jobs import job

@@ -10,7 +10,7 @@ from recycle.ir.check import check
 from recycle.ir.compiled import run
 from recycle.ir.families import zb_h1
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.problem import Problem
 from recycle.solve.search import event_loop
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy, schedule_by_priority

@@ -3,7 +3,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.deadline import Deadline
 from recycle.solve.effort import Effort
 from recycle.solve.planner import plan

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle.ir.check import check
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline
 from recycle.solve.effort import STEPS_OF_ORDER, Effort

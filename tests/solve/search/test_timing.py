@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from recycle.ir.families import zb_h1
 from recycle.ir.simulate import simulate
-from recycle.profile import Link
-from recycle.shape import Worker
+from recycle.job.profile import Link
+from recycle.job.shape import Worker
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy, schedule_by_priority
 from recycle.solve.search.timing import time_order

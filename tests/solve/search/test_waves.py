@@ -4,7 +4,7 @@ import pytest
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.shape import Worker
+from recycle.job.shape import Worker
 from recycle.solve.assignment import at_home
 from recycle.solve.deadline import Deadline
 from recycle.solve.effort import STEPS_OF_ORDER, Effort

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from recycle import check, lower, simulate
-from recycle.layers import Layer
+from recycle.job.layers import Layer
 from recycle.systems import SYSTEMS, Change, DoesNotFit, Loss, Pause, Running, Setting, Stopped
 from recycle.systems.bamboo.bamboo import Bamboo, BambooRunning
 from tests.systems.closed_forms import healthy_seconds

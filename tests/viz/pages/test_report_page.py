@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle.report import TimePart
+from recycle.runs.report import TimePart
 from tests.viz.components import plain, words
 from viz.figures.charts import FILLS, MARKS, over_time_figure, parts_figure
 from viz.numbers import short

@@ -33,7 +33,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from recycle.errors import RunError
 from recycle.exec.model.layers.sequence_parallel import begin_reduce_scatter, gathered
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.shape import MicroBatch
+from recycle.job.shape import MicroBatch
 
 TESTED_VERSIONS = ("0.16.1",)
 LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from recycle.footprint import ON_CPU, ON_GPU
+from recycle.job.footprint import ON_CPU, ON_GPU
 
 ALIGNMENT = 64
 """Elements between possible starts in a flat tensor: 256 bytes, as an own allocation would have. Kernels may choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from recycle.sections import TrainSection
+from recycle.job.sections import TrainSection
 
 FINAL_SHARE = 0.1
 """Share of the peak learning rate at which the cosine ends."""

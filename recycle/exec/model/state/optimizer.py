@@ -19,8 +19,8 @@ from torch.optim.adamw import adamw
 
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.learning_rate import learning_rate
-from recycle.footprint import ON_CPU, ON_GPU
-from recycle.sections import TrainSection
+from recycle.job.footprint import ON_CPU, ON_GPU
+from recycle.job.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `StateNames.named`."""

@@ -17,7 +17,7 @@ from recycle.exec.model.state.joined_sums import JoinedSums
 from recycle.exec.model.state.optimizer import FlatOptimizer, OptimizerPiece, decays, flattened, piece_of_step
 from recycle.exec.model.state.shards import Shards
 from recycle.exec.model.state.stored_names import StoredNames
-from recycle.sections import TrainSection
+from recycle.job.sections import TrainSection
 
 
 class ShardedOptimizer:

@@ -15,7 +15,7 @@ from recycle.exec.model.stage import ReplicatedState, UnitState
 from recycle.exec.model.state.accumulate import Accumulator
 from recycle.exec.model.state.optimizer import OptimizerPiece, UnitOptimizer, piece_of_step
 from recycle.exec.model.state.stored_names import StoredNames
-from recycle.sections import TrainSection
+from recycle.job.sections import TrainSection
 
 
 class UnitOptimizers(ReplicatedState):
@@ -68,7 +68,7 @@ class UnitOptimizers(ReplicatedState):
                 where[next(names_in_order)] = accumulator, offset
         self._segments = {unit: list(self._segments_of(unit, where)) for unit in units}
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
-        # As `recycle.analytic` counts it, from the stage's size.
+        # As `recycle.job.analytic` counts it, from the stage's size.
         size = min(piece_of_step(device), sum(optimizer.size for optimizer in self.optimizers.values()))
         # Kept, since a fresh tensor costs more in page faults than what fills it.
         scratch = torch.empty(size, dtype=torch.float32, device=device)

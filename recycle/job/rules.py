@@ -5,12 +5,12 @@ Types and single ranges are those of the sections' fields (`sections`); what tak
 
 from __future__ import annotations
 
-from recycle.architecture import config_of, is_rotary
-from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
-from recycle.named import require_name
-from recycle.pricing import parse_bytes
-from recycle.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Sections
+from recycle.job.architecture import config_of, is_rotary
+from recycle.job.endpoints import parse_endpoints
+from recycle.job.named import require_name
+from recycle.job.pricing import parse_bytes
+from recycle.job.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Sections
 
 _MOST_ACTIVATIONS = 2**31
 

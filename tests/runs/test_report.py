@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recycle.report import Activity, RunReport, TimePart, report_of
+from recycle.runs.report import Activity, RunReport, TimePart, report_of
 
 PERIOD = 1.5
 UNIT = 0.5

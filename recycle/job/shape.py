@@ -1,7 +1,7 @@
-"""The words for places: the shape of a job, a worker `k.r`, a micro-batch `k.j`.
+"""The words for places: the shape of a job, a worker `k.r`, a micro-batch `k.j`, and the node of each worker.
 
-Everything else in recycle is expressed in these three. Workers and micro-batches are plain tuples that print as
-the text that files, the command line and errors use.
+Everything else in recycle is expressed in these. Workers and micro-batches are plain tuples that print as the text that
+files, the command line and errors use.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import index
 from typing import Any, NamedTuple
 
@@ -164,3 +165,30 @@ def _size(value: Any) -> int:
         return 0 if isinstance(value, bool) else max(0, index(value))
     except TypeError:
         return 0
+
+
+def place_workers(shape: Shape, workers_per_node: int) -> tuple[tuple[Worker, ...], ...]:
+    """The workers of each node; as few nodes as hold them, but at least two.
+
+    Workers are placed pipeline by pipeline in blocks that are as even as can be, so that a pipeline's neighbours share
+    a node where they may. With two nodes or more no block holds all peers of a stage: an even block of n >= 2 holds at
+    most ceil(D P / 2) consecutive workers, and the D peers of a stage span (D - 1) P + 1 of them, which is more for
+    every D >= 2. So the death of one node leaves every stage a live host.
+
+    Raises:
+        JobError: there is no such placement, because a stage has no second host.
+    """
+    if shape.pipelines < 2:
+        raise JobError(
+            "[shape] pipelines: with a single pipeline a stage has no peer, so no placement on nodes survives the loss"
+            " of one; take 2 pipelines or more"
+        )
+    workers = sorted(shape.workers())
+    count = max(2, -(-len(workers) // workers_per_node))
+    bounds = [len(workers) * node // count for node in range(count + 1)]
+    return tuple(tuple(workers[start:end]) for start, end in pairwise(bounds))
+
+
+def node_of(shape: Shape, workers_per_node: int) -> dict[Worker, int]:
+    """The node of each worker. Raises JobError as `place_workers` does."""
+    return {w: node for node, workers in enumerate(place_workers(shape, workers_per_node)) for w in workers}

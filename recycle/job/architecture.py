@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recycle.sections import ModelSection
+from recycle.job.sections import ModelSection
 
 _LLAMA: Mapping[str, Any] = {
     "normalization": "RMSNorm",

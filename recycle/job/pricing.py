@@ -1,6 +1,6 @@
 """What a job's instructions cost: the one step from a job's sections to seconds, bytes and memory limits.
 
-`price` in `recycle.job` takes it once, at the edge: where a command, a launcher, an agent or a worker begins.
+`price` in `recycle.job.job` takes it once, at the edge: where a command, a launcher, an agent or a worker begins.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from recycle import analytic
-from recycle.cut import profile_of_cut, units_of
 from recycle.errors import JobError
-from recycle.profile import PerStage, Profile
-from recycle.sections import ANALYTIC, AUTO, Sections
-from recycle.shape import Shape
+from recycle.job import analytic
+from recycle.job.cut import profile_of_cut, units_of
+from recycle.job.profile import PerStage, Profile
+from recycle.job.sections import ANALYTIC, AUTO, Sections
+from recycle.job.shape import Shape
 
 _WEIGHED_BY = {
     "forward": "forward",

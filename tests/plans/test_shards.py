@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle.job import Job
+from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
 from recycle.plans.shards import StageShards, owners_of
 from recycle.plans.unit_shards import shards_of
-from recycle.shape import Worker
 
 HOSTS = [Worker(pipeline, 1) for pipeline in range(8)]
 

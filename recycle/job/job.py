@@ -1,7 +1,7 @@
 """Job: everything a run is made of, read from one TOML file.
 
 Each section is a typed struct whose fields carry their defaults; `Job.load` names the file and the key of whatever
-does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `recycle.job_reference`
+does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `recycle.job.reference`
 describes every key.
 """
 
@@ -16,16 +16,16 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from recycle.cut import balanced
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
-from recycle.initial_weights import require_model_of_weights, with_model_of_weights
-from recycle.job_messages import place
-from recycle.job_rules import require_possible
-from recycle.pricing import activation_limits, layer_seconds, profile_of
-from recycle.profile import Profile
-from recycle.sections import ANALYTIC, AUTO, DataSection, Recompute, Sections
-from recycle.shape import Shape
+from recycle.job.cut import balanced
+from recycle.job.initial_weights import require_model_of_weights, with_model_of_weights
+from recycle.job.messages import place
+from recycle.job.pricing import activation_limits, layer_seconds, profile_of
+from recycle.job.profile import Profile
+from recycle.job.rules import require_possible
+from recycle.job.sections import ANALYTIC, AUTO, DataSection, Recompute, Sections
+from recycle.job.shape import Shape
 
 _MOST_BYTES = 2**20
 

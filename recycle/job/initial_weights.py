@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from recycle.architecture import CHOSEN_BY_JOBS, config_of, is_rotary
 from recycle.errors import JobError, errors_as
-from recycle.manifest import MANIFEST, MODEL, manifest_content, require_checkpoint
-from recycle.sections import ModelSection
+from recycle.job.architecture import CHOSEN_BY_JOBS, config_of, is_rotary
+from recycle.job.manifest import MANIFEST, MODEL, manifest_content, require_checkpoint
+from recycle.job.sections import ModelSection
 
 _TAKEN = (
     *("kind", "layers", "hidden", "heads", "ffn", "vocabulary", "tied"),

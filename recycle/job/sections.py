@@ -1,7 +1,7 @@
 """The sections of a job file: every key with its type, its limits and its default, and what it means.
 
 The lines below "Attributes:" of each section, `key (unit): meaning`, are what `recycle train JOB --explain` and
-docs/job.md print (`recycle.job_reference`).
+docs/job.md print (`recycle.job.reference`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from recycle.errors import JobError
-from recycle.profile import PerStage
-from recycle.shape import MOST_BUCKETS, Shape
+from recycle.job.profile import PerStage
+from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from recycle.sections import Sections
+from recycle.job.sections import Sections
 
 
 def place(message: str, job: type[Sections]) -> str:

@@ -13,6 +13,7 @@ from recycle.ir.check import check
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
+from recycle.job.shape import Shape, Worker
 from recycle.plans import (
     Plan,
     PlanLibrary,
@@ -27,7 +28,6 @@ from recycle.plans import (
     rename,
 )
 from recycle.plans.plan import pack
-from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_vector
 from tests.solve.jobs import job, small_jobs, worked_example
 

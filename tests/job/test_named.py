@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError
-from recycle.named import function_named, name_of
+from recycle.job.named import function_named, name_of
 
 KEY = "[model] provider"
 GRID = "[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n"

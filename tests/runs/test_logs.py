@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import RecycleError, Shape, Worker, runs, simulate
+from recycle import RecycleError, Shape, Worker, simulate
+from recycle.runs import logs as runs
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
 

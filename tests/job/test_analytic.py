@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from recycle import Job
-from recycle.analytic import GPUS, assumptions, layers, profile
 from recycle.errors import JobError
-from recycle.footprint import ON_GPU
+from recycle.job.analytic import GPUS, assumptions, layers, profile
+from recycle.job.footprint import ON_GPU
 
-PAPER = sorted((Path(__file__).parents[1] / "benchmarks" / "paper").glob("*.toml"))
+PAPER = sorted((Path(__file__).parents[2] / "benchmarks" / "paper").glob("*.toml"))
 
 
 LEAN = 'precision = "bf16"\naccumulation = "fast"\n'

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from recycle.errors import JobError
 from recycle.files import entries, read_whole, write_whole
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 PerStage = float | list[float]
 _MOST_BYTES = 2**25

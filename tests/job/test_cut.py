@@ -8,12 +8,12 @@ from itertools import accumulate, combinations, pairwise
 
 import pytest
 
-from recycle.cut import balanced, profile_of_cut, units_of
 from recycle.errors import JobError
 from recycle.job import Job
+from recycle.job.cut import balanced, profile_of_cut, units_of
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape
 from recycle.plans.hosting import layers_of
-from recycle.profile import Profile
-from recycle.shape import Shape
 
 
 def test_numbers_are_those_of_a_fault_free_stage_and_lie_evenly_on_its_units() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recycle.sections import Sections
+from recycle.job.sections import Sections
 
 POSTED_AHEAD = 4
 """Receives of a worker that wait for their message before the program comes to them: the next ones of all lanes. Enough

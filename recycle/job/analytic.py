@@ -11,13 +11,13 @@ with f = 4 h the 32 b s h of bf16 that Korthikanti et al. 2022 (arXiv 2205.05198
 of dropout; over the T GPUs of a worker, with sequence parallelism, and with attention's products computed again
 ("selective"); 2.5 w a b s^2 / T more where everything is kept; w b s h where a layer is computed again from its input
 ("full"). With `[model] recompute` a stage as a whole is computed again from its input. The output layer keeps the
-softmax, in fp32. Bytes of a parameter are those of `recycle.footprint`, over T. The optimizer reads and writes 30 bytes
-of it; adding a micro-batch's gradient to an "exact" sum moves more than to a "fast" one, which counts as part of W.
+softmax, in fp32. Bytes of a parameter are those of `footprint`, over T. The optimizer reads and writes 30 bytes of it;
+adding a micro-batch's gradient to an "exact" sum moves more than to a "fast" one, which counts as part of W.
 
 Beside these a worker has, while it runs I, the gradients of one layer's inside; while it runs W, one matrix's gradient
 and what rounds it in chunks; the output layer's logits once more; the piece of the mean gradient that it steps with.
 
-Other families (`recycle.architecture`) have other matrices: grouped keys and values, a gate beside the feed-forward
+Other families (`recycle.job.architecture`) have other matrices: grouped keys and values, a gate beside the feed-forward
 part's product, experts of which each token goes through a few. They are counted as if every expert had equally many;
 tensor ranks that do not share the experts have and compute all of them. What their attention keeps is said at
 `_attention`.
@@ -33,8 +33,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from recycle.architecture import Architecture, is_rotary
-from recycle.footprint import (
+from recycle.job.architecture import Architecture, is_rotary
+from recycle.job.footprint import (
     GRADIENT_BYTES,
     MEAN,
     MESSAGES_UNDER_WAY,
@@ -48,9 +48,9 @@ from recycle.footprint import (
     shards_held,
     undone_bytes,
 )
-from recycle.layers import Layer, ring_seconds, stage_profile
-from recycle.profile import Profile
-from recycle.sections import Sections
+from recycle.job.layers import Layer, ring_seconds, stage_profile
+from recycle.job.profile import Profile
+from recycle.job.sections import Sections
 
 
 @dataclass(frozen=True)

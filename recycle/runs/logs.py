@@ -21,7 +21,7 @@ from recycle.files import read_whole
 from recycle.ir.formats import run_trace
 from recycle.ir.instruction import Instruction
 from recycle.ir.trace import Trace, TraceBuilder
-from recycle.shape import Shape, Worker
+from recycle.job.shape import Shape, Worker
 
 TRACE, EVENTS = "trace.json", "events.jsonl"
 """Names of a run directory's files."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle import JobError, Shape
-from recycle.nodes import node_of, place_workers
+from recycle.job.shape import node_of, place_workers
 
 
 @given(st.integers(2, 9), st.integers(1, 9), st.integers(1, 100))

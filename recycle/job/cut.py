@@ -13,9 +13,9 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from recycle.errors import JobError
-from recycle.profile import Profile
-from recycle.sections import ModelSection, Sections
-from recycle.shape import Shape
+from recycle.job.profile import Profile
+from recycle.job.sections import ModelSection, Sections
+from recycle.job.shape import Shape
 
 _SPREAD = (
     *("forward", "backward_input", "backward_weight", "reduce", "step", "gather"),

@@ -1,8 +1,8 @@
 """Every key of a job file with meaning, unit, values and default, for `recycle train JOB --explain` and docs/job.md.
 
-    python -m recycle.job_reference docs/job.md
+    python -m recycle.job.reference docs/job.md
 
-writes the page. All of it comes from the types in `recycle.sections` and the docstrings there.
+writes the page. All of it comes from the types in `recycle.job.sections` and the docstrings there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import msgspec
 from msgspec import inspect as types
 
 from recycle.files import write_whole
-from recycle.job import Job, toml_value
-from recycle.sections import Sections
+from recycle.job.job import Job, toml_value
+from recycle.job.sections import Sections
 
 _ATTRIBUTE = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 _LARGEST = 2**31 - 1
@@ -31,7 +31,7 @@ _INTRODUCTION = """# The job file
 A job is one TOML file. `[shape]` is required; every other key has a default. Paths are relative to the folder of the
 file. `recycle train JOB --explain` prints all keys with their values in a job.
 
-This page is written by `python -m recycle.job_reference docs/job.md`, from the types in `recycle/sections.py`.
+This page is written by `python -m recycle.job.reference docs/job.md`, from the types in `recycle/job/sections.py`.
 """
 
 
