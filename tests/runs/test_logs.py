@@ -66,7 +66,7 @@ def test_batches_of_evaluations_are_kept_apart_from_the_iterations_that_they_fol
             for j in range(2)
         )
         assert (ran.start.min(), ran.end.max()) == (60.0, 62.5)
-    assert run_trace.loads((path / runs.TRACE).read_bytes(), "trace").metadata["executed"]["step"] == 1
+    assert run_trace.load_input((path / runs.TRACE).read_bytes(), "trace").schedule.metadata["executed"]["step"] == 1
 
 
 def test_merge_builds_the_columns_of_the_whole_run(tmp_path: Path) -> None:
