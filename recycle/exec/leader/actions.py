@@ -13,7 +13,17 @@ from typing import Any
 import numpy.typing as npt
 
 from recycle.errors import RecycleError
-from recycle.exec.protocol import Commit, Cursor, GenerationRecord, LeaderMessage, Saved, StepMode
+from recycle.exec.protocol import (
+    Commit,
+    Cursor,
+    GenerationRecord,
+    Kill,
+    LeaderMessage,
+    Refused,
+    Saved,
+    Start,
+    StepMode,
+)
 from recycle.plans import LayoutLimit
 from recycle.plans.hosting import Hosts
 from recycle.profile import Profile
@@ -73,29 +83,6 @@ class Question:
 
 
 # What the runtime tells the leader.
-
-
-@dataclass(frozen=True)
-class WorkerProcess:
-    """A worker's latest process.
-
-    Attributes:
-        incarnation: its number, from 0; -1 when there was none.
-        generation: the last generation before the process.
-        node: that it was started on.
-        how: how it ended; None while it runs.
-        lines: the last lines of its log.
-        is_lost: it is gone with its node.
-        is_killed: the leader has asked for its end.
-    """
-
-    incarnation: int = -1
-    generation: int = 0
-    node: int = 0
-    how: str | None = None
-    lines: str = ""
-    is_lost: bool = False
-    is_killed: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,39 +208,11 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class StartWorker:
-    """Start a process of the worker, whose last one has ended.
+class Send:
+    """Send an order to the agent of a node."""
 
-    Attributes:
-        node: where.
-        place: position whose place on its node the process takes.
-        generation: the last generation before the process.
-        restored: step of the checkpoint to start from; None for the initial state.
-    """
-
-    worker: Worker
-    incarnation: int
     node: int
-    place: Worker
-    generation: int
-    restored: int | None
-
-
-@dataclass(frozen=True)
-class KillWorker:
-    """Kill the worker's processes on a node up to this incarnation."""
-
-    worker: Worker
-    incarnation: int
-    node: int
-
-
-@dataclass(frozen=True)
-class RefuseDeparture:
-    """Tell whoever asked for it that the worker stays, and why."""
-
-    worker: Worker
-    why: str
+    order: Start | Kill
 
 
 @dataclass(frozen=True)
@@ -355,9 +314,8 @@ class Fail:
 Action = (
     Persist
     | Tell
-    | StartWorker
-    | KillWorker
-    | RefuseDeparture
+    | Send
+    | Refused
     | Ask
     | DiscardCheckpoint
     | CompleteCheckpoint
@@ -379,17 +337,21 @@ class Outbox:
         actions: so far.
     """
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.actions: list[Action] = []
 
     def put(self, action: Action) -> None:
         """Add an action."""
         self.actions.append(action)
 
+    def tell(self, message: LeaderMessage) -> None:
+        """Add a message to all processes."""
+        self.put(Tell(message))
+
     def log(self, kind: str, **fields: Any) -> None:
         """Add an event."""
-        self.actions.append(Event(kind, fields))
+        self.put(Event(kind, fields))
 
     def take(self) -> list[Action]:
         """All actions so far, which are not given again."""

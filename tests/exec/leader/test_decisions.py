@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 
 from recycle import RunError
-from recycle.exec.leader.actions import Event, KillWorker, Line, Persist, PreparedPlan, StartWorker, Tell
+from recycle.exec.leader.actions import Event, Line, Persist, PreparedPlan, Send, Tell
 from recycle.exec.leader.forming import GRACE_SECONDS
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
     CutEnds,
     CutOff,
     FaultReached,
     FromWorker,
+    Kill,
     PeerEnds,
     Ready,
     Report,
+    Start,
     StepReport,
     Strike,
     Trouble,
@@ -65,7 +66,7 @@ def test_staggered_step_whose_gradient_has_to_be_clipped_is_repeated_with_the_ba
         driver.report()
     step = driver.record.committed
     driver.report(norm=100.0)
-    assert (driver.record.committed, driver.phase) == (step, GenerationPhase.PROPOSED)
+    assert (driver.record.committed, driver.phase) == (step, Phase.PROPOSED)
     driver.start_and_form()
     driver.report(norm=100.0)
     assert driver.record.committed == step + 1
@@ -115,7 +116,7 @@ def test_broken_connection_brings_another_generation_unless_a_death_explains_it(
     driver.start_and_form()
     driver.say("0.0", Trouble("a connection broke"))
     driver.pass_time(GRACE_SECONDS)
-    assert driver.phase is GenerationPhase.RUNNING
+    assert driver.phase is Phase.RUNNING
     driver.pass_time(3 * TICK)
     assert (driver.record.generation, driver.detected) == (2, [])
     driver.start_and_form()
@@ -217,17 +218,25 @@ def test_what_a_process_says_while_its_agent_is_away_counts_when_the_agent_is_ba
     assert [action.line["step"] for action in driver.of_kind(Line)] == [0]
 
 
+def test_pause_of_the_leader_does_not_count_against_agents() -> None:
+    driver = on_two_nodes()
+    driver.disconnect(1)
+    driver.tick(100.0)
+    driver.pass_time(2)
+    assert driver.detected == []
+
+
 def test_workers_of_an_agent_that_is_away_too_long_die_and_are_started_again_when_it_is_back() -> None:
     driver = on_two_nodes(restarts=1)
     driver.disconnect(1)
     driver.pass_time(4)
     assert driver.detected == [("1.1", "the agent of node 1 is gone")]
     driver.start_and_form()
-    assert driver.of_kind(StartWorker)[6:] == []
+    assert driver.ordered(Start)[6:] == []
     driver.connect(1)
     driver.tick()
-    assert driver.of_kind(KillWorker) == [KillWorker(Worker(1, 1), 0, 1)]
-    assert [(start.incarnation, start.node) for start in driver.of_kind(StartWorker)[6:]] == [(1, 1)]
+    assert [send for send in driver.of_kind(Send) if isinstance(send.order, Kill)] == [Send(1, Kill("1.1", 0))]
+    assert driver.of_kind(Send)[-1] == Send(1, Start("1.1", 1, "1.1", driver.ordered(Start)[-1].generation))
     driver.tick()
     driver.report()
     driver.start_and_form()
@@ -246,7 +255,7 @@ def test_worker_that_was_fenced_while_its_agent_was_away_does_not_join_with_the_
     for _ in range(3):
         driver.report()
     assert (driver.record.generation, len(driver.record.live)) == (2, 5)
-    assert driver.of_kind(KillWorker)[1:] == [KillWorker(Worker(1, 1), 0, 1)]
+    assert driver.ordered(Kill)[1:] == [Kill("1.1", 0)]
     driver.end(Worker(1, 1), KILLED)
     driver.tick()
-    assert driver.of_kind(StartWorker)[-1].incarnation == 1
+    assert driver.ordered(Start)[-1].incarnation == 1
