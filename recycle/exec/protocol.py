@@ -7,7 +7,7 @@ What goes up to the leader comes from thousands of processes and is encoded with
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, dataclass_transform
 
 from msgspec import Struct
 
@@ -18,19 +18,24 @@ StepMode = Literal["staggered", "barrier"]
 the commit."""
 
 
-class Row(Struct, frozen=True, array_like=True, gc=False):
+@dataclass_transform(frozen_default=True)
+class Value(Struct, frozen=True):
+    """What does not change."""
+
+
+class Row(Value, array_like=True, gc=False):
     """What there are many of: encoded without the names of its fields."""
 
 
-class UpMessage(Row, frozen=True, tag=True):
+class UpMessage(Row, tag=True):
     """A message towards the leader."""
 
 
-class DownMessage(Struct, frozen=True, tag=True):
+class DownMessage(Value, tag=True):
     """A message of the leader, or an answer."""
 
 
-class Commit(Struct, frozen=True):
+class Commit(Value):
     """What the commit of an iteration fixes for everyone.
 
     Attributes:
@@ -60,7 +65,7 @@ class Commit(Struct, frozen=True):
     evaluate: bool = False
 
 
-class Evaluated(Struct, frozen=True):
+class Evaluated(Value):
     """The result of an evaluation.
 
     Attributes:
@@ -74,7 +79,7 @@ class Evaluated(Struct, frozen=True):
     tokens: float
 
 
-class Copy(Row, frozen=True):
+class Copy(Row):
     """Units of the model that a worker copies before its generation runs.
 
     Attributes:
@@ -88,7 +93,7 @@ class Copy(Row, frozen=True):
     last: int
 
 
-class Verified(Struct, frozen=True):
+class Verified(Value):
     """The last state that the digests of all hosts agreed on, which they keep.
 
     Attributes:
@@ -104,7 +109,7 @@ class Verified(Struct, frozen=True):
     holds: str = ""
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class Progress(Value, kw_only=True):
     """What is committed: the part of the register that changes within a generation.
 
     Attributes:
@@ -128,7 +133,7 @@ class Progress(Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in Progress.__struct_fields__}
 
 
-class GenerationRecord(Progress, frozen=True):
+class GenerationRecord(Progress):
     """The register. `roles` maps processes (by the position they started in) to positions of the plan.
 
     Attributes:
@@ -177,7 +182,7 @@ GenerationPhase = Literal["proposed", "running", "ended", "abandoned"]
 """Where a generation stands: it forms, it runs, it has run and is over, or it is over and never ran."""
 
 
-class Cursor(Progress, frozen=True):
+class Cursor(Progress):
     """The part of the leader's state that changes within a generation; written at every commit.
 
     Attributes:
@@ -197,7 +202,7 @@ class Cursor(Progress, frozen=True):
     earlier: Commit | None = None
 
 
-class Computed(Row, frozen=True):
+class Computed(Row):
     """The instructions of one kind that a worker ran for one of its stages in an iteration.
 
     Attributes:
@@ -213,7 +218,7 @@ class Computed(Row, frozen=True):
     seconds: float
 
 
-class Replayed(Row, frozen=True):
+class Replayed(Row):
     """What a worker says that came of a micro-batch which more than one host of a stage ran in an iteration.
 
     Attributes:
@@ -229,7 +234,7 @@ class Replayed(Row, frozen=True):
     sums: tuple[int, ...]
 
 
-class LinkTime(Row, frozen=True):
+class LinkTime(Row):
     """What a process says of its messages with another one, see `recycle.exec.transport.base.Messaged`.
 
     Attributes:
@@ -245,7 +250,7 @@ class LinkTime(Row, frozen=True):
     waited: float
 
 
-class Report(UpMessage, frozen=True):
+class Report(UpMessage):
     """A worker's part of a commit.
 
     Attributes:
@@ -272,7 +277,7 @@ class Report(UpMessage, frozen=True):
     links: list[LinkTime] = []
 
 
-class EvaluationReport(UpMessage, frozen=True):
+class EvaluationReport(UpMessage):
     """A worker's part of an evaluation: floats whose exact sums these are.
 
     Attributes:
@@ -284,7 +289,7 @@ class EvaluationReport(UpMessage, frozen=True):
     tokens: list[float]
 
 
-class Copied(Row, frozen=True):
+class Copied(Row):
     """What a process has copied from another before its generation runs.
 
     Attributes:
@@ -301,7 +306,7 @@ class Copied(Row, frozen=True):
     seconds: float
 
 
-class Formed(UpMessage, frozen=True, omit_defaults=True):
+class Formed(UpMessage, omit_defaults=True):
     """Whether the groups of a process stand.
 
     Attributes:
@@ -315,7 +320,7 @@ class Formed(UpMessage, frozen=True, omit_defaults=True):
     copied: list[Copied] = []
 
 
-class Heartbeat(UpMessage, frozen=True):
+class Heartbeat(UpMessage):
     """What a process says of itself every so often.
 
     Attributes:
@@ -333,14 +338,14 @@ class Heartbeat(UpMessage, frozen=True):
     longest: float | None
 
 
-class StoredFile(Struct, frozen=True):
+class StoredFile(Value):
     """Size and hash of a file."""
 
     bytes: int
     sha256: str
 
 
-class Saved(Struct, frozen=True):
+class Saved(Value):
     """A process's part of a checkpoint: the files that it wrote, or why it could not.
 
     Attributes:
@@ -352,7 +357,7 @@ class Saved(Struct, frozen=True):
     stall: float = 0.0
 
 
-class RunInfo(Struct, frozen=True, kw_only=True):
+class RunInfo(Value, kw_only=True):
     """What all agents of a run agree on.
 
     Attributes:
@@ -375,13 +380,13 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 # What a process says.
 
 
-class Ready(UpMessage, frozen=True):
+class Ready(UpMessage):
     """The process of this incarnation has started up."""
 
     incarnation: int
 
 
-class Acknowledged(UpMessage, frozen=True):
+class Acknowledged(UpMessage):
     """The process has left its last generation and can form the proposed one.
 
     Attributes:
@@ -393,32 +398,32 @@ class Acknowledged(UpMessage, frozen=True):
     stale: bool = False
 
 
-class CopyProgress(UpMessage, frozen=True):
+class CopyProgress(UpMessage):
     """All that the process has copied so far while its generation runs."""
 
     copied: list[Copied]
 
 
-class StepReport(UpMessage, frozen=True):
+class StepReport(UpMessage):
     """The process has its part of the commit of iteration `step`, or of the evaluation after it."""
 
     step: int
     report: Report | EvaluationReport
 
 
-class Trouble(UpMessage, frozen=True):
+class Trouble(UpMessage):
     """The transport of the process broke; another process may be the cause."""
 
     message: str
 
 
-class CutOff(UpMessage, frozen=True):
+class CutOff(UpMessage):
     """A worker whose connection to this one is open does not answer on it."""
 
     peer: str
 
 
-class SavedPart(UpMessage, frozen=True):
+class SavedPart(UpMessage):
     """A part of the checkpoint of iteration `step` is written, or why not."""
 
     step: int
@@ -427,7 +432,7 @@ class SavedPart(UpMessage, frozen=True):
     saved: Saved
 
 
-class StateTensors(UpMessage, frozen=True):
+class StateTensors(UpMessage):
     """Where the tensors of a compared state lie in it, as `recycle.exec.checksums.StateTensor` has them.
 
     Attributes:
@@ -441,32 +446,32 @@ class StateTensors(UpMessage, frozen=True):
     tensors: list[tuple[str, int, int, int]]
 
 
-class FinalState(UpMessage, frozen=True):
+class FinalState(UpMessage):
     """The run is over: stage -> sha256 of its final state."""
 
     digests: dict[int, str]
 
 
-class Warned(UpMessage, frozen=True):
+class Warned(UpMessage):
     """The process could not do something that training does not need."""
 
     message: str
 
 
-class FaultReached(UpMessage, frozen=True):
+class FaultReached(UpMessage):
     """The injected fault of this number has reached its point in the process, which waits for `Strike`."""
 
     fault: int
 
 
-class CutEnds(UpMessage, frozen=True):
+class CutEnds(UpMessage):
     """The ends of this process's connections, for the fault of this number, which cuts them off another worker's."""
 
     fault: int
     ends: list[str]
 
 
-class Leaving(UpMessage, frozen=True):
+class Leaving(UpMessage):
     """The process was told to leave.
 
     Attributes:
@@ -494,7 +499,7 @@ WorkerMessage = (
 )
 
 
-class FromWorker(Row, frozen=True):
+class FromWorker(Row):
     """A message of a process.
 
     Attributes:
@@ -510,7 +515,7 @@ class FromWorker(Row, frozen=True):
 # What an agent says.
 
 
-class Ended(UpMessage, frozen=True):
+class Ended(UpMessage):
     """A worker's process has ended.
 
     Attributes:
@@ -525,7 +530,7 @@ class Ended(UpMessage, frozen=True):
     lines: str = ""
 
 
-class AgentProcess(Struct, frozen=True):
+class AgentProcess(Value):
     """The latest process of a worker that an agent has started.
 
     Attributes:
@@ -542,7 +547,7 @@ class AgentProcess(Struct, frozen=True):
     lines: str = ""
 
 
-class Hello(UpMessage, frozen=True):
+class Hello(UpMessage):
     """The first message of an agent to a leader.
 
     Attributes:
@@ -557,13 +562,13 @@ class Hello(UpMessage, frozen=True):
     said: list[FromWorker] = []
 
 
-class Goodbye(UpMessage, frozen=True):
+class Goodbye(UpMessage):
     """The node has left; its agent ends."""
 
     node: int
 
 
-class Batch(UpMessage, frozen=True, omit_defaults=True):
+class Batch(UpMessage, omit_defaults=True):
     """What has happened on a node since the last batch.
 
     Attributes:
@@ -582,7 +587,7 @@ class Batch(UpMessage, frozen=True, omit_defaults=True):
 # What `recycle drain` says.
 
 
-class Drain(UpMessage, frozen=True):
+class Drain(UpMessage):
     """Tell workers to leave. The answers are `Drained`, one for each worker, and `Refused`.
 
     Attributes:
@@ -597,7 +602,7 @@ class Drain(UpMessage, frozen=True):
 # What the leader says.
 
 
-class Propose(DownMessage, frozen=True):
+class Propose(DownMessage):
     """The next generation.
 
     Attributes:
@@ -608,7 +613,7 @@ class Propose(DownMessage, frozen=True):
     plan: str = ""
 
 
-class Permit(DownMessage, frozen=True):
+class Permit(DownMessage):
     """The generation may form its groups, as all have acknowledged it; or run, as the groups of all stand.
 
     Attributes:
@@ -620,34 +625,34 @@ class Permit(DownMessage, frozen=True):
     stale: bool = False
 
 
-class Committed(DownMessage, frozen=True):
+class Committed(DownMessage):
     """The commit of the next iteration."""
 
     generation: int
     commit: Commit
 
 
-class EvaluationResult(DownMessage, frozen=True):
+class EvaluationResult(DownMessage):
     """The result of the evaluation of the committed state."""
 
     generation: int
     evaluated: Evaluated
 
 
-class Stop(DownMessage, frozen=True):
+class Stop(DownMessage):
     """The generation is over."""
 
     generation: int
 
 
-class Leave(DownMessage, frozen=True):
+class Leave(DownMessage):
     """This process of the worker takes no part any more, and may end."""
 
     worker: str
     incarnation: int
 
 
-class Strike(DownMessage, frozen=True):
+class Strike(DownMessage):
     """The event of the fault of this number is written: its processes strike now.
 
     Attributes:
@@ -658,7 +663,7 @@ class Strike(DownMessage, frozen=True):
     member: str
 
 
-class PeerEnds(DownMessage, frozen=True):
+class PeerEnds(DownMessage):
     """The ends of the connections of the other worker of a fault.
 
     Attributes:
@@ -675,7 +680,7 @@ class PeerEnds(DownMessage, frozen=True):
 LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave | Strike | PeerEnds
 
 
-class Start(DownMessage, frozen=True):
+class Start(DownMessage):
     """Start a process of the worker.
 
     Attributes:
@@ -692,28 +697,28 @@ class Start(DownMessage, frozen=True):
     restored: int | None = None
 
 
-class Kill(DownMessage, frozen=True):
+class Kill(DownMessage):
     """Kill every process of the worker up to this incarnation."""
 
     worker: str
     incarnation: int
 
 
-class Keys(DownMessage, frozen=True):
+class Keys(DownMessage):
     """Keys that process groups form on, of other nodes: name -> value."""
 
     keys: dict[str, bytes]
 
 
-class Alive(DownMessage, frozen=True):
+class Alive(DownMessage):
     """The leader's process runs; said several times per lease."""
 
 
-class Rejected(DownMessage, frozen=True):
+class Rejected(DownMessage):
     """The node has another agent."""
 
 
-class Over(DownMessage, frozen=True):
+class Over(DownMessage):
     """The run has ended.
 
     Attributes:
@@ -726,13 +731,13 @@ class Over(DownMessage, frozen=True):
 Order = LeaderMessage | Start | Kill | Keys | Alive | Rejected | Over
 
 
-class Drained(DownMessage, frozen=True):
+class Drained(DownMessage):
     """The answer to `Drain`: the workers that were told to leave."""
 
     workers: list[str]
 
 
-class Refused(DownMessage, frozen=True):
+class Refused(DownMessage):
     """An answer to `Drain`: a worker stays, or all do where none is named; why."""
 
     worker: str
@@ -742,34 +747,34 @@ class Refused(DownMessage, frozen=True):
 # Between a process and its agent.
 
 
-class Join(UpMessage, frozen=True):
+class Join(UpMessage):
     """The first message of a process on its connection."""
 
     member: str
     incarnation: int
 
 
-class Said(UpMessage, frozen=True):
+class Said(UpMessage):
     """A message of the process for the leader."""
 
     message: WorkerMessage
     generation: int = 0
 
 
-class SetKey(UpMessage, frozen=True):
+class SetKey(UpMessage):
     """Write a key that process groups form on; answered by `Values`."""
 
     name: str
     value: bytes
 
 
-class GetKeys(UpMessage, frozen=True):
+class GetKeys(UpMessage):
     """Read keys that process groups form on; answered by `Values`."""
 
     names: list[str]
 
 
-class Values(DownMessage, frozen=True):
+class Values(DownMessage):
     """The values of keys, None for those that were not written."""
 
     values: list[bytes | None] = []

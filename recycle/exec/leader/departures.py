@@ -12,20 +12,18 @@ signal, the run ends with a checkpoint instead (`everybody`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from recycle.errors import RunError
 from recycle.exec.leader.plans import Plans
 from recycle.exec.leader.state import RunState
-from recycle.exec.protocol import Leave, Refused
+from recycle.exec.protocol import Leave, Refused, Value
 from recycle.shape import Worker
 
 END_SECONDS = 60.0
 """How long a released worker may take to end: it may still write its part of a checkpoint. Then it is killed."""
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(Value):
     """A worker was told to leave.
 
     Attributes:
@@ -41,8 +39,7 @@ class Notice:
     by_signal: bool
 
 
-@dataclass(frozen=True)
-class _Leaver:
+class _Leaver(Value):
     """A worker that was released and has not ended yet."""
 
     step: int
@@ -63,7 +60,7 @@ class Departures:
     """
 
     def __init__(self, state: RunState, plans: Plans) -> None:
-        self._state, self._outbox, self._processes, self._plans = state, state.outbox, state.processes, plans
+        self._state, self._processes, self._plans = state, state.processes, plans
         self._notices: dict[Worker, Notice] = {}
         self._prepared: list[Worker] = []
         self._leaving: dict[Worker, _Leaver] = {}
@@ -73,9 +70,9 @@ class Departures:
         """Tell a worker to leave at the next boundary. It is told once: a first deadline counts."""
         process, notice = self._processes[worker], self._notices.get(worker)
         if not process.is_running:
-            self._outbox.put(Refused(str(worker), "it is dead already"))
+            self._state.put(Refused(str(worker), "it is dead already"))
         elif not self.is_gone(worker) and (notice is None or notice.incarnation != process.incarnation):
-            self._notices[worker] = Notice(process.incarnation, self._outbox.now, seconds, by_signal)
+            self._notices[worker] = Notice(process.incarnation, self._state.now, seconds, by_signal)
 
     def forget(self, workers: Iterable[Worker]) -> None:
         """A new agent serves these workers and has started none: what told them to leave was for the one before."""
@@ -120,8 +117,8 @@ class Departures:
 
     def _refuse(self, worker: Worker, why: str) -> None:
         del self._notices[worker]
-        self._outbox.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
-        self._outbox.put(Refused(str(worker), why))
+        self._state.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
+        self._state.put(Refused(str(worker), why))
 
     @property
     def leaving(self) -> set[Worker]:
@@ -133,7 +130,7 @@ class Departures:
         return {
             worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
             for worker, notice in self._notices.items()
-            if notice.seconds is not None and self._outbox.now - notice.since >= notice.seconds
+            if notice.seconds is not None and self._state.now - notice.since >= notice.seconds
         }
 
     def is_gone(self, worker: Worker) -> bool:
@@ -149,19 +146,19 @@ class Departures:
 
     def _release(self, worker: Worker) -> None:
         notice, name = self._notices.pop(worker), str(worker)
-        self._leaving[worker] = _Leaver(self._state.next_step, notice.since, self._outbox.now + END_SECONDS)
+        self._leaving[worker] = _Leaver(self._state.next_step, notice.since, self._state.now + END_SECONDS)
         self._state.gone[name] = notice.incarnation
         self._state.released[name] += 1
-        self._outbox.tell(Leave(name, notice.incarnation))
+        self._state.tell(Leave(name, notice.incarnation))
 
     def watch(self) -> None:
         """Note who has left, and kill who does not end."""
         for worker, leaver in list(self._leaving.items()):
             if not self._processes[worker].is_running:
                 del self._leaving[worker]
-                seconds = round(self._outbox.now - leaver.noticed_at, 6)
-                self._outbox.log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
-            elif self._outbox.now > leaver.deadline:
+                seconds = round(self._state.now - leaver.noticed_at, 6)
+                self._state.log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
+            elif self._state.now > leaver.deadline:
                 self._processes.kill(worker)
 
     def start_over(self) -> None:

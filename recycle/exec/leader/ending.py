@@ -21,7 +21,7 @@ class Ending:
     """
 
     def __init__(self, generations: Generations) -> None:
-        self._generations, self._outbox = generations, generations.outbox
+        self._generations = generations
         self._since = 0.0
         self._is_cut_short = False
         self.final: dict[str, dict[int, str]] = {}
@@ -29,7 +29,7 @@ class Ending:
     def end_early(self) -> None:
         """Have the run end with the present iteration, or the next if that has begun, and keep its state."""
         if not self._generations.ends_early:
-            self._since = self._outbox.now
+            self._since = self._generations.now
             self._generations.end_early()
 
     def end_without_iteration(self) -> bool:
@@ -41,7 +41,7 @@ class Ending:
         if not generations.ends_early or generations.phase is Phase.FINISHED:
             return False
         is_training = generations.phase not in (Phase.STARTING, Phase.GOING_BACK)
-        if is_training and self._outbox.now - self._since <= generations.end_patience:
+        if is_training and self._generations.now - self._since <= generations.end_patience:
             return False
         is_kept = record.committed in generations.checkpoints.kept  # to keep it again would begin with its removal
         if is_training and record.commit is not None and not is_kept:
@@ -54,11 +54,11 @@ class Ending:
 
     def _log_stopped(self) -> None:
         step = self._generations.record.committed
-        self._outbox.log("stopped", step=step, checkpoint=self._generations.checkpoints.folder(step))
+        self._generations.log("stopped", step=step, checkpoint=self._generations.checkpoints.folder(step))
 
     def _finish(self, action: Finish) -> None:
         self._generations.enter(Phase.OVER)
-        self._outbox.put(action)
+        self._generations.put(action)
 
     def finish(self, beats: Any) -> None:
         """After the last iteration: wait for the last checkpoint and the final states of all workers."""
@@ -84,14 +84,14 @@ class Ending:
         """Worker -> stage -> sha256 of the stage's final state, once every worker that still lives has left them; None
         before. A worker that dies or hangs meanwhile is detected as ever, without consequence."""
         generations, live = self._generations, self._generations.live
-        gone = generations.detector.lost(live, beats, self._outbox.now, self.final)
+        gone = generations.detector.lost(live, beats, self._generations.now, self.final)
         gone |= {worker: how for worker in live if (how := generations.processes[worker].how) is not None}
         waits = {worker for worker in live if not self.final.keys() >= set(generations.members(worker))}
         for worker in sorted(waits & gone.keys()):
             generations.processes.kill(worker)
             live.discard(worker)
             step = generations.record.committed
-            self._outbox.log("detected", worker=str(worker), step=step, cause=gone[worker], over=True)
+            self._generations.log("detected", worker=str(worker), step=step, cause=gone[worker], over=True)
         if waits - gone.keys():
             return None
         return {
@@ -114,7 +114,7 @@ class Ending:
         what = "; ".join(
             f"workers {' and '.join(held)} end with different states of {name(n)}" for n, held in unlike.items()
         )
-        self._outbox.log("corrupt", step=record.committed, workers=[], what=what, held=unlike)
+        self._generations.log("corrupt", step=record.committed, workers=[], what=what, held=unlike)
         if generations.job.integrity.compares_states and record.verified is not None:
             generations.rewind(record.verified.step)
             raise RunError(

@@ -9,13 +9,12 @@ any other failure the same workers form again.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from recycle.exec.leader.detector import whom_to_fence
 from recycle.exec.leader.state import RunState
 from recycle.exec.leader.verdict import Fence
 from recycle.exec.members import worker_of
-from recycle.exec.protocol import Acknowledged, CutOff, Formed, Trouble
+from recycle.exec.protocol import Acknowledged, CutOff, Formed, Trouble, Value
 from recycle.shape import Worker
 
 FAILURES = 2
@@ -24,8 +23,7 @@ GRACE_SECONDS = 1.0
 """How long the leader waits for a death that explains a failure, before the same workers form again."""
 
 
-@dataclass(frozen=True)
-class RetryFormation:
+class RetryFormation(Value):
     """The same workers are to form another generation; why."""
 
     cause: str
@@ -48,7 +46,7 @@ class Forming:
 
     def follow(self) -> None:
         """Follow another leader: who is silent is not known before heartbeats could have come for a while."""
-        self._judges_from = self._state.outbox.now + self._limits.dead_after / 2 + 2 * self._limits.heartbeat
+        self._judges_from = self._state.now + self._limits.dead_after / 2 + 2 * self._limits.heartbeat
 
     def forgive(self) -> None:
         """Forget who has failed: the cause may have been another one."""
@@ -84,7 +82,7 @@ class Forming:
 
         The workers that fail first are noted, and a death that explains it is waited for: others fail in consequence.
         """
-        state, now = self._state, self._state.outbox.now
+        state, now = self._state, self._state.now
         if self._failed_since is None:
             self._failed_since, self._blamed = now, set(failed)
         if now - self._failed_since <= GRACE_SECONDS:
@@ -105,7 +103,7 @@ class Forming:
 
     def cut(self) -> Fence | RetryFormation | None:
         """Which of the first two workers to fence that cannot reach each other although both live."""
-        state, now = self._state, self._state.outbox.now
+        state, now = self._state, self._state.now
         if now < self._judges_from or not (cuts := state.heard.of(CutOff)):
             return None
         member, message = next(iter(cuts.items()))
@@ -125,7 +123,7 @@ class Forming:
             return cut
         if not (troubles := self._state.heard.of(Trouble)):
             return None
-        now = self._state.outbox.now
+        now = self._state.now
         if self._trouble_since is None:
             self._trouble_since = now
         first = next(iter(troubles.values()))

@@ -80,9 +80,9 @@ class Generations(RunState):
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
         self.lines = MetricsLines(self.job, run.started, now)
-        self.answers = PlanAnswers(self.job, self.outbox, run.own, run.can_search)
-        self._plans = Plans(self.job, self.answers, self.outbox)
-        due, log = self.checkpoints.due, self.outbox.log
+        self.answers = PlanAnswers(self.job, self, run.own, run.can_search)
+        self._plans = Plans(self.job, self.answers, self)
+        due, log = self.checkpoints.due, self.log
         self._judge = Judge(self.job, run.steps, log, due, self.holdings, self._name_bits)
         self._forming = Forming(self)
         self.departures = Departures(self, self._plans)
@@ -106,7 +106,7 @@ class Generations(RunState):
         Its last decisions are told again. A generation that runs goes on; of any other what was undecided is void, and
         workers that copied their state in it copy it again.
         """
-        before, cursor, tell = begin.record, begin.cursor, self.outbox.tell
+        before, cursor, tell = begin.record, begin.cursor, self.tell
         assert before is not None
         if cursor is not None:
             self.struck.update(cursor.struck)
@@ -144,11 +144,11 @@ class Generations(RunState):
         is_last = before.committed != record.committed and commit is not None and commit.last == record.committed
         if phase == "running" and (record.is_evaluation_due or not is_last):
             self.enter(Phase.RUNNING)
-            self._iteration_since = self.outbox.now
+            self._iteration_since = self.now
             return
         if not has_run:
             self.joined = parse_workers(record.joins)
-        self._lost_since = self.outbox.now
+        self._lost_since = self.now
         self.end()
 
     def _take_up(self, plan: str) -> None:
@@ -239,7 +239,7 @@ class Generations(RunState):
         lost = self.processes.take_ended()
         self.departures.look()
         if self.phase is not Phase.BETWEEN or self.record.generation:
-            lost |= self.detector.lost(self.live, beats, self.outbox.now)
+            lost |= self.detector.lost(self.live, beats, self.now)
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass
@@ -277,7 +277,7 @@ class Generations(RunState):
                 self._disputed = [(stage, *micro_batch) for stage, micro_batch in answer.disputed]
             case GoBack():
                 self.end()
-                self._lost_since = self.outbox.now
+                self._lost_since = self.now
                 raise StageLost(answer.cause)
 
     def _lose(self, lost: Mapping[Worker, str]) -> None:
@@ -290,7 +290,7 @@ class Generations(RunState):
         self._forming.forgive()
         self.end()
         if self._lost_since is None:
-            self._lost_since = self.outbox.now
+            self._lost_since = self.now
         if unit := self.lost_unit(self.holders):
             raise StageLost(
                 f"{unit} no live host left after step {self.record.committed}: its"
@@ -313,7 +313,7 @@ class Generations(RunState):
         """End the current generation: what is undecided is void, and survivors wake up."""
         if self.record.generation and self._persisted_phase in ("proposed", "running"):
             self.persist("ended" if self._persisted_phase == "running" else "abandoned")
-            self.outbox.tell(Stop(self.record.generation))
+            self.tell(Stop(self.record.generation))
         self.enter(Phase.BETWEEN)
 
     def _propose(self) -> None:
@@ -348,7 +348,7 @@ class Generations(RunState):
             disputed=self._disputed,
             behind=holdings.behind(wanted, live),
         )
-        self.outbox.log(
+        self.log(
             "generation",
             step=self.next_step,
             generation=self.record.generation,
@@ -367,10 +367,10 @@ class Generations(RunState):
         undone = {split_member(member)[0] for member, said in acknowledged.items() if said.undone}
         if undone or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
-            self.outbox.log("undone", step=self.next_step, count=len(undone), cause=cause)
+            self.log("undone", step=self.next_step, count=len(undone), cause=cause)
             self._repeated = None
         is_stale = any(said.stale for said in acknowledged.values())
-        self.outbox.tell(Permit(self.record.generation, "form", is_stale))
+        self.tell(Permit(self.record.generation, "form", is_stale))
         self.enter(Phase.FORMING)
 
     def _run(self) -> None:
@@ -380,10 +380,10 @@ class Generations(RunState):
             self._settle(answer or self._forming.not_formed())
             return
         self.persist("running")
-        self.outbox.tell(Permit(self.record.generation, "run"))
+        self.tell(Permit(self.record.generation, "run"))
         self.holdings.take_up(self.record.holds, self._wanted)
         self.enter(Phase.RUNNING)
-        self._iteration_since = now = self.outbox.now
+        self._iteration_since = now = self.now
         self.lines.runs(now)
         formed = self.heard.of(Formed)
         self._log_copies({name: formed[name].copied for name in self.record.live})
@@ -392,7 +392,7 @@ class Generations(RunState):
         self.joined.clear()
         if self._lost_since is not None:
             seconds, generation = now - self._lost_since, self.record.generation
-            self.outbox.log("recovered", step=self.next_step, seconds=seconds, generation=generation)
+            self.log("recovered", step=self.next_step, seconds=seconds, generation=generation)
             self._lost_since = None
         self._log_spare()
 
@@ -402,7 +402,7 @@ class Generations(RunState):
         if spare != self._spare:
             self._spare = spare
             deaths, generation = list(spare.values()), self.record.generation
-            self.outbox.log("shards", step=self.next_step, generation=generation, further_deaths=deaths)
+            self.log("shards", step=self.next_step, generation=generation, further_deaths=deaths)
 
     def _take_in_copies(self) -> None:
         """Workers that have copied a shard while the generation runs hold it from now on; the register says so."""
@@ -428,7 +428,7 @@ class Generations(RunState):
         def log(kind: str, worker: str, copies: Sequence[Copied], **fields: Any) -> None:
             total, seconds = sum(copy.bytes for copy in copies), sum(copy.seconds for copy in copies)
             step = self.next_step
-            self.outbox.log(kind, worker=worker, step=step, **fields, bytes=total, seconds=round(seconds, 6), **more)
+            self.log(kind, worker=worker, step=step, **fields, bytes=total, seconds=round(seconds, 6), **more)
 
         joined = worker_names(self.joined)
         for name in joined:
@@ -455,11 +455,11 @@ class Generations(RunState):
             return False
         result = evaluate(self.record.committed, reports)
         self.change(evaluated=result)
-        self.outbox.tell(EvaluationResult(self.record.generation, result))
+        self.tell(EvaluationResult(self.record.generation, result))
         # There is no line of a step that training has gone back to.
         line = self._line if self._line.get("step") == result.step else self._metrics_line()
-        self.outbox.put(MetricsLine(self.lines.with_evaluation(line, self.outbox.now, result.loss)))
-        self.lines.evaluated(self.outbox.now)
+        self.put(MetricsLine(self.lines.with_evaluation(line, self.now, result.loss)))
+        self.lines.evaluated(self.now)
         self._go_on()
         return True
 
@@ -489,8 +489,8 @@ class Generations(RunState):
         self.change(
             committed=verdict.step, commit=verdict, mode=verdict.next_mode, verified=verified, candidate=candidate
         )
-        self.outbox.tell(Committed(self.record.generation, verdict))
-        now = self.outbox.now
+        self.tell(Committed(self.record.generation, verdict))
+        now = self.now
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
         self._attempts, self._disputed = 0, []
         self._forming.forgive()
@@ -505,17 +505,17 @@ class Generations(RunState):
         self.checkpoints.committed(commit, self.record, self.holdings.hosts)
         if self.record.is_evaluation_due:
             self._line = line
-            self.outbox.put(Waiting(f"the evaluation after step {commit.step}"))
+            self.put(Waiting(f"the evaluation after step {commit.step}"))
         else:
-            self.outbox.put(MetricsLine(line))
+            self.put(MetricsLine(line))
 
     def _metrics_line(self) -> dict[str, Any]:
         assert self.record.commit is not None
-        return self.lines.line(self.outbox.now, self.record.commit, self.record, len(self.live), self._plans.compute)
+        return self.lines.line(self.now, self.record.commit, self.record, len(self.live), self._plans.compute)
 
     def write_line(self) -> None:
         """Write the line of the committed step, whose evaluation is not asked for any more."""
-        self.outbox.put(MetricsLine(self._metrics_line()))
+        self.put(MetricsLine(self._metrics_line()))
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:
         """The iterations before which other workers or plans are to take over; `step` is about to be committed."""
@@ -551,7 +551,7 @@ class Generations(RunState):
 
     def rewind(self, step: int) -> None:
         """Training goes on after `step`: what was written of later iterations may be wrong."""
-        self.outbox.put(Rewind(step, checkpoints=True))
+        self.put(Rewind(step, checkpoints=True))
         self.checkpoints.rewind(step)
         self.lines.throughput.start_over()
 

@@ -66,7 +66,7 @@ class Leader:
     def __init__(self, run: RunDescription, now: float) -> None:
         self._run, self._job = run, run.job
         self.generations = generations = Generations(run, now)
-        self._outbox, self._processes = generations.outbox, generations.processes
+        self._processes = generations.processes
         self._checkpoints, self._departures = generations.checkpoints, generations.departures
         self._startup, self._ending = Startup(generations), Ending(generations)
         self._has_warned = False
@@ -110,13 +110,13 @@ class Leader:
         Returns:
             what follows from it, in order; `Fail` in the end where the run cannot go on.
         """
-        self._outbox.now = now
+        self.generations.now = now
         try:
             self._messages[type(message)](message)
         except RecycleError as error:
-            self._outbox.put(Fail(error))
+            self.generations.put(Fail(error))
             self.generations.enter(Phase.OVER)
-        return self._outbox.take()
+        return self.generations.take()
 
     def _take_batch(self, batch: Batch) -> None:
         for said in batch.said:
@@ -159,14 +159,14 @@ class Leader:
         self._processes.expect(live, record.incarnations, record.places, self._run.absent)
         is_newer = cursor is not None and cursor.generation == record.generation
         step = (cursor if cursor is not None and is_newer else record).committed
-        self._outbox.log("coordinator", node=begin.node, generation=record.generation, step=step + 1)
+        self.generations.log("coordinator", node=begin.node, generation=record.generation, step=step + 1)
         generations.answers.adopt(generations.everybody - live, begin.plan, begin.hosts)
         generations.adopt(begin)
         generations.rejoins.expect_faults()
         self._startup.can_go_back = True
         if not record.plan:
             generations.enter(Phase.STARTING)
-        self._outbox.put(Rewind(generations.record.committed))  # the last leader may have gone back and died then
+        self.generations.put(Rewind(generations.record.committed))  # the last leader may have gone back and died then
 
     def _greet(self, hello: Hello) -> None:
         """An agent has connected."""
@@ -190,7 +190,7 @@ class Leader:
                 )
 
     def _warn(self, message: str) -> None:
-        self._outbox.log("warning", message=message)
+        self.generations.log("warning", message=message)
 
     # What is due.
 
@@ -238,7 +238,7 @@ class Leader:
     def _reach_fault(self, member: str, reached: FaultReached) -> None:
         self._reached.setdefault(reached.fault, member)
         if (struck := self.generations.struck.get(reached.fault)) is not None:
-            self._outbox.tell(Strike(reached.fault, struck))
+            self.generations.tell(Strike(reached.fault, struck))
 
     def _strike(self) -> None:
         """Write the event of each fault that has reached its point, then have it strike."""
@@ -246,15 +246,15 @@ class Leader:
         for number in sorted(self._reached.keys() - generations.struck.keys()):
             fault, member = self._run.faults[number], self._reached[number]
             generations.struck[number] = member
-            self._outbox.log("fault", worker=str(fault.worker), step=generations.next_step, fault=fault.text)
+            self.generations.log("fault", worker=str(fault.worker), step=generations.next_step, fault=fault.text)
             if generations.record.generation:
                 generations.persist()
-            self._outbox.tell(Strike(number, member))
+            self.generations.tell(Strike(number, member))
             if fault.other is not None and not self._processes[fault.other].is_running:
-                self._outbox.tell(PeerEnds(number, str(fault.worker), "", []))  # no process could tell them
+                self.generations.tell(PeerEnds(number, str(fault.worker), "", []))  # no process could tell them
 
     def _relay_ends(self, member: str, message: CutEnds) -> None:
         """Tell the other worker of a fault the ends of a process's connections."""
         fault = self._run.faults[message.fault]
         other = fault.other if worker_of(member) == fault.worker else fault.worker
-        self._outbox.tell(PeerEnds(message.fault, str(other), member, message.ends))
+        self.generations.tell(PeerEnds(message.fault, str(other), member, message.ends))

@@ -77,7 +77,7 @@ class Rejoins:
 
     def settle(self) -> bool:
         """Admit the workers that shall start with the next step; whether none has to be waited for any more."""
-        state, now = self._state, self._state.outbox.now
+        state, now = self._state, self._state.now
         for rejoin in self.awaited():
             worker, is_running = rejoin.worker, self._processes[rejoin.worker].is_running
             if rejoin.step > state.next_step:
@@ -92,7 +92,7 @@ class Rejoins:
                 return False  # it starts up, its last process is about to end, or its node is missing
             else:
                 self._processes.kill(worker)
-                state.outbox.log("fault", worker=str(worker), step=rejoin.step, cause="did not re-join in time")
+                state.log("fault", worker=str(worker), step=rejoin.step, cause="did not re-join in time")
             self._all.remove(rejoin)
         return True
 
@@ -116,7 +116,7 @@ class Rejoins:
             ):
                 processes.start(worker, state.record.generation)
                 state.starting.forget(worker)
-        for worker, cause in state.starting.lost(coming, beats, state.outbox.now).items():
+        for worker, cause in state.starting.lost(coming, beats, state.now).items():
             processes.kill(worker)  # the next one is started when it has ended
             state.log_detected(worker, f"{cause} in start-up")
             state.starting.forget(worker)

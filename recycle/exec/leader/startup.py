@@ -47,7 +47,7 @@ class Startup:
     """
 
     def __init__(self, generations: Generations) -> None:
-        self._generations, self._processes, self._outbox = generations, generations.processes, generations.outbox
+        self._generations, self._processes = generations, generations.processes
         self.can_go_back = False
         self._going_back: _GoingBack | None = None
         self._waits_for = ""
@@ -55,7 +55,7 @@ class Startup:
     def start(self, beats: Any) -> None:
         """Start all workers once their nodes are present, from the checkpoint that was gone back to, if any; wait for
         them to be ready. Workers that join later copy a peer's state."""
-        generations, processes, now = self._generations, self._processes, self._outbox.now
+        generations, processes, now = self._generations, self._processes, self._generations.now
         record, live = generations.record, generations.live
         processes.take_ended()
         if missing := processes.missing_nodes(live):
@@ -87,7 +87,7 @@ class Startup:
             raise RunError(f"{late} were not ready within {limit:g} s; see {logs}")
         if waits_for != self._waits_for:
             self._waits_for = waits_for
-            self._outbox.put(Waiting(f"{waits_for} to start"))
+            self._generations.put(Waiting(f"{waits_for} to start"))
 
     def _fail(self, worker: Worker, how: str) -> None:
         """At the start of the run this is its end; on the way back to a checkpoint others may be started instead."""
@@ -108,7 +108,7 @@ class Startup:
             left: the workers that were alive when the stage was lost.
         """
         self.can_go_back, self._waits_for = True, ""
-        deadline = self._outbox.now + self._generations.job.membership.rejoin_deadline
+        deadline = self._generations.now + self._generations.job.membership.rejoin_deadline
         self._going_back = _GoingBack(lost, set(left), deadline)
         self._generations.enter(Phase.GOING_BACK)
         self.go_back()
@@ -127,7 +127,7 @@ class Startup:
         generations, processes, back = self._generations, self._processes, self._going_back
         assert back is not None
         job, run, checkpoints = generations.job, generations.run, generations.checkpoints
-        is_late = self._outbox.now > back.deadline
+        is_late = self._generations.now > back.deadline
         processes.take_ended()
         if running := [worker for worker in sorted(generations.everybody) if processes[worker].is_running]:
             if is_late:
@@ -150,7 +150,7 @@ class Startup:
             return
         if not back.is_asked:
             back.is_asked = True
-            self._outbox.put(FindCheckpoint(checkpoints.verified))
+            self._generations.put(FindCheckpoint(checkpoints.verified))
         if back.found is None:
             return
         checkpoint = back.found.checkpoint
@@ -170,7 +170,7 @@ class Startup:
         places = {str(worker): str(place) for worker, place in processes.places.items()}
         generations.start_over(positions, self._commit_of(checkpoint), generations.record.generation)
         generations.announce("abandoned", places=places)  # another leader goes on from there
-        self._outbox.put(Rewind(checkpoint.step))
+        self._generations.put(Rewind(checkpoint.step))
         self._going_back = None
         generations.expect_starts()
         self._log_restored(checkpoint)
@@ -199,4 +199,4 @@ class Startup:
 
     def _log_restored(self, checkpoint: StoredCheckpoint) -> None:
         names, folder = worker_names(self._generations.live), folder_name(checkpoint.step)
-        self._outbox.log("restored", step=checkpoint.step + 1, checkpoint=folder, live=names)
+        self._generations.log("restored", step=checkpoint.step + 1, checkpoint=folder, live=names)

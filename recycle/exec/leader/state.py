@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -21,7 +20,7 @@ from recycle.exec.leader.heard import Heard
 from recycle.exec.leader.holdings import Holdings, ShardHoldings
 from recycle.exec.leader.worker_processes import WorkerProcesses
 from recycle.exec.members import members_of, worker_names
-from recycle.exec.protocol import Commit, Cursor, GenerationPhase, GenerationRecord, Propose, Verified
+from recycle.exec.protocol import Commit, Cursor, GenerationPhase, GenerationRecord, Propose, Value, Verified
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from recycle.shape import Worker
@@ -40,8 +39,7 @@ class Phase(Enum):
     OVER = "all have said so, or the run has failed"
 
 
-@dataclass(frozen=True)
-class PlannedFault:
+class PlannedFault(Value):
     """A fault to inject.
 
     Attributes:
@@ -58,8 +56,7 @@ class PlannedFault:
     strikes: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunDescription:
+class RunDescription(Value, kw_only=True):
     """What the leader needs to know of a run.
 
     Attributes:
@@ -91,15 +88,14 @@ class RunDescription:
     resume_command: str = "recycle train JOB --resume"
 
 
-class RunState:
-    """The state of one run.
+class RunState(Outbox):
+    """The state of one run, and what the leader does about it.
 
     Args:
         run: what is trained.
         now: time on the leader's clock.
 
     Attributes:
-        outbox: takes the actions, and has the time.
         processes, checkpoints, holdings: of the run.
         heard: what the processes of the generation have said.
         detector: judges their heartbeats.
@@ -115,9 +111,10 @@ class RunState:
 
     def __init__(self, run: RunDescription, now: float) -> None:
         job = run.job
-        self.run, self.job, self.outbox = run, job, Outbox(now)
-        self.processes = WorkerProcesses(run.homes, job.membership.lease, self.outbox, job.grid.tensor_parallel)
-        self.checkpoints = Checkpoints(job, self.outbox)
+        super().__init__(now)
+        self.run, self.job = run, job
+        self.processes = WorkerProcesses(run.homes, job.membership.lease, self, job.grid.tensor_parallel)
+        self.checkpoints = Checkpoints(job, self)
         self.heard, self.detector = Heard(job.grid.tensor_parallel), FailureDetector(job)
         self.everybody = frozenset(job.shape.workers())
         self.holdings = (
@@ -135,7 +132,7 @@ class RunState:
     def expect_starts(self) -> None:
         """Processes are about to be started: deadlines for that count from now."""
         limits = self.job.membership
-        self.start_deadline = self.outbox.now + limits.start_deadline
+        self.start_deadline = self.now + limits.start_deadline
         self.starting = FailureDetector(self.job, dead_after=max(limits.warm_up, limits.dead_after))
 
     @property
@@ -168,14 +165,14 @@ class RunState:
 
     def pass_time(self) -> None:
         """Note how long the leader's process has been running since the last call."""
-        now = self.outbox.now
+        now = self.now
         passed, self._ticked = min(now - self._ticked, self.job.membership.heartbeat), now
         self.waited += passed
         self.processes.tick(passed)
 
     def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
         """Write that a worker was found dead or hung."""
-        self.outbox.log("detected", worker=str(worker), step=self.next_step, cause=cause, **more)
+        self.log("detected", worker=str(worker), step=self.next_step, cause=cause, **more)
 
     # The register.
 
@@ -201,7 +198,7 @@ class RunState:
     def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
         """Write the cursor, in another phase if there is one, and the record where it has changed."""
         self._persisted_phase = phase or self._persisted_phase
-        self.outbox.put(Persist(self.cursor(), record))
+        self.put(Persist(self.cursor(), record))
 
     def change(self, **progress: Any) -> None:
         """Change what the cursor says, and write it."""
@@ -238,7 +235,7 @@ class RunState:
         self.persist(phase, record)
         if phase == "proposed":
             self.checkpoints.proposed(record, self.holdings.hosts)
-            self.outbox.tell(Propose(record, text))
+            self.tell(Propose(record, text))
 
     def _kept_state(self) -> Verified | None:
         """The state to go back to, as the next record names it: workers that join do not have it either."""
