@@ -128,6 +128,11 @@ class Progress(Value, kw_only=True):
     verified: Verified | None = None
     candidate: Verified | None = None
 
+    @property
+    def verified_step(self) -> int | None:
+        """The iteration that the verified state is from."""
+        return None if self.verified is None else self.verified.step
+
     def progress(self) -> dict[str, Any]:
         """These attributes by name, of a record or a cursor."""
         return {name: getattr(self, name) for name in Progress.__struct_fields__}
@@ -169,7 +174,7 @@ class GenerationRecord(Progress):
     @property
     def has_gone_back(self) -> bool:
         """Whether all went back to the committed state from a later one, and nothing has been committed since."""
-        return self.verified is not None and self.verified.step == self.committed
+        return self.verified_step == self.committed
 
     @property
     def is_evaluation_due(self) -> bool:

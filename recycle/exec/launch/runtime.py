@@ -159,7 +159,7 @@ class LeaderRuntime:
     @property
     def ends_early(self) -> bool:
         """Whether the run was told to end before its last iteration, unless it had come there."""
-        return self.leader.ends_early
+        return self.leader.generations.ends_early
 
     # The beginning.
 

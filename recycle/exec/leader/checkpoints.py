@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from recycle.exec.leader.actions import CheckpointCompleted, CompleteCheckpoint, DiscardCheckpoint, Outbox
+from recycle.exec.members import split_member
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 from recycle.job import Job
 from recycle.plans.hosting import Hosts
@@ -64,7 +65,6 @@ class Checkpoints:
         pending: step -> its checkpoint that is being written.
         kept: steps of the complete checkpoints.
         keeps_last: the state at the end is kept however long the run is, because it ends early.
-        verified: step of the last state on which all hosts agreed; None where they do not compare.
     """
 
     def __init__(self, job: Job, outbox: Outbox) -> None:
@@ -72,7 +72,6 @@ class Checkpoints:
         self.pending: dict[int, PendingCheckpoint] = {}
         self.keeps_last = False
         self.kept: set[int] = set()
-        self.verified: int | None = None
 
     def due(self, step: int, is_last: bool) -> bool:
         """Whether the state after `step` is kept: every so often, and at the end of a run that is long enough."""
@@ -89,7 +88,6 @@ class Checkpoints:
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
         """A commit stands, of workers with these hosts; it says whether its state is kept."""
-        self.verified = None if record.verified is None else record.verified.step
         if commit.checkpoint:
             of_stages = hosts.hosts_of_stages().items()
             chosen = {stage: writer_of(stage, list(map(str, workers)), record) for stage, workers in of_stages}
@@ -115,12 +113,12 @@ class Checkpoints:
         """Whether the runtime is completing a checkpoint."""
         return any(pending.is_finishing for pending in self.pending.values())
 
-    def take(self, worker: str, part: SavedPart) -> None:
+    def take(self, member: str, part: SavedPart) -> None:
         """A part of a checkpoint is written, or cannot be.
 
         What workers say that had no part in the step is ignored: they wrote what a run has gone back from.
         """
-        pending, key = self.pending.get(part.step), (part.stage, part.tensor_rank)
+        pending, key, worker = self.pending.get(part.step), (part.stage, part.tensor_rank), split_member(member)[0]
         if pending is not None and worker in pending.live and key in pending.parts and not pending.is_finishing:
             pending.parts[key] = part.saved
 
@@ -142,12 +140,12 @@ class Checkpoints:
             stalled=max((saved.stall for saved in pending.parts.values() if saved), default=0.0),
         )
 
-    def tick(self, live: Collection[str], committed: int) -> None:
+    def tick(self, live: Collection[str], record: GenerationRecord) -> None:
         """Complete, or give up, what is due.
 
         Args:
             live: workers that may still write.
-            committed: the last committed step. Only of that step can another host write what a dead one did not.
+            record: the present one.
         """
         for step, pending in sorted(self.pending.items()):
             missing = pending.missing
@@ -155,10 +153,10 @@ class Checkpoints:
             if not pending.is_finishing and not missing:
                 pending.is_finishing = True
                 saved = [part for part in pending.parts.values() if part]
-                self._outbox.put(CompleteCheckpoint(pending.commit, saved, self.verified))
+                self._outbox.put(CompleteCheckpoint(pending.commit, saved, record.verified_step))
             elif self._outbox.now - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
-            elif dead is not None and (step < committed or not live):
+            elif dead is not None and (step < record.committed or not live):  # else another host may write it
                 self._give_up(step, f"worker {dead} ended before it had written its part")
 
     def _give_up(self, step: int, why: str) -> None:
@@ -173,11 +171,6 @@ class Checkpoints:
     def folder(self, step: int) -> str | None:
         """Name of the folder of the complete checkpoint of a step; None when there is none."""
         return folder_name(step) if step in self.kept else None
-
-    def start_over(self) -> None:
-        """Training goes back to a checkpoint: forget those that are being written."""
-        self.pending.clear()
-        self.verified = None
 
 
 def folder_name(step: int) -> str:

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from recycle.errors import RunError
+from recycle.exec.leader.actions import DepartureAsked
 from recycle.exec.leader.plans import Plans
 from recycle.exec.leader.state import RunState
-from recycle.exec.protocol import Leave, Refused, Value
+from recycle.exec.members import worker_of
+from recycle.exec.protocol import Leave, Leaving, Refused, Value
 from recycle.shape import Worker
 
 END_SECONDS = 60.0
@@ -65,6 +67,17 @@ class Departures:
         self._prepared: list[Worker] = []
         self._leaving: dict[Worker, _Leaver] = {}
         self.everybody = self.is_prepared = False
+
+    def take(self, member: str, leaving: Leaving) -> None:
+        """A worker, or the agent of its node, has got a signal to leave."""
+        worker = worker_of(member)
+        if leaving.incarnation == self._processes[worker].incarnation:
+            self.ask(worker, by_signal=True)
+
+    def ask_all(self, asked: DepartureAsked) -> None:
+        """Somebody asks the run to let workers leave."""
+        for worker in asked.workers:
+            self.ask(worker, asked.seconds)
 
     def ask(self, worker: Worker, seconds: float | None = None, by_signal: bool = False) -> None:
         """Tell a worker to leave at the next boundary. It is told once: a first deadline counts."""

@@ -6,27 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.leader.actions import Finish
+from recycle.exec.leader.actions import EndEarly, Finish
 from recycle.exec.leader.commit import names_of_numbers
 from recycle.exec.leader.generations import Generations
 from recycle.exec.leader.state import Phase
 from recycle.exec.members import joined_digests, worker_names
+from recycle.exec.protocol import FinalState
 
 
 class Ending:
-    """Ends one run.
-
-    Attributes:
-        final: process -> stage -> sha256 of the stage's final state.
-    """
+    """Ends one run."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
         self._since = 0.0
         self._is_cut_short = False
-        self.final: dict[str, dict[int, str]] = {}
+        self._final: dict[str, dict[int, str]] = {}
 
-    def end_early(self) -> None:
+    def take(self, member: str, final: FinalState) -> None:
+        """A process has said what it ends with."""
+        self._final[member] = final.digests
+
+    def end_early(self, asked: EndEarly | None) -> None:
         """Have the run end with the present iteration, or the next if that has begun, and keep its state."""
         if not self._generations.ends_early:
             self._since = self._generations.now
@@ -69,7 +70,7 @@ class Ending:
         for worker in sorted(generations.everybody - live):
             processes.kill(worker)  # it returned too late and waits for a generation that never comes
         left = [worker for worker in live if processes[worker].is_running]
-        generations.checkpoints.tick(worker_names(left), record.committed)
+        generations.checkpoints.tick(worker_names(left), record)
         generations.release_after_last()
         digests = self._final_digests(beats)
         if digests is None or generations.checkpoints.pending or departures.leaving:
@@ -84,18 +85,17 @@ class Ending:
         """Worker -> stage -> sha256 of the stage's final state, once every worker that still lives has left them; None
         before. A worker that dies or hangs meanwhile is detected as ever, without consequence."""
         generations, live = self._generations, self._generations.live
-        gone = generations.detector.lost(live, beats, self._generations.now, self.final)
-        gone |= {worker: how for worker in live if (how := generations.processes[worker].how) is not None}
-        waits = {worker for worker in live if not self.final.keys() >= set(generations.members(worker))}
-        for worker in sorted(waits & gone.keys()):
-            generations.processes.kill(worker)
-            live.discard(worker)
-            step = generations.record.committed
-            self._generations.log("detected", worker=str(worker), step=step, cause=gone[worker], over=True)
-        if waits - gone.keys():
+        lost = generations.detector.lost(live, beats, generations.now, self._final)
+        waits = {worker for worker in live if not self._final.keys() >= set(generations.members(worker))}
+        for worker in sorted(waits):
+            if (cause := generations.processes[worker].how or lost.get(worker)) is not None:
+                generations.processes.kill(worker)
+                live.discard(worker)
+                generations.log_detected(worker, cause, step=generations.record.committed, over=True)
+        if waits & live:
             return None
         return {
-            name: joined_digests([self.final[member] for member in generations.members(name)])
+            name: joined_digests([self._final[member] for member in generations.members(name)])
             for name in worker_names(live)
         }
 

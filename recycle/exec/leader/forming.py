@@ -36,13 +36,12 @@ class Forming:
         self._state, self._limits = state, state.job.membership
         self._failures: Counter[Worker] = Counter()
         self._blamed: set[Worker] = set()
-        self._failed_since: float | None = None
-        self._trouble_since: float | None = None
+        self._since: float | None = None
         self._judges_from = 0.0
 
     def begin(self) -> None:
         """Another generation is proposed."""
-        self._failed_since = self._trouble_since = None
+        self._since = None
 
     def follow(self) -> None:
         """Follow another leader: who is silent is not known before heartbeats could have come for a while."""
@@ -82,16 +81,21 @@ class Forming:
 
         The workers that fail first are noted, and a death that explains it is waited for: others fail in consequence.
         """
-        state, now = self._state, self._state.now
-        if self._failed_since is None:
-            self._failed_since, self._blamed = now, set(failed)
-        if now - self._failed_since <= GRACE_SECONDS:
+        state = self._state
+        if self._since is None:
+            self._blamed = set(failed)
+        if self._may_be_explained():
             return None
         self._failures.update(self._blamed)
         often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
         fenced = whom_to_fence(often, state.holders, hosts=state.holdings.fewest_hosts(often, state.holders))
         reason = f"could not form generation {state.record.generation}: {failed[fenced or min(self._blamed)]}"
         return Fence({fenced: reason}) if fenced else RetryFormation(f"worker {min(self._blamed)} {reason}")
+
+    def _may_be_explained(self) -> bool:
+        """Whether a death may follow that explains what the generation has failed with a moment ago."""
+        self._since = self._state.now if self._since is None else self._since
+        return self._state.now - self._since <= GRACE_SECONDS
 
     def _fence_late(self, late: set[Worker], what: str) -> Fence | RetryFormation | None:
         if not late:
@@ -121,10 +125,7 @@ class Forming:
         """What follows from connections that broke while the generation ran."""
         if (cut := self.cut()) is not None:
             return cut
-        if not (troubles := self._state.heard.of(Trouble)):
+        troubles = self._state.heard.of(Trouble)
+        if not troubles or self._may_be_explained():
             return None
-        now = self._state.now
-        if self._trouble_since is None:
-            self._trouble_since = now
-        first = next(iter(troubles.values()))
-        return RetryFormation(first.message) if now - self._trouble_since > GRACE_SECONDS else None
+        return RetryFormation(next(iter(troubles.values())).message)

@@ -100,14 +100,19 @@ class Generations(RunState):
 
     # The beginning.
 
-    def adopt(self, begin: Begin) -> None:
+    def adopt(self, begin: Begin, before: GenerationRecord) -> None:
         """Go on from the register that another leader left, with the workers that it names.
 
         Its last decisions are told again. A generation that runs goes on; of any other what was undecided is void, and
         workers that copied their state in it copy it again.
+
+        Args:
+            before: the record as that leader proposed it.
         """
-        before, cursor, tell = begin.record, begin.cursor, self.tell
-        assert before is not None
+        cursor, tell = begin.cursor, self.tell
+        self.live = parse_workers(before.live)
+        self.processes.expect(self.live, before.incarnations, before.places, self.run.absent)
+        self.answers.adopt(self.failed, begin.plan, begin.hosts)
         if cursor is not None:
             self.struck.update(cursor.struck)
             self.released.update(cursor.released)
@@ -117,9 +122,9 @@ class Generations(RunState):
         self.record = record = msgspec.structs.replace(before, **cursor.progress())
         self._persisted_phase, self._earlier = phase, earlier = cursor.phase, cursor.earlier
         generation, commit = record.generation, record.commit
+        self.log("coordinator", node=begin.node, generation=generation, step=self.next_step)
         for fault, member in self.struck.items():  # also to agents and processes that are new
             tell(Strike(fault, member))
-        self.live = parse_workers(record.live)
         self.heard.begin(record)
         self._forming.follow()
         has_run = phase in ("running", "ended")
@@ -137,19 +142,19 @@ class Generations(RunState):
             tell(Committed(generation, commit))
             if record.evaluated is not None and record.evaluated.step == record.committed:
                 tell(EvaluationResult(generation, record.evaluated))
-            self._note_commit(commit)
-            if commit.finished and not record.is_evaluation_due:
-                self.enter(Phase.FINISHED)
-                return
+            self._note_commit()
         is_last = before.committed != record.committed and commit is not None and commit.last == record.committed
-        if phase == "running" and (record.is_evaluation_due or not is_last):
+        if commit is not None and record.plan and commit.finished and not record.is_evaluation_due:
+            self.enter(Phase.FINISHED)
+        elif phase == "running" and (record.is_evaluation_due or not is_last):
             self.enter(Phase.RUNNING)
             self._iteration_since = self.now
-            return
-        if not has_run:
-            self.joined = parse_workers(record.joins)
-        self._lost_since = self.now
-        self.end()
+        else:
+            self.joined = set() if has_run else parse_workers(record.joins)
+            self._lost_since = self.now
+            self.end()
+            self.enter(Phase.BETWEEN if record.plan else Phase.STARTING)
+        self.put(Rewind(record.committed))  # the last leader may have gone back and died then
 
     def _take_up(self, plan: str) -> None:
         """The workers hold what the plan of this name gives them; empty for what they start with."""
@@ -169,7 +174,7 @@ class Generations(RunState):
         self.live = set(live)
         self.joined.clear()
         self.holdings.start_over()
-        self.checkpoints.start_over()
+        self.checkpoints.pending.clear()
         self.detector = FailureDetector(self.job)
         self.rejoins.start_over()
         self.departures.start_over()
@@ -210,8 +215,7 @@ class Generations(RunState):
         self.end()
         if unit := self.lost_unit(self.holders):
             raise RunError(f"{unit} no live host that could keep its state")
-        before = self.record.commit
-        assert before is not None, "a step is committed"
+        before = self.commit
         is_new = not before.checkpoint and self.checkpoints.due(before.step, True)
         is_kept = before.checkpoint or is_new
         last, replace = before.step, msgspec.structs.replace
@@ -228,9 +232,8 @@ class Generations(RunState):
         """After the last iteration: workers whose connections broke while they gathered parameters wait for another
         generation. Give them one in which they end with the committed state."""
         if bool(self.heard.of(Trouble)) or self.heard.of(CutOff):
-            assert self.record.commit is not None
             self.end()
-            self._announce_end(self.record.commit)
+            self._announce_end(self.commit)
 
     # Decisions.
 
@@ -465,11 +468,9 @@ class Generations(RunState):
 
     def _go_on(self) -> None:
         """All that belongs to the committed step is done."""
-        commit = self.record.commit
-        assert commit is not None
-        if commit.finished:
+        if self.commit.finished:
             self.enter(Phase.FINISHED)
-        elif commit.last == commit.step:
+        elif self.commit.last == self.commit.step:
             self.end()
 
     def _commit(self) -> bool:
@@ -494,24 +495,23 @@ class Generations(RunState):
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
         self._attempts, self._disputed = 0, []
         self._forming.forgive()
-        self._note_commit(verdict)
+        self._note_commit()
         if not self.record.is_evaluation_due:
             self._go_on()
         return True
 
-    def _note_commit(self, commit: Commit) -> None:
+    def _note_commit(self) -> None:
         """Write the step's line of metrics, or keep it until its evaluation is done; see to the step's checkpoint."""
         line = self._metrics_line()
-        self.checkpoints.committed(commit, self.record, self.holdings.hosts)
+        self.checkpoints.committed(self.commit, self.record, self.holdings.hosts)
         if self.record.is_evaluation_due:
             self._line = line
-            self.put(Waiting(f"the evaluation after step {commit.step}"))
+            self.put(Waiting(f"the evaluation after step {self.commit.step}"))
         else:
             self.put(MetricsLine(line))
 
     def _metrics_line(self) -> dict[str, Any]:
-        assert self.record.commit is not None
-        return self.lines.line(self.now, self.record.commit, self.record, len(self.live), self._plans.compute)
+        return self.lines.line(self.now, self.commit, self.record, len(self.live), self._plans.compute)
 
     def write_line(self) -> None:
         """Write the line of the committed step, whose evaluation is not asked for any more."""
@@ -555,7 +555,7 @@ class Generations(RunState):
         self.checkpoints.rewind(step)
         self.lines.throughput.start_over()
 
-    def take_tensors(self, layout: StateTensors) -> None:
+    def take_tensors(self, member: str, layout: StateTensors) -> None:
         """A process has told where the tensors of a compared state lie in it."""
         self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
 

@@ -145,12 +145,12 @@ class Startup:
         positions = reassign(job.shape, startable)
         if positions is None and startable < allowed and not is_late:
             return  # a node may come back
-        checkpoints.tick((), max(generations.record.committed, 0) + 1)
+        checkpoints.tick((), generations.record)
         if checkpoints.is_finishing:
             return
         if not back.is_asked:
             back.is_asked = True
-            self._generations.put(FindCheckpoint(checkpoints.verified))
+            self._generations.put(FindCheckpoint(generations.record.verified_step))
         if back.found is None:
             return
         checkpoint = back.found.checkpoint

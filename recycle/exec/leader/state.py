@@ -141,6 +141,12 @@ class RunState(Outbox):
         return self.record.committed + 1
 
     @property
+    def commit(self) -> Commit:
+        """The last commit, of a run that has one."""
+        assert self.record.commit is not None
+        return self.record.commit
+
+    @property
     def failed(self) -> frozenset[Worker]:
         """The positions without a live worker."""
         return self.everybody - self.live
@@ -172,7 +178,7 @@ class RunState(Outbox):
 
     def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
         """Write that a worker was found dead or hung."""
-        self.log("detected", worker=str(worker), step=self.next_step, cause=cause, **more)
+        self.log("detected", **{"worker": str(worker), "step": self.next_step, "cause": cause} | more)
 
     # The register.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from recycle.exec.leader.actions import Outbox, Send
+from recycle.exec.leader.actions import AgentAbsent, Outbox, Send
 from recycle.exec.members import worker_of
-from recycle.exec.protocol import Ended, Hello, Kill, Start
+from recycle.exec.protocol import Ended, Hello, Kill, Ready, Start
 from recycle.shape import Shape, Worker
 
 
@@ -100,11 +100,11 @@ class WorkerProcesses:
                 self._end(worker, process.how)
         return is_new
 
-    def part(self, node: int) -> None:
+    def part(self, absent: AgentAbsent) -> None:
         """The connection to a node's agent is gone."""
-        if node in self._present:
-            self._present.discard(node)
-            self._away[node] = 0.0
+        if absent.node in self._present:
+            self._present.discard(absent.node)
+            self._away[absent.node] = 0.0
 
     def tick(self, passed: float) -> None:
         """Give up the agents that have been away for too long.
@@ -186,10 +186,10 @@ class WorkerProcesses:
         fresh, self._fresh = self._fresh, {}
         return fresh
 
-    def take_ready(self, member: str, incarnation: int) -> None:
-        """A member of the worker's process of this number has started up."""
+    def take_ready(self, member: str, ready: Ready) -> None:
+        """A member of a worker's process has started up."""
         process = self[worker_of(member)]
-        if incarnation == process.incarnation:
+        if ready.incarnation == process.incarnation:
             process.ready.add(member)
 
     def is_ready(self, worker: Worker) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recycle.exec.leader.actions import Outbox, Send
+from recycle.exec.leader.actions import AgentAbsent, Outbox, Send
 from recycle.exec.leader.worker_processes import WorkerProcesses
 from recycle.exec.protocol import AgentProcess, Ended, Hello, Kill, Start
 from recycle.shape import Worker
@@ -91,7 +91,7 @@ def test_agent_that_is_away_for_less_than_half_a_lease_has_kept_its_processes() 
         processes.start(worker, 5)
     outbox.take()
     for _ in range(3):  # each time counts anew
-        processes.part(0)
+        processes.part(AgentAbsent(0))
         assert (processes.missing_nodes([FIRST, SECOND]), processes.is_awaited([FIRST])) == ([0], True)
         pass_time(processes, outbox, 2.5)
         assert not processes.greet(Hello(0, "first", [AgentProcess("0.0", 0, 5)]))
@@ -104,7 +104,7 @@ def test_processes_of_an_agent_that_is_away_for_longer_are_lost_and_may_be_start
     processes, outbox = processes_on("0.0", "0.1")
     for worker in (FIRST, SECOND):
         processes.start(worker, 5)
-    processes.part(0)
+    processes.part(AgentAbsent(0))
     pass_time(processes, outbox, 3)
     assert processes[FIRST].is_running
     pass_time(processes, outbox, 0.25)
@@ -118,7 +118,7 @@ def test_processes_of_an_agent_that_comes_back_after_it_was_given_up_are_killed(
     processes, outbox = processes_on("0.0 0.1", "1.0 1.1")
     for worker in (FIRST, SECOND):
         processes.start(worker, 5)
-    processes.part(0)
+    processes.part(AgentAbsent(0))
     pass_time(processes, outbox, 4)
     outbox.take()
     assert processes.greet(
@@ -147,7 +147,7 @@ def test_new_session_of_a_node_means_that_its_processes_are_gone() -> None:
 def test_process_that_ended_while_its_agent_was_away_has_ended() -> None:
     processes, _ = processes_on("0.0 0.1")
     processes.start(FIRST, 0)
-    processes.part(0)
+    processes.part(AgentAbsent(0))
     processes.greet(Hello(0, "first", [AgentProcess("0.0", 0, 0, "killed by signal 9", "last words")]))
     assert (processes.take_ended(), processes[FIRST].lines) == ({FIRST: "killed by signal 9"}, "last words")
 
@@ -156,14 +156,14 @@ def test_process_whose_kill_did_not_arrive_is_killed_when_its_agent_is_back() ->
     processes, outbox = processes_on("0.0 0.1")
     for worker in (FIRST, SECOND):
         processes.start(worker, 0)
-    processes.part(0)
+    processes.part(AgentAbsent(0))
     processes.kill(FIRST)
     outbox.take()
     running = [AgentProcess("0.0", 0, 0), AgentProcess("0.1", 0, 0)]
     for _ in range(2):
         processes.greet(Hello(0, "first", running))
         assert outbox.take() == [Send(0, Kill(str(FIRST), 0))]
-        processes.part(0)
+        processes.part(AgentAbsent(0))
     assert processes[FIRST].is_running
     processes.greet(Hello(0, "first", [AgentProcess("0.0", 0, 0, "killed by signal 9"), running[1]]))
     assert (processes.take_ended(), outbox.take()) == ({FIRST: "killed by signal 9"}, [])
@@ -176,7 +176,7 @@ def test_process_whose_start_did_not_arrive_may_be_started_again(before: list[Ag
     processes.take(Ended("0.0", 0, "killed by signal 9"))
     processes.take_ended()
     processes.start(FIRST, 3)
-    processes.part(0)
+    processes.part(AgentAbsent(0))
     outbox.take()
     assert not processes.greet(Hello(0, "first", before))
     assert list(processes.take_ended()) == [FIRST]
@@ -248,8 +248,8 @@ def test_worker_that_the_run_starts_without_has_no_process_before_its_first() ->
 
 def test_missing_nodes_are_those_of_the_places() -> None:
     processes, _ = processes_on("0.0", "0.1", "1.0", "1.1")
-    processes.part(2)
-    processes.part(3)
+    processes.part(AgentAbsent(2))
+    processes.part(AgentAbsent(3))
     assert processes.missing_nodes(named("1.1", "0.0", "1.0")) == [2, 3]
     assert processes.missing_nodes(named("0.0", "0.1")) == []
     processes.places = {Worker(0, 0): Worker(1, 1), Worker(1, 1): Worker(0, 0)}
