@@ -567,12 +567,6 @@ class Hello(UpMessage):
     said: list[FromWorker] = []
 
 
-class Goodbye(UpMessage):
-    """The node has left; its agent ends."""
-
-    node: int
-
-
 class Batch(UpMessage, omit_defaults=True):
     """What has happened on a node since the last batch.
 

@@ -31,6 +31,13 @@ def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> s
     return left[stage % len(left)] if left else None
 
 
+def _writers(hosts: Hosts, record: GenerationRecord) -> dict[int, str]:
+    """Stage -> its writer, of all stages that have one."""
+    of_stages = hosts.hosts_of_stages().items()
+    writers = {stage: writer_of(stage, list(map(str, workers)), record) for stage, workers in of_stages}
+    return {stage: writer for stage, writer in writers.items() if writer is not None}
+
+
 @dataclass
 class PendingCheckpoint:
     """A checkpoint that is not complete yet.
@@ -89,10 +96,7 @@ class Checkpoints:
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
         """A commit stands, of workers with these hosts; it says whether its state is kept."""
         if commit.checkpoint:
-            of_stages = hosts.hosts_of_stages().items()
-            chosen = {stage: writer_of(stage, list(map(str, workers)), record) for stage, workers in of_stages}
-            writers = {stage: writer for stage, writer in chosen.items() if writer is not None}
-            ranks = range(self._job.grid.tensor_parallel)
+            writers, ranks = _writers(hosts, record), range(self._job.grid.tensor_parallel)
             parts: dict[tuple[int, int], Saved | None] = dict.fromkeys(product(writers, ranks))
             live = frozenset(record.live)
             self.pending[commit.step] = PendingCheckpoint(commit, self._outbox.now, live, writers, parts)
@@ -100,13 +104,11 @@ class Checkpoints:
     def proposed(self, record: GenerationRecord, hosts: Hosts) -> None:
         """A generation begins after this record. What dead workers have not written of the committed state other hosts
         write now, unless they had a part of their own to write."""
-        if (pending := self.pending.get(record.committed)) is None:
-            return
-        names, busy = hosts.hosts_of_stages(), set(pending.writers.values())
-        for stage in [stage for stage, writer in pending.writers.items() if writer not in record.live]:
-            writer = writer_of(stage, list(map(str, names[stage])), record)
-            if writer is not None and writer not in busy:
-                pending.writers[stage] = writer
+        if (pending := self.pending.get(record.committed)) is not None:
+            others, busy = _writers(hosts, record), set(pending.writers.values())
+            for stage, writer in pending.writers.items():
+                if writer not in record.live and others.get(stage) not in busy:
+                    pending.writers[stage] = others.get(stage, writer)
 
     @property
     def is_finishing(self) -> bool:

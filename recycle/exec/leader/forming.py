@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from recycle.errors import RunError
 from recycle.exec.leader.detector import whom_to_fence
 from recycle.exec.leader.state import RunState
 from recycle.exec.leader.verdict import Fence
@@ -17,6 +18,8 @@ from recycle.exec.members import worker_of
 from recycle.exec.protocol import Acknowledged, CutOff, Formed, Trouble, Value
 from recycle.shape import Worker
 
+ATTEMPTS = 5
+"""Times that the same live set may fail to form or run before the run is given up."""
 FAILURES = 2
 """Times that a worker may fail to form its groups before it is fenced."""
 GRACE_SECONDS = 1.0
@@ -34,6 +37,7 @@ class Forming:
 
     def __init__(self, state: RunState) -> None:
         self._state, self._limits = state, state.job.membership
+        self._attempts = 0
         self._failures: Counter[Worker] = Counter()
         self._blamed: set[Worker] = set()
         self._since: float | None = None
@@ -48,8 +52,15 @@ class Forming:
         self._judges_from = self._state.now + self._limits.dead_after / 2 + 2 * self._limits.heartbeat
 
     def forgive(self) -> None:
-        """Forget who has failed: the cause may have been another one."""
+        """Forget who has failed, and how often: the cause may have been another one."""
+        self._attempts = 0
         self._failures.clear()
+
+    def count_attempt(self, cause: str) -> None:
+        """The same workers form again. Raises RunError when they have tried often enough."""
+        self._attempts += 1
+        if self._attempts >= ATTEMPTS:
+            raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {cause}")
 
     def not_acknowledged(self) -> Fence | RetryFormation | None:
         """What follows as long as not all have acknowledged the generation."""

@@ -54,8 +54,6 @@ from recycle.exec.protocol import (
 )
 from recycle.shape import Worker
 
-ATTEMPTS = 5
-"""Times that the same live set may fail to form or run before the run is given up."""
 PLAN_SECONDS = 3600.0
 """How long a plan that is needed now may take; most have shorter deadlines (planner_process.py)."""
 END_SECONDS, END_ITERATIONS = 5.0, 3.0
@@ -88,7 +86,6 @@ class Generations(RunState):
         self.departures = Departures(self, self._plans)
         self.rejoins = Rejoins(self, self.departures)
         self._tensors: dict[tuple[int, int, str], Sequence[tuple[str, int, int, int]]] = {}
-        self._attempts = 0
         self._repeated: str | None = None
         self._disputed: list[tuple[int, int, int]] = []
         self._lost_since: float | None = None
@@ -178,7 +175,7 @@ class Generations(RunState):
         self.detector = FailureDetector(self.job)
         self.rejoins.start_over()
         self.departures.start_over()
-        self._attempts, self._repeated, self._disputed = 0, None, []
+        self._repeated, self._disputed = None, []
         self._judge.start_over()
         self._forming.forgive()
         self.enter(Phase.STARTING)
@@ -270,9 +267,7 @@ class Generations(RunState):
             case RewindVerdict():
                 self._roll_back(answer)
             case RetryFormation():
-                self._attempts += 1
-                if self._attempts >= ATTEMPTS:
-                    raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {answer.cause}")
+                self._forming.count_attempt(answer.cause)
                 self.end()
             case Repeat():
                 self.end()
@@ -289,15 +284,17 @@ class Generations(RunState):
             self.processes.kill(worker)
             self._take_out(worker)
             self.log_detected(worker, how)
-        self._attempts = 0
         self._forming.forgive()
         self.end()
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):
+            last, how = max(lost.items())
+            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
+            ended = f"{last}, which {how} ({line})" if line else f"{last}, {how}"
             raise StageLost(
-                f"{unit} no live host left after step {self.record.committed}: its"
-                f" parameters are lost with worker {self._ended_as(max(lost), lost)}"
+                f"{unit} no live host left after step {self.record.committed}: its parameters are lost with worker"
+                f" {ended}"
             )
 
     def _take_out(self, worker: Worker) -> None:
@@ -305,12 +302,6 @@ class Generations(RunState):
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
         self.live.discard(worker)
         self.joined.discard(worker)
-
-    def _ended_as(self, worker: Worker, lost: Mapping[Worker, str]) -> str:
-        """The worker and how it ended; after an error of its own with the last line of its log."""
-        how = lost[worker]
-        last = self.processes[worker].lines.rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
-        return f"{worker}, which {how} ({last})" if last else f"{worker}, {how}"
 
     def end(self) -> None:
         """End the current generation: what is undecided is void, and survivors wake up."""
@@ -493,7 +484,7 @@ class Generations(RunState):
         self.tell(Committed(self.record.generation, verdict))
         now = self.now
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
-        self._attempts, self._disputed = 0, []
+        self._disputed = []
         self._forming.forgive()
         self._note_commit()
         if not self.record.is_evaluation_due:
@@ -542,8 +533,7 @@ class Generations(RunState):
         self._disputed = []
         if evaluated is not None and evaluated.step > verified.step:
             evaluated = None
-        roles = {name: name for name in worker_names(self.live)}
-        self.announce("abandoned", roles=roles, committed=verified.step, commit=verified.commit, evaluated=evaluated)
+        self.announce("abandoned", committed=verified.step, commit=verified.commit, evaluated=evaluated)
         self.rewind(verified.step)
         self._repeated = f"{verdict.cause}; all are back behind step {verified.step}, where they agreed"
         if unit := self.lost_unit(self.holders):

@@ -85,19 +85,17 @@ class WorkerProcesses:
         self._away.pop(node, None)
         for worker, process in told.items():
             known = self[worker]
-            is_known = process.incarnation == known.incarnation
-            is_over = process.incarnation < known.incarnation or (is_known and known.how is not None)
-            if process.how is None and (is_over or (is_known and known.is_killed)):
-                self._outbox.put(Send(node, Kill(process.worker, process.incarnation)))
-            if is_over:
-                continue
-            if not is_known:
+            if process.incarnation > known.incarnation:
                 if known.is_running:
                     self._fresh[worker] = "ended while there was no leader"
                 self._latest[worker] = known = WorkerProcess(process.incarnation)
-            known.generation, known.node, known.lines = process.generation, node, process.lines
-            if process.how is not None:
-                self._end(worker, process.how)
+            is_over = process.incarnation < known.incarnation or known.how is not None
+            if process.how is None and (is_over or known.is_killed):
+                self._outbox.put(Send(node, Kill(process.worker, process.incarnation)))
+            if not is_over:
+                known.generation, known.node, known.lines = process.generation, node, process.lines
+                if process.how is not None:
+                    self._end(worker, process.how)
         return is_new
 
     def part(self, absent: AgentAbsent) -> None:

@@ -9,8 +9,8 @@ import pytest
 from recycle import RunError
 from recycle.exec.leader import generations
 from recycle.exec.leader.actions import Ask, EndEarly, Tick
-from recycle.exec.leader.forming import GRACE_SECONDS
-from recycle.exec.leader.generations import ATTEMPTS, END_SECONDS
+from recycle.exec.leader.forming import ATTEMPTS, GRACE_SECONDS
+from recycle.exec.leader.generations import END_SECONDS
 from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import Formed, Start
 from recycle.shape import Worker
