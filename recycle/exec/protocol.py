@@ -469,13 +469,6 @@ class FaultReached(UpMessage):
     fault: int
 
 
-class CutEnds(UpMessage):
-    """The ends of this process's connections, for the fault of this number, which cuts them off another worker's."""
-
-    fault: int
-    ends: list[str]
-
-
 class Leaving(UpMessage):
     """The process was told to leave.
 
@@ -499,7 +492,6 @@ WorkerMessage = (
     | FinalState
     | Warned
     | FaultReached
-    | CutEnds
     | Leaving
 )
 
@@ -662,21 +654,7 @@ class Strike(DownMessage):
     member: str
 
 
-class PeerEnds(DownMessage):
-    """The ends of the connections of the other worker of a fault.
-
-    Attributes:
-        worker: that is to know them.
-        member: the process that they belong to; empty where the other worker has none.
-    """
-
-    fault: int
-    worker: str
-    member: str
-    ends: list[str]
-
-
-LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave | Strike | PeerEnds
+LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave | Strike
 
 
 class Start(DownMessage):

@@ -139,8 +139,7 @@ class LeaderRuntime:
             homes=homes,
             absent=request.absent,
             faults=[
-                PlannedFault(str(fault), fault.worker, fault.step, fault.other, KINDS[fault.kind].struck)
-                for fault in request.faults
+                PlannedFault(str(fault), fault.worker, fault.step, KINDS[fault.kind].struck) for fault in request.faults
             ],
             restarts=restarts,
             own=self._plans.own(),

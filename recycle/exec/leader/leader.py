@@ -32,17 +32,15 @@ from recycle.exec.leader.ending import Ending
 from recycle.exec.leader.generations import Generations, StageLost
 from recycle.exec.leader.startup import Startup
 from recycle.exec.leader.state import Phase, RunDescription
-from recycle.exec.members import worker_names, worker_of
+from recycle.exec.members import worker_names
 from recycle.exec.protocol import (
     Batch,
-    CutEnds,
     Ended,
     FaultReached,
     FinalState,
     FromWorker,
     Hello,
     Leaving,
-    PeerEnds,
     Ready,
     SavedPart,
     StateTensors,
@@ -90,7 +88,6 @@ class Leader:
             FinalState: self._ending.take,
             Warned: self._take_warning,
             FaultReached: self._reach_fault,
-            CutEnds: self._relay_ends,
         }
 
     def take(self, now: float, message: FromWorker | Batch | Ended | Hello | RuntimeMessage) -> list[Action]:
@@ -208,11 +205,3 @@ class Leader:
         if generations.record.generation:
             generations.persist()
         generations.tell(Strike(number, member))
-        if fault.other is not None and not self._processes[fault.other].is_running:
-            generations.tell(PeerEnds(number, str(fault.worker), "", []))  # no process could tell them
-
-    def _relay_ends(self, member: str, message: CutEnds) -> None:
-        """Tell the other worker of a fault the ends of a process's connections."""
-        fault = self._run.faults[message.fault]
-        other = fault.other if worker_of(member) == fault.worker else fault.worker
-        self.generations.tell(PeerEnds(message.fault, str(other), member, message.ends))

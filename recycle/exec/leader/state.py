@@ -45,14 +45,12 @@ class PlannedFault(Value):
     Attributes:
         text: as users write it.
         worker, step: where it strikes; of one that strikes nobody, which worker returns and when.
-        other: the second worker of a pair.
         strikes: a worker; else the fault brings one back.
     """
 
     text: str
     worker: Worker
     step: int
-    other: Worker | None = None
     strikes: bool = True
 
 

@@ -21,11 +21,12 @@ import torch
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
-from recycle.exec.faults.injector import start_injector
+from recycle.exec.faults.injector import EXCHANGE_SECONDS, start_injector
 from recycle.exec.members import member_name
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
@@ -63,9 +64,10 @@ def run_worker(text: str) -> None:
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
     links = PacedLinks.of(job, worker)
+    keys = FormingKeys(run.agent)
     transport = plugin(
         TransportSettings(
-            FormingKeys(run.agent),
+            keys,
             device,
             run.address,
             (tensor_rank, tensor_parallel),
@@ -116,6 +118,7 @@ def run_worker(text: str) -> None:
         run.faults,
         tensor_parallel,
         member,
+        FormingStore(keys, member.over, EXCHANGE_SECONDS),
         lambda: _spoil(stages),
         hosted.flip,
         links,

@@ -11,12 +11,10 @@ from recycle.exec.leader.actions import Event, Line, Persist, PreparedPlan, Send
 from recycle.exec.leader.forming import GRACE_SECONDS
 from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
-    CutEnds,
     CutOff,
     FaultReached,
     FromWorker,
     Kill,
-    PeerEnds,
     Ready,
     Report,
     Start,
@@ -148,10 +146,9 @@ def test_of_two_last_hosts_that_cannot_reach_each_other_none_is_fenced() -> None
 
 
 def test_event_of_a_fault_is_written_and_persisted_before_it_strikes() -> None:
-    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0, other=Worker(1, 1))]
+    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
     driver = LeaderDriver(job(2, 2, 2), faults=faults)
     driver.start_and_form()
-    driver.end(Worker(1, 1), KILLED)
     count = len(driver.actions)
     for _ in range(2):
         driver.say("0.0", FaultReached(0))
@@ -162,20 +159,16 @@ def test_event_of_a_fault_is_written_and_persisted_before_it_strikes() -> None:
     persisted = [place for place, action in enumerate(done) if isinstance(action, Persist) and action.cursor.struck]
     assert event < persisted[0] < strike
     assert driver.told(Strike) == [Strike(0, "0.0")]
-    assert driver.told(PeerEnds) == [PeerEnds(0, "0.0", "", [])]
 
 
-def test_workers_of_a_fault_learn_the_ends_of_each_others_connections() -> None:
-    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0, other=Worker(1, 1))]
+def test_fault_that_two_processes_reach_strikes_the_first() -> None:
+    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
     driver = LeaderDriver(job(2, 2, 2), faults=faults)
     driver.start_and_form()
     driver.say("0.0", FaultReached(0))
     driver.say("1.1", FaultReached(0))
-    driver.say("0.0", CutEnds(0, ["a"]))
-    driver.say("1.1", CutEnds(0, ["b", "c"]))
     driver.tick()
     assert driver.told(Strike) == [Strike(0, "0.0")]
-    assert driver.told(PeerEnds) == [PeerEnds(0, "1.1", "0.0", ["a"]), PeerEnds(0, "0.0", "1.1", ["b", "c"])]
 
 
 def test_only_the_first_warning_of_a_worker_is_written() -> None:
