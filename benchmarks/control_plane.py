@@ -44,7 +44,7 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
-from recycle.exec.leader.generations import GenerationPhase
+from recycle.exec.leader.state import Phase
 from recycle.exec.links import Hub, Link, connect_to
 from recycle.exec.members import members_of, split_member
 from recycle.exec.processes.waker import Waker
@@ -413,7 +413,7 @@ def _measure(
     figures: dict[str, float] = {}
 
     def runs() -> bool:
-        return generations.phase is GenerationPhase.RUNNING
+        return generations.phase is Phase.RUNNING
 
     leading.until(runs)
     figures["start of the agents -> all may run, s"] = time.monotonic() - began

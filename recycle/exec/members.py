@@ -37,11 +37,26 @@ def split_member(name: str) -> tuple[str, int]:
     return worker, int(rank or 0)
 
 
+def worker_of(name: str) -> Worker:
+    """The worker that a member, or a worker itself, is of."""
+    return Worker.parse(split_member(name)[0])
+
+
+def parse_workers(names: Iterable[str]) -> set[Worker]:
+    """The workers of these members, or of these names."""
+    return set(map(worker_of, names))
+
+
+def worker_names(workers: Iterable[Worker]) -> list[str]:
+    """Names of workers, in the order of the workers."""
+    return list(map(str, sorted(workers)))
+
+
 @lru_cache(maxsize=4)
 def parse_members(names: tuple[str, ...]) -> tuple[tuple[Worker, int], ...]:
     """The worker and the tensor rank of each process; remembered, because all iterations of a generation ask for the
     same."""
-    return tuple((Worker.parse(worker), rank) for worker, rank in map(split_member, names))
+    return tuple((worker_of(name), split_member(name)[1]) for name in names)
 
 
 def joined_digests(parts: Sequence[dict[int, str]]) -> dict[int, str]:

@@ -7,7 +7,7 @@ What goes up to the leader comes from thousands of processes and is encoded with
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal, dataclass_transform
 
 from msgspec import Struct
 
@@ -18,7 +18,24 @@ StepMode = Literal["staggered", "barrier"]
 the commit."""
 
 
-class Commit(Struct, frozen=True):
+@dataclass_transform(frozen_default=True)
+class Value(Struct, frozen=True):
+    """What does not change."""
+
+
+class Row(Value, array_like=True, gc=False):
+    """What there are many of: encoded without the names of its fields."""
+
+
+class UpMessage(Row, tag=True):
+    """A message towards the leader."""
+
+
+class DownMessage(Value, tag=True):
+    """A message of the leader, or an answer."""
+
+
+class Commit(Value):
     """What the commit of an iteration fixes for everyone.
 
     Attributes:
@@ -48,7 +65,7 @@ class Commit(Struct, frozen=True):
     evaluate: bool = False
 
 
-class Evaluated(Struct, frozen=True):
+class Evaluated(Value):
     """The result of an evaluation.
 
     Attributes:
@@ -62,7 +79,7 @@ class Evaluated(Struct, frozen=True):
     tokens: float
 
 
-class Copy(Struct, frozen=True, array_like=True):
+class Copy(Row):
     """Units of the model that a worker copies before its generation runs.
 
     Attributes:
@@ -76,7 +93,7 @@ class Copy(Struct, frozen=True, array_like=True):
     last: int
 
 
-class Verified(Struct, frozen=True):
+class Verified(Value):
     """The last state that the digests of all hosts agreed on, which they keep.
 
     Attributes:
@@ -92,26 +109,49 @@ class Verified(Struct, frozen=True):
     holds: str = ""
 
 
-class GenerationRecord(Struct, frozen=True):
+class Progress(Value, kw_only=True):
+    """What is committed: the part of the register that changes within a generation.
+
+    Attributes:
+        committed: last committed iteration, -1 before the first.
+        commit: of the last committed iteration; None before the first.
+        mode: of the iteration after it.
+        evaluated: result of the last evaluation that is done; None before the first.
+        verified: the state to go back to where hosts disagree; None before the first comparison of digests.
+        candidate: the state that replaces it once everything was replayed since, and nothing differed.
+    """
+
+    committed: int = -1
+    commit: Commit | None = None
+    mode: StepMode = "barrier"
+    evaluated: Evaluated | None = None
+    verified: Verified | None = None
+    candidate: Verified | None = None
+
+    @property
+    def verified_step(self) -> int | None:
+        """The iteration that the verified state is from."""
+        return None if self.verified is None else self.verified.step
+
+    def progress(self) -> dict[str, Any]:
+        """These attributes by name, of a record or a cursor."""
+        return {name: getattr(self, name) for name in Progress.__struct_fields__}
+
+
+class GenerationRecord(Progress):
     """The register. `roles` maps processes (by the position they started in) to positions of the plan.
 
     Attributes:
         joins: processes that hold no state yet.
+        periods: of the plan, in each mode that it may run in.
         copies: what is copied before the generation runs, by these and by workers that come to host other units; each
             worker takes part in its own in this order.
-        behind: what is copied while the generation runs: shards of which a death has left fewer copies.
         held: hash of the plan that the others hold the units of; empty for what processes start with.
         holds: likewise, of what all hold once the generation runs.
-        verified: the state to go back to where hosts disagree; None before the first comparison of digests.
-        candidate: the state that takes its place once everything was replayed since, and nothing differed.
         rounds: iterations in which everything is replayed once by the plan; 0 where nothing is.
-        disputed: (stage, pipeline, index) of micro-batches of which hosts made different things when the iteration
-            behind the committed one ran before.
-        committed: last committed iteration, -1 before the first.
-        commit: of the last committed iteration; None before the first.
-        mode: of the iteration behind it.
-        periods: of the plan, in each mode that it may run in.
-        evaluated: result of the last evaluation that is done; None before the first.
+        disputed: (stage, pipeline, index) of micro-batches for which hosts computed different results when the
+            iteration after the committed one ran before.
+        behind: what is copied while the generation runs: shards of which a death has left fewer copies.
         places: position -> position whose place on the nodes it has, where the two differ.
         incarnations: worker -> number of its latest process, from 0, where that is not 0.
     """
@@ -120,17 +160,11 @@ class GenerationRecord(Struct, frozen=True):
     live: list[str]
     roles: dict[str, str]
     plan: str
-    committed: int = -1
-    commit: Commit | None = None
     joins: list[str] = []
-    mode: StepMode = "barrier"
     periods: dict[StepMode, float] = {}
-    evaluated: Evaluated | None = None
     copies: list[Copy] = []
     held: str = ""
     holds: str = ""
-    verified: Verified | None = None
-    candidate: Verified | None = None
     rounds: int = 0
     disputed: list[tuple[int, int, int]] = []
     behind: list[Copy] = []
@@ -140,7 +174,7 @@ class GenerationRecord(Struct, frozen=True):
     @property
     def has_gone_back(self) -> bool:
         """Whether all went back to the committed state from a later one, and nothing has been committed since."""
-        return self.verified is not None and self.verified.step == self.committed
+        return self.verified_step == self.committed
 
     @property
     def is_evaluation_due(self) -> bool:
@@ -153,13 +187,12 @@ GenerationPhase = Literal["proposed", "running", "ended", "abandoned"]
 """Where a generation stands: it forms, it runs, it has run and is over, or it is over and never ran."""
 
 
-class Cursor(Struct, frozen=True):
+class Cursor(Progress):
     """The part of the leader's state that changes within a generation; written at every commit.
 
     Attributes:
         generation: that it belongs to; one of an earlier generation does not count.
         phase: of the generation.
-        committed, commit, mode, evaluated, verified, candidate: as of `GenerationRecord`.
         struck: number of a fault that has struck -> the process that it struck first.
         released: worker -> how many of its processes were let go.
         gone: worker -> number of its process that was told to leave and has, or was let go.
@@ -168,19 +201,13 @@ class Cursor(Struct, frozen=True):
 
     generation: int
     phase: GenerationPhase
-    committed: int
-    commit: Commit | None = None
-    mode: StepMode = "barrier"
-    evaluated: Evaluated | None = None
-    verified: Verified | None = None
-    candidate: Verified | None = None
     struck: dict[int, str] = {}
     released: dict[str, int] = {}
     gone: dict[str, int] = {}
     earlier: Commit | None = None
 
 
-class Computed(Struct, frozen=True, array_like=True, gc=False):
+class Computed(Row):
     """The instructions of one kind that a worker ran for one of its stages in an iteration.
 
     Attributes:
@@ -196,7 +223,7 @@ class Computed(Struct, frozen=True, array_like=True, gc=False):
     seconds: float
 
 
-class Replayed(Struct, frozen=True, array_like=True, gc=False):
+class Replayed(Row):
     """What a worker says that came of a micro-batch which more than one host of a stage ran in an iteration.
 
     Attributes:
@@ -212,7 +239,7 @@ class Replayed(Struct, frozen=True, array_like=True, gc=False):
     sums: tuple[int, ...]
 
 
-class LinkTime(Struct, frozen=True, array_like=True, gc=False):
+class LinkTime(Row):
     """What a process says of its messages with another one, see `recycle.exec.transport.base.Messaged`.
 
     Attributes:
@@ -228,7 +255,7 @@ class LinkTime(Struct, frozen=True, array_like=True, gc=False):
     waited: float
 
 
-class Report(Struct, frozen=True, tag=True, array_like=True, gc=False):
+class Report(UpMessage):
     """A worker's part of a commit.
 
     Attributes:
@@ -255,7 +282,7 @@ class Report(Struct, frozen=True, tag=True, array_like=True, gc=False):
     links: list[LinkTime] = []
 
 
-class EvaluationReport(Struct, frozen=True, tag=True, array_like=True):
+class EvaluationReport(UpMessage):
     """A worker's part of an evaluation: floats whose exact sums these are.
 
     Attributes:
@@ -267,7 +294,7 @@ class EvaluationReport(Struct, frozen=True, tag=True, array_like=True):
     tokens: list[float]
 
 
-class Copied(Struct, frozen=True, array_like=True):
+class Copied(Row):
     """What a process has copied from another before its generation runs.
 
     Attributes:
@@ -284,7 +311,7 @@ class Copied(Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Formed(Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
+class Formed(UpMessage, omit_defaults=True):
     """Whether the groups of a process stand.
 
     Attributes:
@@ -298,7 +325,7 @@ class Formed(Struct, frozen=True, tag=True, array_like=True, omit_defaults=True)
     copied: list[Copied] = []
 
 
-class Heartbeat(Struct, frozen=True, tag=True, array_like=True, gc=False):
+class Heartbeat(UpMessage):
     """What a process says of itself every so often.
 
     Attributes:
@@ -316,14 +343,14 @@ class Heartbeat(Struct, frozen=True, tag=True, array_like=True, gc=False):
     longest: float | None
 
 
-class StoredFile(Struct, frozen=True):
+class StoredFile(Value):
     """Size and hash of a file."""
 
     bytes: int
     sha256: str
 
 
-class Saved(Struct, frozen=True):
+class Saved(Value):
     """A process's part of a checkpoint: the files that it wrote, or why it could not.
 
     Attributes:
@@ -335,7 +362,7 @@ class Saved(Struct, frozen=True):
     stall: float = 0.0
 
 
-class RunInfo(Struct, frozen=True, kw_only=True):
+class RunInfo(Value, kw_only=True):
     """What all agents of a run agree on.
 
     Attributes:
@@ -358,13 +385,13 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 # What a process says.
 
 
-class Ready(Struct, frozen=True, tag=True, array_like=True):
+class Ready(UpMessage):
     """The process of this incarnation has started up."""
 
     incarnation: int
 
 
-class Acknowledged(Struct, frozen=True, tag=True, array_like=True):
+class Acknowledged(UpMessage):
     """The process has left its last generation and can form the proposed one.
 
     Attributes:
@@ -376,32 +403,32 @@ class Acknowledged(Struct, frozen=True, tag=True, array_like=True):
     stale: bool = False
 
 
-class CopyProgress(Struct, frozen=True, tag=True, array_like=True):
+class CopyProgress(UpMessage):
     """All that the process has copied so far while its generation runs."""
 
     copied: list[Copied]
 
 
-class StepReport(Struct, frozen=True, tag=True, array_like=True, gc=False):
+class StepReport(UpMessage):
     """The process has its part of the commit of iteration `step`, or of the evaluation after it."""
 
     step: int
     report: Report | EvaluationReport
 
 
-class Trouble(Struct, frozen=True, tag=True, array_like=True):
+class Trouble(UpMessage):
     """The transport of the process broke; another process may be the cause."""
 
     message: str
 
 
-class CutOff(Struct, frozen=True, tag=True, array_like=True):
+class CutOff(UpMessage):
     """A worker whose connection to this one is open does not answer on it."""
 
     peer: str
 
 
-class SavedPart(Struct, frozen=True, tag=True, array_like=True):
+class SavedPart(UpMessage):
     """A part of the checkpoint of iteration `step` is written, or why not."""
 
     step: int
@@ -410,7 +437,7 @@ class SavedPart(Struct, frozen=True, tag=True, array_like=True):
     saved: Saved
 
 
-class StateTensors(Struct, frozen=True, tag=True, array_like=True):
+class StateTensors(UpMessage):
     """Where the tensors of a compared state lie in it, as `recycle.exec.checksums.StateTensor` has them.
 
     Attributes:
@@ -424,32 +451,25 @@ class StateTensors(Struct, frozen=True, tag=True, array_like=True):
     tensors: list[tuple[str, int, int, int]]
 
 
-class FinalState(Struct, frozen=True, tag=True, array_like=True):
+class FinalState(UpMessage):
     """The run is over: stage -> sha256 of its final state."""
 
     digests: dict[int, str]
 
 
-class Warned(Struct, frozen=True, tag=True, array_like=True):
+class Warned(UpMessage):
     """The process could not do something that training does not need."""
 
     message: str
 
 
-class FaultReached(Struct, frozen=True, tag=True, array_like=True):
+class FaultReached(UpMessage):
     """The injected fault of this number has reached its point in the process, which waits for `Strike`."""
 
     fault: int
 
 
-class CutEnds(Struct, frozen=True, tag=True, array_like=True):
-    """The ends of this process's connections, for the fault of this number, which cuts them off another worker's."""
-
-    fault: int
-    ends: list[str]
-
-
-class Leaving(Struct, frozen=True, tag=True, array_like=True):
+class Leaving(UpMessage):
     """The process was told to leave.
 
     Attributes:
@@ -472,12 +492,11 @@ WorkerMessage = (
     | FinalState
     | Warned
     | FaultReached
-    | CutEnds
     | Leaving
 )
 
 
-class FromWorker(Struct, frozen=True, array_like=True, gc=False):
+class FromWorker(Row):
     """A message of a process.
 
     Attributes:
@@ -493,7 +512,7 @@ class FromWorker(Struct, frozen=True, array_like=True, gc=False):
 # What an agent says.
 
 
-class Ended(Struct, frozen=True, tag=True):
+class Ended(UpMessage):
     """A worker's process has ended.
 
     Attributes:
@@ -508,7 +527,7 @@ class Ended(Struct, frozen=True, tag=True):
     lines: str = ""
 
 
-class AgentProcess(Struct, frozen=True):
+class AgentProcess(Value):
     """The latest process of a worker that an agent has started.
 
     Attributes:
@@ -525,7 +544,7 @@ class AgentProcess(Struct, frozen=True):
     lines: str = ""
 
 
-class Hello(Struct, frozen=True, tag=True, array_like=True):
+class Hello(UpMessage):
     """The first message of an agent to a leader.
 
     Attributes:
@@ -540,13 +559,7 @@ class Hello(Struct, frozen=True, tag=True, array_like=True):
     said: list[FromWorker] = []
 
 
-class Goodbye(Struct, frozen=True, tag=True, array_like=True):
-    """The node has left; its agent ends."""
-
-    node: int
-
-
-class Batch(Struct, frozen=True, tag=True, array_like=True, omit_defaults=True, gc=False):
+class Batch(UpMessage, omit_defaults=True):
     """What has happened on a node since the last batch.
 
     Attributes:
@@ -565,7 +578,7 @@ class Batch(Struct, frozen=True, tag=True, array_like=True, omit_defaults=True, 
 # What `recycle drain` says.
 
 
-class Drain(Struct, frozen=True, tag=True, array_like=True):
+class Drain(UpMessage):
     """Tell workers to leave. The answers are `Drained`, one for each worker, and `Refused`.
 
     Attributes:
@@ -580,7 +593,7 @@ class Drain(Struct, frozen=True, tag=True, array_like=True):
 # What the leader says.
 
 
-class Propose(Struct, frozen=True, tag=True):
+class Propose(DownMessage):
     """The next generation.
 
     Attributes:
@@ -591,7 +604,7 @@ class Propose(Struct, frozen=True, tag=True):
     plan: str = ""
 
 
-class Permit(Struct, frozen=True, tag=True):
+class Permit(DownMessage):
     """The generation may form its groups, as all have acknowledged it; or run, as the groups of all stand.
 
     Attributes:
@@ -603,34 +616,34 @@ class Permit(Struct, frozen=True, tag=True):
     stale: bool = False
 
 
-class Committed(Struct, frozen=True, tag=True):
+class Committed(DownMessage):
     """The commit of the next iteration."""
 
     generation: int
     commit: Commit
 
 
-class EvaluationResult(Struct, frozen=True, tag=True):
+class EvaluationResult(DownMessage):
     """The result of the evaluation of the committed state."""
 
     generation: int
     evaluated: Evaluated
 
 
-class Stop(Struct, frozen=True, tag=True):
+class Stop(DownMessage):
     """The generation is over."""
 
     generation: int
 
 
-class Leave(Struct, frozen=True, tag=True):
+class Leave(DownMessage):
     """This process of the worker takes no part any more, and may end."""
 
     worker: str
     incarnation: int
 
 
-class Strike(Struct, frozen=True, tag=True):
+class Strike(DownMessage):
     """The event of the fault of this number is written: its processes strike now.
 
     Attributes:
@@ -641,24 +654,10 @@ class Strike(Struct, frozen=True, tag=True):
     member: str
 
 
-class PeerEnds(Struct, frozen=True, tag=True):
-    """The ends of the connections of the other worker of a fault.
-
-    Attributes:
-        worker: that is to know them.
-        member: the process that they belong to; empty where the other worker has none.
-    """
-
-    fault: int
-    worker: str
-    member: str
-    ends: list[str]
+LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave | Strike
 
 
-LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave | Strike | PeerEnds
-
-
-class Start(Struct, frozen=True, tag=True):
+class Start(DownMessage):
     """Start a process of the worker.
 
     Attributes:
@@ -675,28 +674,28 @@ class Start(Struct, frozen=True, tag=True):
     restored: int | None = None
 
 
-class Kill(Struct, frozen=True, tag=True):
+class Kill(DownMessage):
     """Kill every process of the worker up to this incarnation."""
 
     worker: str
     incarnation: int
 
 
-class Keys(Struct, frozen=True, tag=True):
+class Keys(DownMessage):
     """Keys that process groups form on, of other nodes: name -> value."""
 
     keys: dict[str, bytes]
 
 
-class Alive(Struct, frozen=True, tag=True):
+class Alive(DownMessage):
     """The leader's process runs; said several times per lease."""
 
 
-class Rejected(Struct, frozen=True, tag=True):
+class Rejected(DownMessage):
     """The node has another agent."""
 
 
-class Over(Struct, frozen=True, tag=True):
+class Over(DownMessage):
     """The run has ended.
 
     Attributes:
@@ -709,13 +708,13 @@ class Over(Struct, frozen=True, tag=True):
 Order = LeaderMessage | Start | Kill | Keys | Alive | Rejected | Over
 
 
-class Drained(Struct, frozen=True, tag=True):
+class Drained(DownMessage):
     """The answer to `Drain`: the workers that were told to leave."""
 
     workers: list[str]
 
 
-class Refused(Struct, frozen=True, tag=True):
+class Refused(DownMessage):
     """An answer to `Drain`: a worker stays, or all do where none is named; why."""
 
     worker: str
@@ -725,34 +724,34 @@ class Refused(Struct, frozen=True, tag=True):
 # Between a process and its agent.
 
 
-class Join(Struct, frozen=True, tag=True, array_like=True):
+class Join(UpMessage):
     """The first message of a process on its connection."""
 
     member: str
     incarnation: int
 
 
-class Said(Struct, frozen=True, tag=True, array_like=True, gc=False):
+class Said(UpMessage):
     """A message of the process for the leader."""
 
     message: WorkerMessage
     generation: int = 0
 
 
-class SetKey(Struct, frozen=True, tag=True, array_like=True):
+class SetKey(UpMessage):
     """Write a key that process groups form on; answered by `Values`."""
 
     name: str
     value: bytes
 
 
-class GetKeys(Struct, frozen=True, tag=True, array_like=True):
+class GetKeys(UpMessage):
     """Read keys that process groups form on; answered by `Values`."""
 
     names: list[str]
 
 
-class Values(Struct, frozen=True, tag=True):
+class Values(DownMessage):
     """The values of keys, None for those that were not written."""
 
     values: list[bytes | None] = []

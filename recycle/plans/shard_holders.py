@@ -17,7 +17,7 @@ from recycle.plans.hosting import Hosts
 from recycle.plans.shards import ShardHosts, StageShards
 
 _NAME = "shards"
-_PLAN, _DEAD, _LACKS, _HAS_BESIDES = "@", "-", "~", "+"
+_PLAN, _DEAD, LACKS, _HAS_BESIDES = "@", "-", "~", "+"
 
 
 def text_of(shards: StageShards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
@@ -34,7 +34,7 @@ def text_of(shards: StageShards, workers: Collection[Worker], held: Hosts, plan:
     words += [f"{_DEAD}{worker}" for worker in sorted(workers) if worker not in held.units]
     for worker in live:
         wanted, there = set(owned[worker]), set(held.stages[worker])
-        words += [f"{_LACKS}{worker}:{number}" for number in sorted(wanted - there)]
+        words += [f"{LACKS}{worker}:{number}" for number in sorted(wanted - there)]
         words += [f"{_HAS_BESIDES}{worker}:{number}" for number in sorted(there - wanted)]
     return " ".join(words)
 
@@ -53,7 +53,7 @@ def held_by(shards: StageShards, workers: Collection[Worker], text: str) -> Shar
     live = [worker for worker in workers if worker not in dead]
     found = {worker: set(numbers) for worker, numbers in shards.owned(live).stages.items()}
     for word in words:
-        if word[0] in (_LACKS, _HAS_BESIDES):
+        if word[0] in (LACKS, _HAS_BESIDES):
             worker, number = word[1:].split(":")
-            (found[Worker.parse(worker)].discard if word[0] == _LACKS else found[Worker.parse(worker)].add)(int(number))
+            (found[Worker.parse(worker)].discard if word[0] == LACKS else found[Worker.parse(worker)].add)(int(number))
     return shards.as_hosts({worker: sorted(numbers) for worker, numbers in found.items()})

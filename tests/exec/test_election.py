@@ -15,14 +15,15 @@ import pytest
 from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.etcd import open_client
 from recycle.exec.leader.actions import Persist
-from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, RunInfo, Verified
+from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, Progress, RunInfo, Verified
 from recycle.job.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer, keys
 
 LIVE = ["0.0", "1.0"]
 COMMIT = Commit(4, 0.1 + 0.2, 5e-324, 1.0, "staggered", "barrier", [0.1, math.inf])
-RECORD = GenerationRecord(3, LIVE, {w: w for w in LIVE}, "plan", 2, None, periods={"barrier": 7.0}, joins=["1.0"])
-CURSOR = Cursor(3, "running", 4, COMMIT, "staggered", Evaluated(4, 2.5, 96.0), struck={0: "0.0"}, released={"1.0": 2})
+RECORD = GenerationRecord(3, LIVE, {w: w for w in LIVE}, "plan", ["1.0"], {"barrier": 7.0}, committed=2)
+PROGRESS = Progress(committed=4, commit=COMMIT, mode="staggered", evaluated=Evaluated(4, 2.5, 96.0))
+CURSOR = Cursor(3, "running", {0: "0.0"}, {"1.0": 2}, **PROGRESS.progress())
 INFO = RunInfo(identity="first", job="hash", steps=9, faults=["kill:0.0@3"], started=1.5)
 SOON = 30.0
 

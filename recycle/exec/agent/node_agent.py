@@ -29,7 +29,6 @@ from recycle.exec.protocol import (
     Leave,
     Leaving,
     Order,
-    PeerEnds,
     Permit,
     ProcessMessage,
     Said,
@@ -246,7 +245,7 @@ class NodeAgent:
         if isinstance(message, Permit) and message.what == "run":
             self._keys = without_earlier(self._keys, message.generation)
         body = body or msgspec.msgpack.encode(message)
-        only = message.worker if isinstance(message, Leave | PeerEnds) else None
+        only = message.worker if isinstance(message, Leave) else None
         for member, link in self._links.items():
             if only is None or split_member(member)[0] == only:
                 self._hub.send(link, body)

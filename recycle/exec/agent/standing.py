@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from recycle.exec.protocol import (
     Committed,
-    CutEnds,
     EvaluationResult,
     FaultReached,
     FromWorker,
     LeaderMessage,
     Leave,
     Leaving,
-    PeerEnds,
     Permit,
     Propose,
     Ready,
@@ -51,8 +49,6 @@ class StandingOrders:
                 self._others["leave", message.worker] = message
             case Strike():
                 self._others["strike", message.fault] = message
-            case PeerEnds():
-                self._others["ends", message.fault, message.worker, message.member] = message
 
     def messages(self) -> list[LeaderMessage]:
         """The messages, in an order in which they can be taken."""
@@ -75,8 +71,8 @@ class LastWords:
                 self._forget(lambda other: isinstance(other.message, SavedPart) and other.message.step < part.step - 1)
             case StateTensors() as layout:
                 key = ("tensors", layout.number, layout.plan)
-            case FaultReached(fault=fault) | CutEnds(fault=fault):
-                key = (type(said.message).__name__, fault)
+            case FaultReached(fault=fault):
+                key = ("fault", fault)
             case _:
                 key = (type(said.message).__name__,)
         self._said[(said.member, *key)] = said

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from recycle.exec.faults.kinds import BETWEEN, KINDS
 from recycle.exec.hooks.hook import IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.members import member_name, members_of, split_member
+from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.ir.instruction import Instruction
 
@@ -129,6 +131,10 @@ class FaultLink(Protocol):
 
     name: str
 
+    @property
+    def live(self) -> Collection[str]:
+        """Workers of the present generation."""
+
     def claim(self, fault: int) -> bool:
         """Whether a fault that has reached its point strikes this process first."""
 
@@ -136,14 +142,12 @@ class FaultLink(Protocol):
         """Wait until a fault strikes that another process reaches; False where it had struck before this process took
         part."""
 
-    def exchange_ends(self, fault: int, ends: Sequence[str], peers: Sequence[str], seconds: float) -> list[str]:
-        """Exchange the ends of connections with these processes."""
-
 
 def start_injector(
     faults: Sequence[str],
     tensor_parallel: int,
     link: FaultLink,
+    store: FormingStore,
     poison: Callable[[], None],
     flip: Callable[[str, int], None],
     links: PacedLinks | None = None,
@@ -153,12 +157,13 @@ def start_injector(
     Args:
         faults: texts of all faults of the run.
         link: to the leader.
+        store: of keys that all processes of the run can read; waits in it end with the generation.
         poison: spoils the gradients that this process has summed so far.
         flip: flips a bit, as of `FaultInjector`.
         links: those that this process sends over.
     """
     worker, _ = split_member(link.name)
-    exchange = partial(_exchange, link, tensor_parallel)
+    exchange = partial(_exchange, link, store, tensor_parallel)
     own: list[_Numbered] = []
     for number, fault in enumerate(map(parse_fault, faults)):
         is_of_pair = fault.other is not None and worker in (str(fault.worker), str(fault.other))
@@ -178,8 +183,19 @@ def _strike_too(number: int, fault: Fault, injector: FaultInjector, link: FaultL
         injector.strike(number, fault)
 
 
-def _exchange(link: FaultLink, tensor_parallel: int, number: int, fault: Fault, ends: Sequence[str]) -> list[str]:
-    worker, _ = split_member(link.name)
-    other = fault.other if worker == str(fault.worker) else fault.worker
+def _exchange(
+    link: FaultLink, store: FormingStore, tensor_parallel: int, number: int, fault: Fault, own_ends: Sequence[str]
+) -> list[str]:
+    other = fault.other if split_member(link.name)[0] == str(fault.worker) else fault.worker
     assert other is not None
-    return link.exchange_ends(number, ends, members_of([other], tensor_parallel), EXCHANGE_SECONDS)
+    ends: list[str] = []
+    if str(other) in link.live:
+        store.set(_ends_key(number, link.name), " ".join(own_ends))
+        with suppress(RuntimeError):  # the generation is over, or they do not come in time
+            for peer in members_of([other], tensor_parallel):
+                ends += store.get(_ends_key(number, peer)).decode().split()
+    return ends
+
+
+def _ends_key(number: int, member: str) -> str:
+    return f"fault{number}/ends/{member}"

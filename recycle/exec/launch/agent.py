@@ -31,7 +31,7 @@ from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
 from recycle.exec.processes.open_files import require_open_files
-from recycle.exec.protocol import ENDED_EARLY, Alive, Goodbye, Order, Over, Rejected
+from recycle.exec.protocol import ENDED_EARLY, Alive, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
 from recycle.job.shape import node_of, place_workers
 
@@ -184,14 +184,14 @@ class _Agent:
             self._find_leader()
             self._lead_and_follow()
             if self._stop.is_set() and self._leaves():
-                self._say_goodbye()
+                self._disconnect()
                 return Served.LEFT
             if self._outcome is None:
                 self._here.wait()
         if self._outcome not in ("", ENDED_EARLY):
             raise RunError(self._outcome)
         self._here.processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
-        self._say_goodbye()
+        self._disconnect()
         self._forget_run()
         return Served.STOPPED if self._outcome == ENDED_EARLY else Served.DONE
 
@@ -340,11 +340,6 @@ class _Agent:
             self._election.end(outcome)
         self._runtime.tell_outcome(outcome)
         self._outcome = outcome
-
-    def _say_goodbye(self) -> None:
-        if self._link is not None:
-            self._hub.send(self._link, Goodbye(self._node))
-        self._disconnect()
 
     def _leaves(self) -> bool:
         """The node was told to leave; whether it has, and another agent leads."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from recycle.exec.launch.runtime import LeaderRuntime, Peer
 from recycle.exec.links import HANDSHAKE_SECONDS, Hub, Link
-from recycle.exec.protocol import Batch, Drain, Goodbye, Hello, Order
+from recycle.exec.protocol import Batch, Drain, Hello, Order
 
-FromAgent = Hello | Batch | Goodbye | Drain
+FromAgent = Hello | Batch | Drain
 """What arrives on a connection that was made to the leader."""
 
 
@@ -65,8 +65,6 @@ class AgentServer:
                         self._sessions[message.session] = link
                 case Batch() if link in self._peers:
                     self.runtime.take(self._peers[link][0], message)
-                case Goodbye():
-                    self._part(link)
                 case Drain():
                     self.runtime.drain(message, partial(self._hub.send, link))
 

@@ -36,19 +36,18 @@ from recycle.exec.leader.actions import (
     Fail,
     FindCheckpoint,
     Finish,
-    KillWorker,
     Line,
     Persist,
-    RefuseDeparture,
     Rewind,
-    StartWorker,
+    Send,
     StoredCheckpoint,
     Tell,
     Tick,
     Waiting,
 )
 from recycle.exec.leader.detector import LastBeats
-from recycle.exec.leader.leader import Leader, PlannedFault, RunDescription
+from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.state import PlannedFault, RunDescription
 from recycle.exec.members import members_of
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.waker import Waker
@@ -61,14 +60,12 @@ from recycle.exec.protocol import (
     GenerationRecord,
     Hello,
     Keys,
-    Kill,
     LeaderMessage,
     Order,
     Over,
     Permit,
     Refused,
     Rejected,
-    Start,
 )
 from recycle.job.shape import Worker, node_of
 from recycle.plans.shard_holders import plan_of
@@ -133,8 +130,7 @@ class LeaderRuntime:
             homes=homes,
             absent=request.absent,
             faults=[
-                PlannedFault(str(fault), fault.worker, fault.step, fault.other, KINDS[fault.kind].struck)
-                for fault in request.faults
+                PlannedFault(str(fault), fault.worker, fault.step, KINDS[fault.kind].struck) for fault in request.faults
             ],
             restarts=restarts,
             own=self._plans.own(),
@@ -153,7 +149,7 @@ class LeaderRuntime:
     @property
     def ends_early(self) -> bool:
         """Whether the run was told to end before its last iteration, unless it had come there."""
-        return self.leader.ends_early
+        return self.leader.generations.ends_early
 
     # The beginning.
 
@@ -254,7 +250,7 @@ class LeaderRuntime:
         homes = node_of(shape, self._job.cluster.workers_per_node)
         if int(target) > max(homes.values()):
             raise JobError(f"node {target}: the job's workers lie on nodes 0 to {max(homes.values())}")
-        places = self.leader.processes.places
+        places = self.leader.generations.processes.places
         here = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
         if not here:
             raise JobError(f"node {target}: all its workers in {path} are dead already")
@@ -306,15 +302,12 @@ class LeaderRuntime:
                 if self._directory.metric(dict(line)):
                     for observer in self._observers:
                         observer.committed(dict(line))
-            case StartWorker():
-                place = str(action.place)
-                order = Start(str(action.worker), action.incarnation, place, action.generation, action.restored)
-                self._send(action.node, order)
-            case KillWorker(worker=worker, incarnation=incarnation, node=node):
-                self._send(node, Kill(str(worker), incarnation))
-            case RefuseDeparture(worker=worker, why=why):
-                for answer in self._drains.pop(worker, []):
-                    answer(Refused(str(worker), why))
+            case Send(node=node, order=order):
+                if (peer := self.agents.get(node)) is not None:
+                    peer(order, None)
+            case Refused(worker=worker):
+                for answer in self._drains.pop(Worker.parse(worker), []):
+                    answer(action)
             case Ask(question=question, profile=profile):
                 self._plans.ask(question, profile)
             case DiscardCheckpoint(step=step):
@@ -336,10 +329,6 @@ class LeaderRuntime:
                 self.over = True
             case Fail(error=error):
                 raise error
-
-    def _send(self, node: int, order: Order) -> None:
-        if (peer := self.agents.get(node)) is not None:
-            peer(order, None)
 
     def _tell(self, message: LeaderMessage) -> None:
         """Send a message to all processes; each agent knows for which of its own it is."""

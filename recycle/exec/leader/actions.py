@@ -7,13 +7,24 @@ leader has been elected, nothing after it happens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from recycle.errors import RecycleError
-from recycle.exec.protocol import Commit, Cursor, GenerationRecord, LeaderMessage, Saved, StepMode
+from recycle.exec.protocol import (
+    Commit,
+    Cursor,
+    GenerationRecord,
+    Kill,
+    LeaderMessage,
+    Refused,
+    Saved,
+    Start,
+    StepMode,
+    Value,
+)
 from recycle.job.profile import Profile
 from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit
@@ -51,8 +62,7 @@ class PreparedPlan:
         return not self.text
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Value):
     """Asks for a plan.
 
     Attributes:
@@ -75,31 +85,7 @@ class Question:
 # What the runtime tells the leader.
 
 
-@dataclass(frozen=True)
-class WorkerProcess:
-    """A worker's latest process.
-
-    Attributes:
-        incarnation: its number, from 0; -1 when there was none.
-        generation: the last generation before the process.
-        node: that it was started on.
-        how: how it ended; None while it runs.
-        lines: the last lines of its log.
-        is_lost: it is gone with its node.
-        is_killed: the leader has asked for its end.
-    """
-
-    incarnation: int = -1
-    generation: int = 0
-    node: int = 0
-    how: str | None = None
-    lines: str = ""
-    is_lost: bool = False
-    is_killed: bool = False
-
-
-@dataclass(frozen=True)
-class StoredCheckpoint:
+class StoredCheckpoint(Value):
     """A complete checkpoint.
 
     Attributes:
@@ -113,8 +99,7 @@ class StoredCheckpoint:
     has_metrics: bool
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(Value):
     """The first message: begin the run, resume it, or go on from another leader's register.
 
     Attributes:
@@ -131,14 +116,13 @@ class Begin:
     record: GenerationRecord | None = None
     cursor: Cursor | None = None
     plan: PreparedPlan | None = None
-    hosts: Mapping[str, Hosts] = field(default_factory=dict)
+    hosts: Mapping[str, Hosts] = {}
     checkpoint: StoredCheckpoint | None = None
     generation: int = 0
     kept: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Value):
     """All messages that have come are taken: decide what follows from them.
 
     Attributes:
@@ -148,8 +132,7 @@ class Tick:
     beats: npt.NDArray[Any] | None = None
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(Value):
     """The answer to a question; `plan` is None where there is no plan, and `error` says why."""
 
     question: Question
@@ -157,8 +140,7 @@ class Planned:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class CheckpointCompleted:
+class CheckpointCompleted(Value):
     """A checkpoint is complete, or `error` says why not; those of the steps `removed` were too old."""
 
     step: int
@@ -166,22 +148,19 @@ class CheckpointCompleted:
     removed: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class CheckpointFound:
+class CheckpointFound(Value):
     """The newest checkpoint that training can go back to; None where there is none."""
 
     checkpoint: StoredCheckpoint | None
 
 
-@dataclass(frozen=True)
-class AgentAbsent:
+class AgentAbsent(Value):
     """The connection to the agent of a node is gone, which is not its death yet."""
 
     node: int
 
 
-@dataclass(frozen=True)
-class DepartureAsked:
+class DepartureAsked(Value):
     """Somebody asks the run to let workers leave.
 
     Attributes:
@@ -192,8 +171,7 @@ class DepartureAsked:
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class EndEarly:
+class EndEarly(Value):
     """The run shall end with the next iteration after which all workers can stop together."""
 
 
@@ -205,59 +183,27 @@ RuntimeMessage = (
 # What the leader asks for.
 
 
-@dataclass(frozen=True)
-class Persist:
+class Persist(Value):
     """Write the register: the cursor, and the record where it has changed."""
 
     cursor: Cursor
     record: GenerationRecord | None = None
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(Value):
     """Send a message to all processes that it is for."""
 
     message: LeaderMessage
 
 
-@dataclass(frozen=True)
-class StartWorker:
-    """Start a process of the worker, whose last one has ended.
+class Send(Value):
+    """Send an order to the agent of a node."""
 
-    Attributes:
-        node: where.
-        place: position whose place on its node the process takes.
-        generation: the last generation before the process.
-        restored: step of the checkpoint to start from; None for the initial state.
-    """
-
-    worker: Worker
-    incarnation: int
     node: int
-    place: Worker
-    generation: int
-    restored: int | None
+    order: Start | Kill
 
 
-@dataclass(frozen=True)
-class KillWorker:
-    """Kill the worker's processes on a node up to this incarnation."""
-
-    worker: Worker
-    incarnation: int
-    node: int
-
-
-@dataclass(frozen=True)
-class RefuseDeparture:
-    """Tell whoever asked for it that the worker stays, and why."""
-
-    worker: Worker
-    why: str
-
-
-@dataclass(frozen=True)
-class Ask:
+class Ask(Value):
     """Ask the planner; `Planned` is the answer.
 
     Attributes:
@@ -268,15 +214,13 @@ class Ask:
     profile: Profile | None = None
 
 
-@dataclass(frozen=True)
-class DiscardCheckpoint:
+class DiscardCheckpoint(Value):
     """Remove what an earlier attempt has left of the checkpoint of a step."""
 
     step: int
 
 
-@dataclass(frozen=True)
-class CompleteCheckpoint:
+class CompleteCheckpoint(Value):
     """Write the manifest of a checkpoint all of whose parts are written, and remove those that are too old;
     `CheckpointCompleted` is the answer.
 
@@ -290,15 +234,13 @@ class CompleteCheckpoint:
     verified: int | None
 
 
-@dataclass(frozen=True)
-class FindCheckpoint:
+class FindCheckpoint(Value):
     """Find the newest complete checkpoint up to a step, if any; `CheckpointFound` is the answer."""
 
     upto: int | None
 
 
-@dataclass(frozen=True)
-class Rewind:
+class Rewind(Value):
     """Training has gone back to the state after `step`: remove the metrics of later steps, and with `checkpoints` their
     checkpoints, which may be wrong."""
 
@@ -306,30 +248,26 @@ class Rewind:
     checkpoints: bool = False
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Value):
     """Write an event."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Value):
     """Write the line of metrics of a step, unless another leader has written it."""
 
     line: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(Value):
     """Show what the run waits for."""
 
     what: str
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(Value):
     """The run is over.
 
     Attributes:
@@ -345,8 +283,7 @@ class Finish:
     merge: bool = True
 
 
-@dataclass(frozen=True)
-class Fail:
+class Fail(Value):
     """The run cannot go on."""
 
     error: RecycleError
@@ -355,9 +292,8 @@ class Fail:
 Action = (
     Persist
     | Tell
-    | StartWorker
-    | KillWorker
-    | RefuseDeparture
+    | Send
+    | Refused
     | Ask
     | DiscardCheckpoint
     | CompleteCheckpoint
@@ -379,17 +315,21 @@ class Outbox:
         actions: so far.
     """
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.actions: list[Action] = []
 
     def put(self, action: Action) -> None:
         """Add an action."""
         self.actions.append(action)
 
+    def tell(self, message: LeaderMessage) -> None:
+        """Add a message to all processes."""
+        self.put(Tell(message))
+
     def log(self, kind: str, **fields: Any) -> None:
         """Add an event."""
-        self.actions.append(Event(kind, fields))
+        self.put(Event(kind, fields))
 
     def take(self) -> list[Action]:
         """All actions so far, which are not given again."""

@@ -7,10 +7,12 @@ being written: a disk that is slower than the interval makes checkpoints rarer a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import product
 
 from recycle.exec.leader.actions import CheckpointCompleted, CompleteCheckpoint, DiscardCheckpoint, Outbox
+from recycle.exec.members import split_member
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 from recycle.job import Job
 from recycle.plans.hosting import Hosts
@@ -29,24 +31,34 @@ def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> s
     return left[stage % len(left)] if left else None
 
 
-Part = tuple[int, int]
-"""(stage, tensor rank)."""
+def _writers(hosts: Hosts, record: GenerationRecord) -> dict[int, str]:
+    """Stage -> its writer, of all stages that have one."""
+    of_stages = hosts.hosts_of_stages().items()
+    writers = {stage: writer_of(stage, list(map(str, workers)), record) for stage, workers in of_stages}
+    return {stage: writer for stage, writer in writers.items() if writer is not None}
 
 
 @dataclass
-class _Pending:
-    """A checkpoint that is not complete yet."""
+class PendingCheckpoint:
+    """A checkpoint that is not complete yet.
+
+    Attributes:
+        live: the workers that took part in its step.
+        writers: stage -> the worker that writes it.
+        parts: (stage, tensor rank) -> what was written; None before.
+    """
 
     commit: Commit
     since: float
     live: frozenset[str]
     writers: dict[int, str]
-    saved: dict[Part, Saved] = field(default_factory=dict)
+    parts: dict[tuple[int, int], Saved | None]
     is_finishing: bool = False
 
     @property
-    def stall(self) -> float:
-        return max((part.stall for part in self.saved.values()), default=0.0)
+    def missing(self) -> list[tuple[int, int]]:
+        """The parts that are awaited."""
+        return [part for part, saved in self.parts.items() if saved is None]
 
 
 class Checkpoints:
@@ -57,151 +69,110 @@ class Checkpoints:
         outbox: takes the actions.
 
     Attributes:
+        pending: step -> its checkpoint that is being written.
         kept: steps of the complete checkpoints.
-        verified: step of the last state on which all hosts agreed; None where they do not compare.
+        keeps_last: the state at the end is kept however long the run is, because it ends early.
     """
 
     def __init__(self, job: Job, outbox: Outbox) -> None:
         self._job, self._outbox = job, outbox
-        self._pending: dict[int, _Pending] = {}
-        self._keeps_last = False
+        self.pending: dict[int, PendingCheckpoint] = {}
+        self.keeps_last = False
         self.kept: set[int] = set()
-        self.verified: int | None = None
-
-    def keep_last(self) -> None:
-        """The state at the end is kept however long the run is, because it ends early."""
-        self._keeps_last = True
 
     def due(self, step: int, is_last: bool) -> bool:
         """Whether the state after `step` is kept: every so often, and at the end of a run that is long enough."""
-        if not (is_last and self._keeps_last):
+        if not (is_last and self.keeps_last):
             every = self._job.train.checkpoint_every
             if not every or step + 1 < every:
                 return False
-            if not is_last and ((step + 1) % every or self._pending):
+            if not is_last and ((step + 1) % every or self.pending):
                 return False
-        self._pending.pop(step, None)
+        self.pending.pop(step, None)
         self.kept.discard(step)
         self._outbox.put(DiscardCheckpoint(step))
         return True
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
         """A commit stands, of workers with these hosts; it says whether its state is kept."""
-        self.verified = None if record.verified is None else record.verified.step
         if commit.checkpoint:
-            names = {stage: list(map(str, workers)) for stage, workers in hosts.hosts_of_stages().items()}
-            chosen = {stage: writer_of(stage, workers, record) for stage, workers in names.items()}
-            writers = {stage: writer for stage, writer in chosen.items() if writer is not None}
-            self._pending[commit.step] = _Pending(commit, self._outbox.now, frozenset(record.live), writers)
+            writers, ranks = _writers(hosts, record), range(self._job.grid.tensor_parallel)
+            parts: dict[tuple[int, int], Saved | None] = dict.fromkeys(product(writers, ranks))
+            live = frozenset(record.live)
+            self.pending[commit.step] = PendingCheckpoint(commit, self._outbox.now, live, writers, parts)
 
     def proposed(self, record: GenerationRecord, hosts: Hosts) -> None:
         """A generation begins after this record. What dead workers have not written of the committed state other hosts
         write now, unless they had a part of their own to write."""
-        pending = self._pending.get(record.committed)
-        if pending is None:
-            return
-        names, busy = hosts.hosts_of_stages(), set(pending.writers.values())
-        for stage in [stage for stage, writer in pending.writers.items() if writer not in record.live]:
-            writer = writer_of(stage, list(map(str, names[stage])), record)
-            if writer is not None and writer not in busy:
-                pending.writers[stage] = writer
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return bool(self._pending)
+        if (pending := self.pending.get(record.committed)) is not None:
+            others, busy = _writers(hosts, record), set(pending.writers.values())
+            for stage, writer in pending.writers.items():
+                if writer not in record.live and others.get(stage) not in busy:
+                    pending.writers[stage] = others.get(stage, writer)
 
     @property
     def is_finishing(self) -> bool:
         """Whether the runtime is completing a checkpoint."""
-        return any(pending.is_finishing for pending in self._pending.values())
+        return any(pending.is_finishing for pending in self.pending.values())
 
-    @property
-    def missing(self) -> list[tuple[int, int, int]]:
-        """(step, stage, tensor rank) of the parts that are awaited."""
-        return [
-            (step, *part)
-            for step, pending in self._pending.items()
-            if not pending.is_finishing
-            for part in self._parts(pending.writers)
-            if part not in pending.saved
-        ]
-
-    def take(self, worker: str, part: SavedPart) -> None:
+    def take(self, member: str, part: SavedPart) -> None:
         """A part of a checkpoint is written, or cannot be.
 
         What workers say that had no part in the step is ignored: they wrote what a run has gone back from.
         """
-        pending = self._pending.get(part.step)
-        if pending is not None and worker in pending.live and not pending.is_finishing:
-            pending.saved[part.stage, part.tensor_rank] = part.saved
+        pending, key, worker = self.pending.get(part.step), (part.stage, part.tensor_rank), split_member(member)[0]
+        if pending is not None and worker in pending.live and key in pending.parts and not pending.is_finishing:
+            pending.parts[key] = part.saved
 
     def completed(self, answer: CheckpointCompleted) -> None:
         """The runtime has completed a checkpoint, or could not."""
-        step = answer.step
-        pending = self._pending.get(step)
+        step, pending = answer.step, self.pending.get(answer.step)
         if pending is None or not pending.is_finishing:
             return
         if answer.error:
             self._give_up(step, answer.error)
             return
-        del self._pending[step]
+        del self.pending[step]
         self.kept = self.kept - answer.removed | {step}
         self._outbox.log(
             "checkpoint",
             step=step,
             folder=folder_name(step),
             seconds=round(self._outbox.now - pending.since, 6),
-            stalled=pending.stall,
+            stalled=max((saved.stall for saved in pending.parts.values() if saved), default=0.0),
         )
 
-    def tick(self, live: Collection[str], committed: int) -> None:
+    def tick(self, live: Collection[str], record: GenerationRecord) -> None:
         """Complete, or give up, what is due.
 
         Args:
             live: workers that may still write.
-            committed: the last committed step. Only of that step can another host write what a dead one did not.
+            record: the present one.
         """
-        for step, pending in sorted(self._pending.items()):
-            is_whole = all(part in pending.saved for part in self._parts(pending.writers))
-            if not pending.is_finishing and is_whole:
+        for step, pending in sorted(self.pending.items()):
+            missing = pending.missing
+            dead = next((writer for stage, _ in missing if (writer := pending.writers[stage]) not in live), None)
+            if not pending.is_finishing and not missing:
                 pending.is_finishing = True
-                saved = [pending.saved[part] for part in self._parts(pending.writers)]
-                self._outbox.put(CompleteCheckpoint(pending.commit, saved, self.verified))
+                saved = [part for part in pending.parts.values() if part]
+                self._outbox.put(CompleteCheckpoint(pending.commit, saved, record.verified_step))
             elif self._outbox.now - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
-            elif pending.is_finishing:
-                continue
-            elif (dead := self._dead_writer(pending, live)) and (step < committed or not live):
+            elif dead is not None and (step < record.committed or not live):  # else another host may write it
                 self._give_up(step, f"worker {dead} ended before it had written its part")
 
-    def _parts(self, stages: Iterable[int]) -> list[Part]:
-        return [(stage, rank) for stage in stages for rank in range(self._job.grid.tensor_parallel)]
-
-    def _dead_writer(self, pending: _Pending, live: Collection[str]) -> str | None:
-        """A writer that has ended without having written its stage."""
-        for stage, writer in pending.writers.items():
-            if writer not in live and any(part not in pending.saved for part in self._parts([stage])):
-                return writer
-        return None
-
     def _give_up(self, step: int, why: str) -> None:
-        del self._pending[step]
+        del self.pending[step]
         self._outbox.log("checkpoint", step=step, error=why)
 
     def rewind(self, step: int) -> None:
         """Training has gone back to the state after `step`: what is kept of later steps may be wrong."""
-        self._pending = {at: pending for at, pending in self._pending.items() if at <= step}
+        self.pending = {at: pending for at, pending in self.pending.items() if at <= step}
         self.kept = {at for at in self.kept if at <= step}
 
     def folder(self, step: int) -> str | None:
         """Name of the folder of the complete checkpoint of a step; None when there is none."""
         return folder_name(step) if step in self.kept else None
-
-    def start_over(self) -> None:
-        """Training goes back to a checkpoint: forget those that are being written."""
-        self._pending.clear()
-        self.verified = None
 
 
 def folder_name(step: int) -> str:

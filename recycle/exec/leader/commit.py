@@ -152,7 +152,7 @@ def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRe
         before: the iteration before its first.
     """
     names = [str(worker) for worker in workers]
-    return GenerationRecord(1, names, {name: name for name in names}, "", before)
+    return GenerationRecord(1, names, {name: name for name in names}, "", committed=before)
 
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:

@@ -8,8 +8,7 @@ in which all workers wait, and none makes progress, for much longer than an iter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,64 +16,49 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.checksums import StateTensor, described
 from recycle.exec.exit_description import LINE_SEPARATOR
-from recycle.exec.leader.actions import Begin, Outbox, Persist, Rewind, Tell, Waiting
+from recycle.exec.leader.actions import Begin, Rewind, Waiting
 from recycle.exec.leader.actions import Line as MetricsLine
-from recycle.exec.leader.checkpoints import Checkpoints
 from recycle.exec.leader.commit import evaluate
 from recycle.exec.leader.departures import Departures
 from recycle.exec.leader.detector import FailureDetector
 from recycle.exec.leader.disagreement import Bit
-from recycle.exec.leader.forming import AllAcknowledged, Forming, RetryFormation
-from recycle.exec.leader.heard import Heard
-from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.forming import Forming, RetryFormation
 from recycle.exec.leader.metrics import MetricsLines
+from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
-from recycle.exec.leader.records import next_record, rollback_record, started_record
 from recycle.exec.leader.rejoins import Rejoins
 from recycle.exec.leader.report_columns import ReportColumns
-from recycle.exec.leader.shard_holdings import ShardHoldings
+from recycle.exec.leader.state import Phase, RunDescription, RunState
 from recycle.exec.leader.verdict import Fence, GoBack, Judge, Repeat
 from recycle.exec.leader.verdict import Rewind as RewindVerdict
 from recycle.exec.leader.verified_states import verified_after
-from recycle.exec.leader.worker_processes import WorkerProcesses
-from recycle.exec.members import members_of, split_member
+from recycle.exec.members import parse_workers, split_member, worker_names
 from recycle.exec.protocol import (
+    Acknowledged,
     Commit,
     Committed,
     Copied,
+    CopyProgress,
     Cursor,
+    CutOff,
+    EvaluationReport,
     EvaluationResult,
-    FromWorker,
+    Formed,
     GenerationRecord,
-    Leaving,
     Permit,
     Propose,
-    Ready,
+    Report,
     StateTensors,
     Stop,
     Strike,
+    Trouble,
 )
-from recycle.exec.protocol import GenerationPhase as PersistedPhase
-from recycle.job import PricedJob
 from recycle.job.shape import Worker
-from recycle.plans.hosting import Hosts
 
-ATTEMPTS = 5
-"""Times that the same live set may fail to form or run before the run is given up."""
 PLAN_SECONDS = 3600.0
 """How long a plan that is needed now may take; most have shorter deadlines (planner_process.py)."""
 END_SECONDS, END_ITERATIONS = 5.0, 3.0
 """A run that is told to end waits so long, and so many times its longest iteration, for the next commit."""
-
-
-class GenerationPhase(Enum):
-    """Where a generation stands."""
-
-    BETWEEN = "between generations"
-    PROPOSED = "proposed"
-    FORMING = "forming"
-    RUNNING = "running"
-    FINISHED = "finished"
 
 
 class StageLost(RunError):
@@ -82,286 +66,126 @@ class StageLost(RunError):
     different states and the wrong one cannot be told."""
 
 
-class Generations:
+class Generations(RunState):
     """Drives the generations of one run.
 
-    Args:
-        job: the job; its `[membership]` section holds every deadline.
-        steps: iterations to train.
-        live: the workers that are started.
-        processes, plans, checkpoints, lines: of the run.
-        outbox: takes the actions, and has the time.
-        initial: what processes host that start with the initial state, or with a checkpoint's.
-
     Attributes:
-        record: the register's record, as of the last commit.
-        phase: of the generation.
-        struck: number of a fault that has struck -> the process that it struck first.
+        departures, rejoins: workers that leave and come back.
+        lines: makes the lines of metrics.
+        answers: of the planner.
+        ends_early: the run was told to end before its last iteration.
     """
 
-    def __init__(
-        self,
-        job: PricedJob,
-        steps: int,
-        live: Collection[Worker],
-        processes: WorkerProcesses,
-        plans: Plans,
-        checkpoints: Checkpoints,
-        lines: MetricsLines,
-        outbox: Outbox,
-        initial: Hosts,
-    ) -> None:
-        self.job, self.live = job, set(live)
-        self._processes, self._plans, self._checkpoints, self._lines = processes, plans, checkpoints, lines
-        self._outbox = outbox
-        self._everybody = frozenset(job.shape.workers())
-        self._tensor_parallel = job.grid.tensor_parallel
-        self.record = GenerationRecord(0, [], {}, "")
-        self.phase = GenerationPhase.BETWEEN
-        self._persisted_phase: PersistedPhase = "abandoned"
-        self.struck: dict[int, str] = {}
-        self._earlier: Commit | None = None
-        self._holdings = (
-            ShardHoldings(job, initial, self._everybody) if job.train.sharded_optimizer else Holdings(initial)
-        )
-        self._detector = FailureDetector(job)
-        self._heard = Heard(self._tensor_parallel)
-        self._judge = Judge(job, steps, outbox.log, checkpoints.due, self._holdings, self._name_bits)
-        self._forming = Forming(self._heard, job.membership, outbox, self._holdings)
-        self._rejoins = Rejoins(processes, self.is_ready, outbox, job.membership.rejoin_deadline)
-        self.departures = Departures(job.shape, processes, plans, self._holdings, outbox)
-        self._ready: dict[str, int] = {}
+    def __init__(self, run: RunDescription, now: float) -> None:
+        super().__init__(run, now)
+        self.lines = MetricsLines(self.job, run.started, now)
+        self.answers = PlanAnswers(self.job, self, run.own, run.can_search)
+        self._plans = Plans(self.job, self.answers, self)
+        due, log = self.checkpoints.due, self.log
+        self._judge = Judge(self.job, run.steps, log, due, self.holdings, self._name_bits)
+        self._forming = Forming(self)
+        self.departures = Departures(self, self._plans)
+        self.rejoins = Rejoins(self, self.departures)
         self._tensors: dict[tuple[int, int, str], Sequence[tuple[str, int, int, int]]] = {}
-        self._joined: set[Worker] = set()
-        self._attempts = 0
-        self._ticked = self._waited = 0.0
         self._repeated: str | None = None
         self._disputed: list[tuple[int, int, int]] = []
         self._lost_since: float | None = None
-        self._is_ending = False
+        self.ends_early = False
         self._longest = self._iteration_since = 0.0
-        self._wanted: Hosts | None = None
+        self._wanted = self.holdings.hosts
         self._spare: dict[int, int] = {}
         self._line: dict[str, Any] = {}
 
-    # What processes say.
+    # The beginning.
 
-    def take(self, said: FromWorker) -> None:
-        """Take a message of a process."""
-        match said.message:
-            case Ready(incarnation=incarnation):
-                self._ready[said.member] = incarnation
-            case StateTensors() as layout:
-                self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
-            case Leaving(incarnation=incarnation):
-                worker = Worker.parse(split_member(said.member)[0])
-                if incarnation == self._processes.incarnation(worker):
-                    self.departures.ask(worker, by_signal=True)
-            case _:
-                self._heard.take(said)
-
-    def take_reports(self, said: Iterable[FromWorker]) -> list[FromWorker]:
-        """Take the reports of iterations among these messages; the others."""
-        return self._heard.take_reports(said)
-
-    def is_ready(self, worker: Worker) -> bool:
-        """Whether all of the worker's present processes have started up, and are not to end."""
-        number = self._processes.incarnation(worker)
-        return not self._processes.is_killed(worker) and all(
-            self._ready.get(member) == number for member in members_of([worker], self._tensor_parallel)
-        )
-
-    def _forget_ready(self, worker: Worker) -> None:
-        for member in members_of([worker], self._tensor_parallel):
-            self._ready.pop(member, None)
-
-    # Who takes part.
-
-    def expect_rejoin(self, worker: Worker, step: int) -> None:
-        """A worker that, once dead, shall take part again from the start of iteration `step` on, or soon after."""
-        self._rejoins.expect(worker, step)
-
-    def adopt_rejoins(self) -> None:
-        """Processes that another leader has started for expected workers, as their agents say, are those that come
-        back."""
-        self._rejoins.adopt(self.live)
-
-    def admit(self, worker: Worker) -> None:
-        """`worker`, whose new process is ready, shall take part from the next boundary on."""
-        self._rejoins.expect(worker, self.next_step, started=True)
-
-    @property
-    def awaited(self) -> set[Worker]:
-        """The dead workers that are expected back."""
-        return {rejoin.worker for rejoin in self._rejoins.awaited(self.live)}
-
-    @property
-    def hosts(self) -> Hosts:
-        """Who hosts what, as of the last generation that ran."""
-        return self._holdings.hosts
-
-    @property
-    def next_step(self) -> int:
-        """The iteration after the committed one."""
-        return self.record.committed + 1
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.phase is GenerationPhase.FINISHED
-
-    @property
-    def _failed(self) -> frozenset[Worker]:
-        return self._everybody - self.live
-
-    @property
-    def _holders(self) -> set[Worker]:
-        """The live workers that hold what the last generation that ran has given them."""
-        return self.live - self._joined
-
-    # The register.
-
-    def cursor(self) -> Cursor:
-        """The part of the register that changes within a generation."""
-        record = self.record
-        return Cursor(
-            record.generation,
-            self._persisted_phase,
-            record.committed,
-            record.commit,
-            record.mode,
-            record.evaluated,
-            record.verified,
-            record.candidate,
-            dict(self.struck),
-            dict(self.departures.released),
-            dict(self.departures.gone),
-            self._earlier,
-        )
-
-    def resumable_cursor(self) -> Cursor:
-        """The cursor of a run that was ended early and shall go on: its last step does not end it."""
-        cursor = self.cursor()
-        assert cursor.commit is not None
-        commit = msgspec.structs.replace(cursor.commit, last=None, finished=False)
-        return msgspec.structs.replace(cursor, commit=commit)
-
-    def persist(self, phase: PersistedPhase | None = None, record: GenerationRecord | None = None) -> None:
-        """Write the cursor, in another phase if there is one, and the record where it has changed."""
-        self._persisted_phase = phase or self._persisted_phase
-        self._outbox.put(Persist(self.cursor(), record))
-
-    def _announce(self, record: GenerationRecord, phase: PersistedPhase = "proposed", plan: str = "") -> None:
-        """Make this the register's record and propose it, or have its generation be over from the start."""
-        self.record, self._earlier = record, None
-        self._heard.begin(record)
-        self.persist(phase, record)
-        if phase == "proposed":
-            self._checkpoints.proposed(record, self.hosts)
-            self._outbox.put(Tell(Propose(record, plan)))
-
-    def adopt(self, begin: Begin) -> None:
+    def adopt(self, begin: Begin, before: GenerationRecord) -> None:
         """Go on from the register that another leader left, with the workers that it names.
 
         Its last decisions are told again. A generation that runs goes on; of any other what was undecided is void, and
         workers that copied their state in it copy it again.
+
+        Args:
+            before: the record as that leader proposed it.
         """
-        record, cursor = begin.record, begin.cursor
-        assert record is not None
-        if cursor is not None and cursor.generation == record.generation:
-            record = msgspec.structs.replace(
-                record,
-                committed=cursor.committed,
-                commit=cursor.commit,
-                mode=cursor.mode,
-                evaluated=cursor.evaluated,
-                verified=cursor.verified,
-                candidate=cursor.candidate,
-            )
-            self._persisted_phase, self._earlier = cursor.phase, cursor.earlier
-        else:
-            self._persisted_phase = "proposed"
+        cursor, tell = begin.cursor, self.tell
+        self.live = parse_workers(before.live)
+        self.processes.expect(self.live, before.incarnations, before.places, self.run.absent)
+        self.answers.adopt(self.failed, begin.plan, begin.hosts)
         if cursor is not None:
-            self.struck = dict(cursor.struck)
-            for fault, member in self.struck.items():  # also to agents and processes that are new
-                self._outbox.put(Tell(Strike(fault, member)))
-            self.departures.released.update(cursor.released)
-            self.departures.gone.update(cursor.gone)
-        self.record = record
-        self.live = {Worker.parse(worker) for worker in record.live}
-        self._heard.begin(record)
+            self.struck.update(cursor.struck)
+            self.released.update(cursor.released)
+            self.gone.update(cursor.gone)
+        if cursor is None or cursor.generation != before.generation:
+            cursor = Cursor(before.generation, "proposed", **before.progress())
+        self.record = record = msgspec.structs.replace(before, **cursor.progress())
+        self._persisted_phase, self._earlier = phase, earlier = cursor.phase, cursor.earlier
+        generation, commit = record.generation, record.commit
+        self.log("coordinator", node=begin.node, generation=generation, step=self.next_step)
+        for fault, member in self.struck.items():  # also to agents and processes that are new
+            tell(Strike(fault, member))
+        self.heard.begin(record)
         self._forming.follow()
-        has_run = self._persisted_phase in ("running", "ended")
+        has_run = phase in ("running", "ended")
         self._take_up(record.holds if has_run else record.held)
-        if self._persisted_phase in ("proposed", "running"):  # one that is over from the start is for no process
-            self._outbox.put(Tell(Propose(record)))
-        if self._persisted_phase == "running":
-            self._outbox.put(Tell(Permit(record.generation, "form")))
-            self._outbox.put(Tell(Permit(record.generation, "run")))
-        elif self._persisted_phase != "proposed":  # the last leader may not have told all
-            self._outbox.put(Tell(Stop(record.generation)))
-        if self._earlier is not None:  # a process that has not heard of it waits for it
-            self._outbox.put(Tell(Committed(record.generation, self._earlier)))
-        if record.commit is not None and record.plan:  # without a plan it is the record of a restart
-            self._outbox.put(Tell(Committed(record.generation, record.commit)))
+        if phase in ("proposed", "running"):  # one that is over from the start is for no process
+            tell(Propose(record))
+        if phase == "running":
+            tell(Permit(generation, "form"))
+            tell(Permit(generation, "run"))
+        elif phase != "proposed":  # the last leader may not have told all
+            tell(Stop(generation))
+        if earlier is not None:  # a process that has not heard of it waits for it
+            tell(Committed(generation, earlier))
+        if commit is not None and record.plan:  # without a plan it is the record of a restart
+            tell(Committed(generation, commit))
             if record.evaluated is not None and record.evaluated.step == record.committed:
-                self._outbox.put(Tell(EvaluationResult(record.generation, record.evaluated)))
-            self._note_commit(record.commit)
-            if record.commit.finished and not record.is_evaluation_due:
-                self._enter(GenerationPhase.FINISHED)
-                return
-        has_committed = begin.record is not None and begin.record.committed != record.committed
-        is_last = has_committed and record.commit is not None and record.commit.last == record.committed
-        if self._persisted_phase == "running" and (record.is_evaluation_due or not is_last):
-            self._enter(GenerationPhase.RUNNING)
-            self._iteration_since = self._outbox.now
-            return
-        if not has_run:
-            self._joined = {Worker.parse(joiner) for joiner in record.joins}
-        self._lost_since = self._outbox.now
-        self._end()
+                tell(EvaluationResult(generation, record.evaluated))
+            self._note_commit()
+        is_last = before.committed != record.committed and commit is not None and commit.last == record.committed
+        if commit is not None and record.plan and commit.finished and not record.is_evaluation_due:
+            self.enter(Phase.FINISHED)
+        elif phase == "running" and (record.is_evaluation_due or not is_last):
+            self.enter(Phase.RUNNING)
+            self._iteration_since = self.now
+        else:
+            self.joined = set() if has_run else parse_workers(record.joins)
+            self._lost_since = self.now
+            self.end()
+            self.enter(Phase.BETWEEN if record.plan else Phase.STARTING)
+        self.put(Rewind(record.committed))  # the last leader may have gone back and died then
 
     def _take_up(self, plan: str) -> None:
         """The workers hold what the plan of this name gives them; empty for what they start with."""
-        hosts = self._holdings.named(plan, self._plans.hosts) if plan else None
-        if plan and hosts is None:
+        hosts = self.holdings.named(plan, self._plans.hosts)
+        if hosts is None:
             raise RunError(f"plan {plan}, which says what the workers hold, is not in the run directory any more")
-        self._holdings.take_up(plan, hosts)
+        self.holdings.take_up(plan, hosts)
 
-    def resume(self, generation: int, commit: Commit) -> None:
-        """Go on from a checkpoint with processes that are still to be started; `generation` was the last one."""
-        self.record = msgspec.structs.replace(self.record, generation=generation)
-        self._start_over(self.live, commit)
+    def start_over(self, live: Collection[Worker], commit: Commit, generation: int) -> None:
+        """Go on from a checkpoint, from whose state these workers are still to be started.
 
-    def restart(self, live: Collection[Worker], commit: Commit, places: Mapping[Worker, Worker]) -> None:
-        """Go back to a checkpoint with new processes, which all start from its state.
-
-        The register says so before any process is started: it holds a generation of these workers that is over from the
-        start, so that another leader goes on from there.
+        Args:
+            commit: of its step.
+            generation: the last one.
         """
-        self._start_over(live, commit)
-        names = {str(worker): str(place) for worker, place in places.items()}
-        self._announce(started_record(self.record, self.live, names, self._processes.incarnations), "abandoned")
-
-    def _start_over(self, live: Collection[Worker], commit: Commit) -> None:
-        self.record = GenerationRecord(self.record.generation, [], {}, "", commit.step, commit)
+        self.record = GenerationRecord(generation, [], {}, "", committed=commit.step, commit=commit)
         self.live = set(live)
-        self._joined.clear()
-        self._holdings.start_over()
-        self._detector = FailureDetector(self.job)
-        self._rejoins.start_over()
+        self.joined.clear()
+        self.holdings.start_over()
+        self.checkpoints.pending.clear()
+        self.detector = FailureDetector(self.job)
+        self.rejoins.start_over()
         self.departures.start_over()
-        self._ready.clear()
-        self._attempts, self._repeated, self._disputed = 0, None, []
+        self._repeated, self._disputed = None, []
         self._judge.start_over()
         self._forming.forgive()
-        self._enter(GenerationPhase.BETWEEN)
+        self.enter(Phase.STARTING)
 
     # The end of the run.
 
     def end_early(self) -> None:
-        """The run ends with the next iteration after which all workers can stop together."""
-        self._is_ending = True
+        """The run ends with the next iteration after which all workers can stop together, and keeps its state."""
+        self.ends_early = self.checkpoints.keeps_last = True
         self._judge.end_early()
 
     @property
@@ -378,293 +202,239 @@ class Generations:
         stage would be lost: the workers may only be compiling. Raises RunError when that state is lost already.
         """
         patience = self.end_patience / 2  # it may have been stuck only since the run was told to end
-        stuck = self._detector.stuck(self.live, patience)
-        if self._holdings.lost(self._holders - stuck):
+        stuck = self.detector.stuck(self.live, patience)
+        if self.lost_unit(self.holders - stuck):
             stuck = set()
-        for worker in sorted(stuck | self._joined):
-            self._processes.kill(worker)
+        for worker in sorted(stuck | self.joined):
+            self.processes.kill(worker)
             self._take_out(worker)
             if worker in stuck:
-                cause = f"no progress for {patience:g} s, and the run is to end"
-                self._outbox.log("detected", worker=str(worker), step=self.next_step, cause=cause, over=True)
-        self._end()
-        if units := self._holdings.lost(self._holders):
-            raise RunError(f"{self._holdings.described(units[0])} no live host that could keep its state")
-        before = self.record.commit
-        assert before is not None, "a step is committed"
-        is_new = not before.checkpoint and self._checkpoints.due(before.step, True)
-        commit = msgspec.structs.replace(
-            before, last=before.step, finished=True, evaluate=False, checkpoint=before.checkpoint or is_new
-        )
-        self._announce_end(commit)
+                self.log_detected(worker, f"no progress for {patience:g} s, and the run is to end", over=True)
+        self.end()
+        if unit := self.lost_unit(self.holders):
+            raise RunError(f"{unit} no live host that could keep its state")
+        before = self.commit
+        is_new = not before.checkpoint and self.checkpoints.due(before.step, True)
+        is_kept = before.checkpoint or is_new
+        last, replace = before.step, msgspec.structs.replace
+        self._announce_end(replace(before, last=last, finished=True, evaluate=False, checkpoint=is_kept))
         if is_new:
-            self._checkpoints.committed(msgspec.structs.replace(before, checkpoint=True), self.record, self.hosts)
+            self.checkpoints.committed(replace(before, checkpoint=True), self.record, self.holdings.hosts)
 
     def _announce_end(self, commit: Commit) -> None:
         """Propose a generation of the live workers that has nothing left to do."""
-        record = msgspec.structs.replace(
-            self.record,
-            generation=self.record.generation + 1,
-            live=[str(worker) for worker in sorted(self.live)],
-            joins=[],
-            copies=[],
-            behind=[],
-            commit=commit,
-            held=self._holdings.plan,
-            holds=self._holdings.plan,
-            incarnations=self._processes.incarnations,
-        )
-        self._announce(record)
-        self._enter(GenerationPhase.FINISHED)
+        self.announce(commit=commit)
+        self.enter(Phase.FINISHED)
 
     def release_after_last(self) -> None:
         """After the last iteration: workers whose connections broke while they gathered parameters wait for another
         generation. Give them one in which they end with the committed state."""
-        if self._heard.trouble or self._heard.cut is not None:
-            assert self.record.commit is not None
-            self._end()
-            self._announce_end(self.record.commit)
-
-    def lost_while_finishing(self, beats: Any, done: Collection[str]) -> dict[Worker, str]:
-        """Workers that died or hang after the last commit, each with why.
-
-        Args:
-            beats: as of `Tick`.
-            done: processes that have nothing more to do.
-        """
-        return self._detector.lost(self.live, beats, self._outbox.now, done)
+        if bool(self.heard.of(Trouble)) or self.heard.of(CutOff):
+            self.end()
+            self._announce_end(self.commit)
 
     # Decisions.
 
     def tick(self, beats: Any) -> None:
         """Decide what follows from all that was heard. Raises StageLost, RunError."""
-        if self.is_finished:
-            return
-        now = self._outbox.now
-        self._waited += min(now - self._ticked, self.job.membership.heartbeat)  # do not count pauses of this process
-        self._ticked = now
-        lost = {worker: how for worker, how in self._processes.take_ended().items() if worker in self.live}
-        self.departures.look(self.live, self._joined, self.next_step)
-        if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
-            lost |= self._detector.lost(self.live, beats, now)
+        lost = self.processes.take_ended()
+        self.departures.look()
+        if self.phase is not Phase.BETWEEN or self.record.generation:
+            lost |= self.detector.lost(self.live, beats, self.now)
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
-        while self.phase is GenerationPhase.RUNNING and self._decide():
+        while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass
-        if self.phase is GenerationPhase.RUNNING:
+        if self.phase is Phase.RUNNING:
             self._take_in_copies()
         lost = {worker: how for worker, how in (self.departures.overdue() | lost).items() if worker in self.live}
-        if lost and not self.is_finished:
+        if lost and self.phase is not Phase.FINISHED:
             self._lose(lost)
-        self._rejoins.start(self.live, self.next_step, self.record.generation, self.phase is GenerationPhase.RUNNING)
-        due: dict[GenerationPhase, Callable[[], None]] = {
-            GenerationPhase.BETWEEN: self._propose,
-            GenerationPhase.PROPOSED: self._form,
-            GenerationPhase.FORMING: self._run,
-            GenerationPhase.RUNNING: self._watch,
-        }
-        if self.phase in due:
-            due[self.phase]()
+        self.rejoins.start()
+        match self.phase:
+            case Phase.BETWEEN:
+                self._propose()
+            case Phase.PROPOSED:
+                self._form()
+            case Phase.FORMING:
+                self._run()
+            case Phase.RUNNING:  # all may wait in vain, or a transport break without a death that explains it
+                self._settle(self._forming.trouble() or self._standstill())
 
-    def _enter(self, phase: GenerationPhase) -> None:
-        self.phase, self._waited = phase, 0.0
+    def _settle(self, answer: Fence | Repeat | RewindVerdict | GoBack | RetryFormation | None) -> None:
+        """End the generation as the answer asks for."""
+        match answer:
+            case Fence():
+                self._lose(answer.workers)
+            case RewindVerdict():
+                self._roll_back(answer)
+            case RetryFormation():
+                self._forming.count_attempt(answer.cause)
+                self.end()
+            case Repeat():
+                self.end()
+                self._repeated = answer.cause
+                self._disputed = [(stage, *micro_batch) for stage, micro_batch in answer.disputed]
+            case GoBack():
+                self.end()
+                self._lost_since = self.now
+                raise StageLost(answer.cause)
 
     def _lose(self, lost: Mapping[Worker, str]) -> None:
         """Fence the lost workers and end the generation."""
         for worker, how in sorted(lost.items()):
-            self._processes.kill(worker)
+            self.processes.kill(worker)
             self._take_out(worker)
-            self._outbox.log("detected", worker=str(worker), step=self.next_step, cause=how)
-        self._attempts = 0
+            self.log_detected(worker, how)
         self._forming.forgive()
-        self._end()
+        self.end()
         if self._lost_since is None:
-            self._lost_since = self._outbox.now
-        if units := self._holdings.lost(self._holders):
+            self._lost_since = self.now
+        if unit := self.lost_unit(self.holders):
+            last, how = max(lost.items())
+            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
+            ended = f"{last}, which {how} ({line})" if line else f"{last}, {how}"
             raise StageLost(
-                f"{self._holdings.described(units[0])} no live host left after step {self.record.committed}: its"
-                f" parameters are lost with worker {self._ended_as(max(lost), lost)}"
+                f"{unit} no live host left after step {self.record.committed}: its parameters are lost with worker"
+                f" {ended}"
             )
 
     def _take_out(self, worker: Worker) -> None:
         """The worker takes no part any more."""
-        self._forget_ready(worker)  # its process may take a while to end, and does not wait to join
+        self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
         self.live.discard(worker)
-        self._joined.discard(worker)
+        self.joined.discard(worker)
 
-    def _ended_as(self, worker: Worker, lost: Mapping[Worker, str]) -> str:
-        """The worker and how it ended; after an error of its own with the last line of its log."""
-        how = lost[worker]
-        last = self._processes.last_lines(worker).rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
-        return f"{worker}, which {how} ({last})" if last else f"{worker}, {how}"
-
-    def _end(self) -> None:
+    def end(self) -> None:
         """End the current generation: what is undecided is void, and survivors wake up."""
         if self.record.generation and self._persisted_phase in ("proposed", "running"):
             self.persist("ended" if self._persisted_phase == "running" else "abandoned")
-            self._outbox.put(Tell(Stop(self.record.generation)))
-        self._enter(GenerationPhase.BETWEEN)
+            self.tell(Stop(self.record.generation))
+        self.enter(Phase.BETWEEN)
 
     def _propose(self) -> None:
         """Between generations: let workers leave and join, then propose the next as soon as a plan exists."""
-        self.departures.look(self.live, self._joined, self.next_step)  # one that was to leave may be a last host by now
-        for worker in self.departures.release(self.live, self.next_step):
+        for worker in self.departures.release():
             self._take_out(worker)
-        if not self._is_ending and not self._rejoins.settled(self.live, self.next_step, self._admit):
+        if not self.ends_early and not self.rejoins.settle():
             return
-        plan = self._plans.ready(self._failed)
+        plan = self._plans.ready(self.failed)
         if plan is None:
-            if self._waited > PLAN_SECONDS:
-                dead = " ".join(map(str, sorted(self._failed))) or "any"
+            if self.waited > PLAN_SECONDS:
+                dead = " ".join(worker_names(self.failed)) or "any"
                 raise RunError(f"no plan without workers {dead} was made within {PLAN_SECONDS:g} s; see [planner]")
             return
-        if units := self._holdings.lost(self._holders):
-            raise RunError(f"{self._holdings.described(units[0])} no live host among the workers that are there")
-        self._wanted = wanted = self._holdings.wanted(plan.hosts, self.live, self._holders)
-        record = next_record(
-            self.record,
-            plan,
-            self.live,
-            self._joined,
-            self._holdings,
-            wanted,
-            self._disputed,
-            self._processes.incarnations,
-        )
+        if unit := self.lost_unit(self.holders):
+            raise RunError(f"{unit} no live host among the workers that are there")
+        live, holdings, commit = self.live, self.holdings, self.record.commit
+        self._wanted = wanted = holdings.wanted(plan.hosts, live, self.holders)
+        if commit is not None and self.record.is_evaluation_due:
+            commit = msgspec.structs.replace(commit, last=None)  # this generation is new
+        roles = {str(worker): str(plan.roles[worker]) for worker in sorted(live)}
         self._forming.begin()
-        self._announce(record, plan=plan.text)
-        self._outbox.log(
+        self.announce(
+            plan=plan.digest,
+            text=plan.text,
+            roles=roles,
+            commit=commit,
+            periods=dict(plan.periods),
+            copies=holdings.copies(wanted, live, self.holders),
+            holds=holdings.name_of(plan.digest, wanted),
+            rounds=plan.rounds,
+            disputed=self._disputed,
+            behind=holdings.behind(wanted, live),
+        )
+        self.log(
             "generation",
             step=self.next_step,
-            generation=record.generation,
+            generation=self.record.generation,
             plan=plan.digest,
-            live=record.live,
-            roles=record.roles,
+            live=self.record.live,
+            roles=roles,
         )
-        self._enter(GenerationPhase.PROPOSED)
-
-    def _admit(self, worker: Worker) -> None:
-        self.live.add(worker)
-        self._joined.add(worker)
-        self._detector.forget(worker)
+        self.enter(Phase.PROPOSED)
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form."""
-        answer = self._forming.acknowledged(self._waited, self._holders, self._detector)
-        if not isinstance(answer, AllAcknowledged):
-            self._give_way(answer)
+        if not self.heard.all_said(Acknowledged):
+            self._settle(self._forming.not_acknowledged())
             return
-        if answer.undone or self._repeated:
+        acknowledged = self.heard.of(Acknowledged)
+        undone = {split_member(member)[0] for member, said in acknowledged.items() if said.undone}
+        if undone or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
-            self._outbox.log("undone", step=self.next_step, count=answer.undone, cause=cause)
+            self.log("undone", step=self.next_step, count=len(undone), cause=cause)
             self._repeated = None
-        self._outbox.put(Tell(Permit(self.record.generation, "form", self._heard.is_stale)))
-        self._enter(GenerationPhase.FORMING)
+        is_stale = any(said.stale for said in acknowledged.values())
+        self.tell(Permit(self.record.generation, "form", is_stale))
+        self.enter(Phase.FORMING)
 
     def _run(self) -> None:
         """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
-        cut = self._forming.cut(self._holders, self._detector)
-        answer = cut or self._forming.formed(self.record, self._waited, self._holders)
-        if answer is not True:
-            self._give_way(answer)
+        stand = self.heard.all_said(Formed) and not self.heard.failed
+        if (answer := self._forming.cut()) or not stand:
+            self._settle(answer or self._forming.not_formed())
             return
         self.persist("running")
-        self._outbox.put(Tell(Permit(self.record.generation, "run")))
-        self._holdings.take_up(self.record.holds, self._wanted)
-        self._enter(GenerationPhase.RUNNING)
-        self._iteration_since = self._outbox.now
-        self._lines.runs(self._outbox.now)
-        self._log_copies(self._forming.copied(), self._joined)
-        for worker in self._joined:
-            self._forget_ready(worker)
-        self._joined.clear()
+        self.tell(Permit(self.record.generation, "run"))
+        self.holdings.take_up(self.record.holds, self._wanted)
+        self.enter(Phase.RUNNING)
+        self._iteration_since = now = self.now
+        self.lines.runs(now)
+        formed = self.heard.of(Formed)
+        self._log_copies({name: formed[name].copied for name in self.record.live})
+        for worker in self.joined:
+            self.processes[worker].ready.clear()
+        self.joined.clear()
         if self._lost_since is not None:
-            seconds = self._outbox.now - self._lost_since
-            self._outbox.log("recovered", step=self.next_step, seconds=seconds, generation=self.record.generation)
+            seconds, generation = now - self._lost_since, self.record.generation
+            self.log("recovered", step=self.next_step, seconds=seconds, generation=generation)
             self._lost_since = None
         self._log_spare()
 
     def _log_spare(self) -> None:
         """Write how many deaths each stage can bear, where that has changed."""
-        spare = self._holdings.spare(self.live)
+        spare = self.holdings.spare(self.live)
         if spare != self._spare:
             self._spare = spare
-            deaths = list(spare.values())
-            self._outbox.log("shards", step=self.next_step, generation=self.record.generation, further_deaths=deaths)
+            deaths, generation = list(spare.values()), self.record.generation
+            self.log("shards", step=self.next_step, generation=generation, further_deaths=deaths)
 
     def _take_in_copies(self) -> None:
         """Workers that have copied a shard while the generation runs hold it from now on; the register says so."""
-        copied = list(self._new_copies())
+        said, copied = self.heard.of(CopyProgress), dict[str, list[Copied]]()
+        for copy in self.record.behind:
+            worker, units, members = Worker.parse(copy.worker), (copy.first, copy.last), self.members(copy.worker)
+            if any(first <= copy.first and copy.last <= last for first, last in self.holdings.of(worker)):
+                continue
+            by_members = [one for name in members if name in said for one in said[name].copied]
+            done = [one for one in by_members if (one.first, one.last) == units]
+            if len(done) == len(members):
+                self.holdings.copied(worker, units)
+                copied.setdefault(copy.worker, []).append(done[0])
         if copied:
-            self.record = msgspec.structs.replace(self.record, holds=self._holdings.plan)
+            self.record = msgspec.structs.replace(self.record, holds=self.holdings.plan)
             self.persist(record=self.record)
-            self._log_copies(copied, (), while_running=True)
+            self._log_copies(copied, while_running=True)
             self._log_spare()
 
-    def _new_copies(self) -> Iterator[tuple[str, Copied]]:
-        """What all tensor ranks of a worker have copied since the last call."""
-        for copy in self.record.behind:
-            worker, units = Worker.parse(copy.worker), (copy.first, copy.last)
-            members = members_of([copy.worker], self._tensor_parallel)
-            if worker not in self.live or not all(member in self._heard.copied for member in members):
-                continue
-            if any(first <= copy.first and copy.last <= last for first, last in self._holdings.of(worker)):
-                continue
-            copies = [
-                next((one for one in self._heard.copied[member] if (one.first, one.last) == units), None)
-                for member in members
-            ]
-            if copies[0] is not None and None not in copies:
-                self._holdings.copied(worker, units)
-                yield copy.worker, copies[0]
+    def _log_copies(self, copied: Mapping[str, Sequence[Copied]], **more: Any) -> None:
+        """Write an event for each worker that has joined, and for what others have copied."""
 
-    def _log_copies(
-        self, copied: Sequence[tuple[str, Copied]], joined: Collection[Worker], while_running: bool = False
-    ) -> None:
-        """Write an event for each worker that has joined, and one for whatever else a worker has copied."""
-        for worker in sorted(joined):
-            copies = [copy for name, copy in copied if name == str(worker)]
-            self._outbox.log(
-                "rejoined",
-                worker=str(worker),
-                step=self.next_step,
-                copied_from=" ".join(dict.fromkeys(copy.source for copy in copies)),
-                bytes=sum(copy.bytes for copy in copies),
-                seconds=round(sum(copy.seconds for copy in copies), 6),
-            )
-        groups: dict[tuple[Any, ...], list[Copied]] = {}
-        for place, (name, copy) in enumerate(copied):
-            key = (name, copy.source) if self._holdings.are_logged_together else (name, copy.source, place)
-            groups.setdefault(key, []).append(copy)
-        for (name, source, *_), copies in groups.items():
-            if Worker.parse(name) not in joined:
-                self._outbox.log(
-                    "moved",
-                    worker=name,
-                    step=self.next_step,
-                    **self._holdings.event_fields([(copy.first, copy.last) for copy in copies]),
-                    source=source,
-                    bytes=sum(copy.bytes for copy in copies),
-                    seconds=round(sum(copy.seconds for copy in copies), 6),
-                    **({"while_running": True} if while_running else {}),
-                )
+        def log(kind: str, worker: str, copies: Sequence[Copied], **fields: Any) -> None:
+            total, seconds = sum(copy.bytes for copy in copies), sum(copy.seconds for copy in copies)
+            step = self.next_step
+            self.log(kind, worker=worker, step=step, **fields, bytes=total, seconds=round(seconds, 6), **more)
 
-    def _give_way(self, answer: Fence | RetryFormation | bool | None) -> None:
-        """The generation cannot form like this, or is still on its way."""
-        if isinstance(answer, Fence):
-            self._lose(answer.workers)
-        elif isinstance(answer, RetryFormation):
-            self._attempts += 1
-            if self._attempts >= ATTEMPTS:
-                raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {answer.cause}")
-            self._end()
-
-    def _watch(self) -> None:
-        """A transport may break while the generation runs without a death that explains it; or all wait in vain."""
-        self._give_way(self._forming.trouble(self._holders, self._detector) or self._standstill())
+        joined = worker_names(self.joined)
+        for name in joined:
+            log("rejoined", name, copied[name], copied_from=" ".join(dict.fromkeys(c.source for c in copied[name])))
+        for name in [name for name in copied if name not in joined]:
+            for what, copies in self.holdings.copy_events(copied[name]):
+                log("moved", name, copies, **what, source=copies[0].source)
 
     def _standstill(self) -> RetryFormation | None:
         """All workers have waited for so long that what they wait for is not on its way."""
-        limits, seconds = self.job.membership, self._detector.standstill(self.live)
+        limits, seconds = self.job.membership, self.detector.standstill(self.live)
         usual = max(limits.form_timeout, limits.hung_factor * self._longest)
         commit = self.record.commit
         if commit is not None and commit.finished and commit.checkpoint:  # which waits for the one before
@@ -673,147 +443,121 @@ class Generations:
             return None
         return RetryFormation(f"all workers have waited for {seconds:.0f} s, and none has made progress")
 
-    def _decide(self) -> bool:
-        """Decide the running generation's next evaluation or commit; whether it could be decided."""
-        return self._evaluate() if self.record.is_evaluation_due else self._commit()
-
     def _evaluate(self) -> bool:
-        """Decide the result of the evaluation if every process has reported its part."""
-        reports = self._heard.evaluations(self.record.committed)
+        """Decide the result of the evaluation if every process has reported its part; whether that is so."""
+        reports = self.heard.take_parts(EvaluationReport, self.record.committed)
         if reports is None:
             return False
         result = evaluate(self.record.committed, reports)
-        self.record = msgspec.structs.replace(self.record, evaluated=result)
-        self.persist()
-        self._outbox.put(Tell(EvaluationResult(self.record.generation, result)))
+        self.change(evaluated=result)
+        self.tell(EvaluationResult(self.record.generation, result))
         # There is no line of a step that training has gone back to.
         line = self._line if self._line.get("step") == result.step else self._metrics_line()
-        self._outbox.put(MetricsLine(self._lines.with_evaluation(line, self._outbox.now, result.loss)))
-        self._lines.starts(self._outbox.now)
+        self.put(MetricsLine(self.lines.with_evaluation(line, self.now, result.loss)))
+        self.lines.starts(self.now)
         self._go_on()
         return True
 
     def _go_on(self) -> None:
         """All that belongs to the committed step is done."""
-        commit = self.record.commit
-        assert commit is not None
-        if commit.finished:
-            self._enter(GenerationPhase.FINISHED)
-        elif commit.last == commit.step:
-            self._end()
+        if self.commit.finished:
+            self.enter(Phase.FINISHED)
+        elif self.commit.last == self.commit.step:
+            self.end()
 
     def _commit(self) -> bool:
-        """Commit the next iteration if every process of every live worker has reported it."""
-        by_process = self._heard.reports(self.next_step)
+        """Commit the next iteration if every process of every live worker has reported it; whether it is committed."""
+        by_process = self.heard.take_parts(Report, self.next_step)
         if by_process is None:
             return False
         reports = ReportColumns.of(by_process)
-        verdict = self._judge.judge(self.record, reports, self._holders, lambda step: self._changes(step, reports))
+        verdict = self._judge.judge(self.record, reports, self.holders, lambda step: self._changes(step, reports))
         if not isinstance(verdict, Commit):
-            self._carry_out(verdict)
+            self._settle(verdict)
             return False
         verified, candidate = verified_after(
-            self.record, reports.has_states, lambda: self._holdings.name_of_states(reports.states())
+            self.record, reports.has_states, lambda: self.holdings.name_of_states(reports.states())
         )
         self._earlier = self.record.commit
-        self.record = msgspec.structs.replace(
-            self.record,
-            committed=self.next_step,
-            commit=verdict,
-            mode=verdict.next_mode,
-            verified=verified,
-            candidate=candidate,
+        self.change(
+            committed=verdict.step, commit=verdict, mode=verdict.next_mode, verified=verified, candidate=candidate
         )
-        self.persist()
-        self._outbox.put(Tell(Committed(self.record.generation, verdict)))
-        now = self._outbox.now
+        self.tell(Committed(self.record.generation, verdict))
+        now = self.now
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
-        self._attempts, self._disputed = 0, []
+        self._disputed = []
         self._forming.forgive()
-        self._note_commit(verdict)
+        self._note_commit()
         if not self.record.is_evaluation_due:
             self._go_on()
         return True
 
-    def _note_commit(self, commit: Commit) -> None:
+    def _note_commit(self) -> None:
         """Write the step's line of metrics, or keep it until its evaluation is done; see to the step's checkpoint."""
         line = self._metrics_line()
-        self._checkpoints.committed(commit, self.record, self.hosts)
+        self.checkpoints.committed(self.commit, self.record, self.holdings.hosts)
         if self.record.is_evaluation_due:
             self._line = line
-            self._outbox.put(Waiting(f"the evaluation after step {commit.step}"))
+            self.put(Waiting(f"the evaluation after step {self.commit.step}"))
         else:
-            self._outbox.put(MetricsLine(line))
+            self.put(MetricsLine(line))
 
     def _metrics_line(self) -> dict[str, Any]:
-        assert self.record.commit is not None
-        return self._lines.line(self._outbox.now, self.record.commit, self.record, len(self.live), self._plans.compute)
+        return self.lines.line(self.now, self.commit, self.record, len(self.live), self._plans.compute)
 
     def write_line(self) -> None:
         """Write the line of the committed step, whose evaluation is not asked for any more."""
-        self._outbox.put(MetricsLine(self._metrics_line()))
+        self.put(MetricsLine(self._metrics_line()))
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:
         """The iterations before which other workers or plans are to take over; `step` is about to be committed."""
-        failed = self._failed
-        self._plans.observe(failed, step, reports.times())
-        better = [step + 1] if self._plans.has_better(failed) else []
-        self.departures.look(self.live, self._joined, step)  # a tick may commit several iterations
-        leaving = [step + 1] if self.departures.is_prepared else []
-        return [*better, *leaving, *(rejoin.step for rejoin in self._rejoins.awaited(self.live))]
-
-    def _carry_out(self, verdict: Repeat | Fence | RewindVerdict | GoBack) -> None:
-        """End the generation as the verdict on an iteration asks for."""
-        if isinstance(verdict, Fence):
-            self._lose(verdict.workers)
-            return
-        if isinstance(verdict, RewindVerdict):
-            self._roll_back(verdict)
-            return
-        self._end()
-        if isinstance(verdict, Repeat):
-            self._repeated = verdict.cause
-            self._disputed = [(stage, *micro_batch) for stage, micro_batch in verdict.disputed]
-        else:
-            self._lost_since = self._outbox.now
-            raise StageLost(verdict.cause)
+        self._plans.observe(self.failed, step, reports.times())
+        has_better = self._plans.has_better(self.failed)
+        self.departures.look()  # a tick may commit several iterations
+        changes = [step + 1] if has_better or self.departures.is_prepared else []
+        return [*changes, *(rejoin.step for rejoin in self.rejoins.awaited())]
 
     def _roll_back(self, verdict: RewindVerdict) -> None:
         """Fence the workers that are wrong, and have all others go on from the last state that they agreed on.
 
         The register says so at once, with a generation that is over from the start, so that another leader goes on from
-        there too.
+        there too. It says nothing of the steps after that state: they are run, evaluated and kept again.
         """
         if verdict.workers:
             self._lose(verdict.workers)
         else:
-            self._end()
-        verified = self.record.verified
+            self.end()
+        verified, evaluated = self.record.verified, self.record.evaluated
         assert verified is not None, "only an older state than the present one is gone back to"
-        self._joined |= {worker for worker in self.live if str(worker) in verified.without}
+        self.joined |= self.live & parse_workers(verified.without)
         self._take_up(verified.holds)
         self._disputed = []
-        self._announce(rollback_record(self.record, verified, self.live, self._joined), "abandoned")
+        if evaluated is not None and evaluated.step > verified.step:
+            evaluated = None
+        self.announce("abandoned", committed=verified.step, commit=verified.commit, evaluated=evaluated)
         self.rewind(verified.step)
         self._repeated = f"{verdict.cause}; all are back behind step {verified.step}, where they agreed"
-        if units := self._holdings.lost(self._holders):
-            raise StageLost(f"{verdict.cause}, and {self._holdings.described(units[0])} no live host that kept a state")
+        if unit := self.lost_unit(self.holders):
+            raise StageLost(f"{verdict.cause}, and {unit} no live host that kept a state")
 
     def rewind(self, step: int) -> None:
         """Training goes on after `step`: what was written of later iterations may be wrong."""
-        self._outbox.put(Rewind(step, checkpoints=True))
-        self._checkpoints.rewind(step)
-        self._lines.throughput.start_over()
+        self.put(Rewind(step, checkpoints=True))
+        self.checkpoints.rewind(step)
+        self.lines.throughput.start_over()
+
+    def take_tensors(self, member: str, layout: StateTensors) -> None:
+        """A process has told where the tensors of a compared state lie in it."""
+        self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
 
     def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
         """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
         named = []
         for bit in bits:
-            tensors = self._tensors.get((bit.stage, bit.tensor_rank, self._holdings.layout), ())
+            tensors = self._tensors.get((bit.stage, bit.tensor_rank, self.holdings.layout), ())
             place = described(bit.place, [StateTensor(*tensor) for tensor in tensors])
             if place is not None:
                 tensor, index, number = place
-                worker = members_of([bit.worker], self._tensor_parallel)[bit.tensor_rank]
-                stage = self._holdings.stage_of(bit.stage)
+                worker, stage = self.members(bit.worker)[bit.tensor_rank], self.holdings.stage_of(bit.stage)
                 named.append({"worker": worker, "stage": stage, "tensor": tensor, "index": index, "bit": number})
         return named

@@ -11,10 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from recycle.exec.protocol import Copy
+from recycle.exec.checksums import PARAMETERS
+from recycle.exec.protocol import Copied, Copy
+from recycle.job.sections import Sections
 from recycle.job.shape import Worker
 from recycle.plans.edge_coloring import color_edges
 from recycle.plans.hosting import Hosts, UnitRange, is_same, joined, layers_in, unit_name, without
+from recycle.plans.shard_holders import LACKS, held_by, plan_of, text_of
+from recycle.plans.shards import ShardHosts, StageShards
+from recycle.plans.unit_shards import has_unit_shards, shards_of
 
 
 class Holdings:
@@ -36,25 +41,25 @@ class Holdings:
         """All processes are new."""
         self.plan, self.hosts = "", self._initial
 
-    def take_up(self, plan: str, hosts: Hosts | None) -> None:
+    def take_up(self, plan: str, hosts: Hosts) -> None:
         """The workers hold what the plan of this name (`name_of`) gives them."""
-        self.plan, self.hosts = plan, (hosts if plan else None) or self._initial
+        self.plan, self.hosts = plan, hosts if plan else self._initial
 
     @property
     def is_restoring(self) -> bool:
         """Whether the workers copy something while they run (`behind`)."""
-        return False
+        return LACKS in self.plan
 
-    def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts | None:
+    def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
         """What workers hold once a plan runs.
 
         Args:
             hosts: of the plan; None for what processes start with.
             live: all workers. holders: those that have not joined since.
         """
-        return hosts
+        return hosts or self._initial
 
-    def behind(self, wanted: Hosts | None, live: Collection[Worker]) -> list[Copy]:
+    def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
         """What is to be copied while a plan runs whose workers hold `wanted` from its first iteration on."""
         return []
 
@@ -68,16 +73,16 @@ class Holdings:
         Args:
             plan: gives who hosts what by a plan.
         """
-        return plan(name)
+        return plan(name) if name else self._initial
 
     def spare(self, live: Collection[Worker]) -> dict[int, int]:
         """Stage -> deaths of its hosts, whichever they are, that lose nothing, where that depends on more than how many
         hosts there are; else empty."""
         return {}
 
-    def name_of(self, digest: str, hosts: Hosts | None) -> str:
+    def name_of(self, digest: str, hosts: Hosts) -> str:
         """The hash of a plan by which its holdings are known; empty where each hosts what it started with."""
-        return "" if hosts is None or is_same(hosts, self._initial) else digest
+        return "" if is_same(hosts, self._initial) else digest
 
     def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
         """The name of what workers hold in the states that they have kept.
@@ -115,39 +120,123 @@ class Holdings:
         first, last = (unit_name(unit, self.hosts.count) for unit in (begin, end - 1))
         return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
 
-    @property
-    def are_logged_together(self) -> bool:
-        """Whether one event tells of all that a worker has copied from another."""
-        return False
-
-    def event_fields(self, ranges: Sequence[UnitRange]) -> dict[str, Any]:
-        """Ranges of units as the event of a copy names them; one of them, unless `are_logged_together`."""
-        (units,) = ranges
-        return {"units": layers_in(units, self.hosts.count)}
+    def copy_events(self, copies: Sequence[Copied]) -> list[tuple[dict[str, Any], list[Copied]]]:
+        """The copies of each event that tells what a worker has copied, with the names of what is copied."""
+        count = self.hosts.count
+        return [({"units": layers_in((copied.first, copied.last), count)}, [copied]) for copied in copies]
 
     def fewest_hosts(self, workers: Iterable[Worker], holders: Collection[Worker]) -> dict[Worker, int]:
         """Of each worker, how many holders there are of the unit of its own that has fewest."""
-        found: dict[Worker, int] = {}
-        for worker in workers:
-            counts = [
-                sum(any(first <= unit < last for first, last in self.of(holder)) for holder in holders)
-                for begin, end in self.of(worker)
-                for unit in range(begin, end)
-            ]
-            found[worker] = min(counts, default=len(holders))
-        return found
+        counts = Counter(unit for holder in holders for units in self.of(holder) for unit in range(*units))
+        return {
+            worker: min((counts[unit] for units in self.of(worker) for unit in range(*units)), default=len(holders))
+            for worker in workers
+        }
 
-    def copies(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
-        """What has to be copied, and from whom, before a plan can run; in an order that all keep.
+    def copies(self, wanted: Hosts, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
+        """What has to be copied, and from whom, before workers hold what is `wanted`; in an order that all keep.
 
         A unit comes from the holder that has fewest to send. Copies of different pairs of workers run at the same time:
         their order goes by rounds, in each of which a worker takes part in one copy at most.
 
         Args:
-            hosts: of the plan; None for what processes start with.
             live: all workers. holders: those that have not joined since.
         """
-        return copies_between(hosts or self._initial, live, set(holders), self.of)
+        return copies_between(wanted, live, set(holders), self.of)
+
+
+class ShardHoldings(Holdings):
+    """What the workers of one run hold where the optimizer's state is sharded: shards instead of units.
+
+    Live parameters are on every host of a stage and come from the owners of the shards when a generation begins, so
+    they are neither held nor copied. Who is to own what depends on who is alive, and where layers move on the plan.
+    After a death the owners that are left go on at once, and what they have to copy comes while the generation runs
+    (`behind`). A worker that joins holds nothing and copies before the generation runs, and so do all others that have
+    anything to copy then, since they wait in any case. So do all where layers move: they stand still until their stages
+    are built again, and a shard may have no holder among the workers that host its unit next.
+
+    Args:
+        job: says what is cut into shards.
+        initial: what processes host that start with the initial state, or a checkpoint's; dead ones too.
+        workers: of the run, dead ones too.
+    """
+
+    def __init__(self, job: Sections, initial: Hosts, workers: Collection[Worker]) -> None:
+        self._job, self._started, self._workers = job, initial, sorted(workers)
+        self._given = shards_of(job, initial)
+        super().__init__(self._given.anything())
+
+    @property
+    def _shards(self) -> StageShards:
+        """As workers host their units now."""
+        return _shards_of(self.hosts)
+
+    def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
+        then = self._shards_by(hosts)
+        if set(live) != set(holders) or self._shards.moves(then, live):
+            return then.owned(live)
+        return then.acting(live, lambda worker: self.hosts.stages.get(worker, ()))
+
+    def _shards_by(self, hosts: Hosts | None) -> StageShards:
+        if hosts is None or is_same(hosts, self._started) or not has_unit_shards(self._job):
+            return self._given
+        return shards_of(self._job, hosts)
+
+    def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
+        return copies_between(_shards_of(wanted).owned(live), live, live, lambda worker: wanted.units[worker])
+
+    def copied(self, worker: Worker, units: UnitRange) -> None:
+        stages = self.hosts.stages
+        held = self._shards.as_hosts({**stages, worker: {*stages[worker], *range(*units)}})
+        self.take_up(self.name_of(plan_of(self.plan), held), held)
+
+    def name_of(self, digest: str, hosts: Hosts) -> str:
+        shards = _shards_of(hosts)
+        return text_of(shards, self._workers, hosts, "" if shards is self._given else digest)
+
+    def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
+        """A worker has no state of a shard that it is still copying."""
+        held = {worker: {number for number in numbers if number < PARAMETERS} for worker, numbers in states.items()}
+        if all(held[worker] == set(self.hosts.stages.get(worker, ())) for worker in held):
+            return self.plan  # to work the name out takes a second with thousands of workers
+        return self.name_of(plan_of(self.plan), self._shards.as_hosts(held))
+
+    @property
+    def layout(self) -> str:
+        """A shard is the same in all plans."""
+        return ""
+
+    def stage_of(self, number: int) -> int:
+        return number - PARAMETERS if number >= PARAMETERS else self._shards.stage_of(number)
+
+    def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
+        if not name:
+            return self._initial
+        digest = plan_of(name)
+        hosts = plan(digest) if digest else None
+        return None if digest and hosts is None else held_by(self._shards_by(hosts), self._workers, name)
+
+    def described(self, units: UnitRange) -> str:
+        return f"{self._shards.named(units[0])}'s optimizer state has"
+
+    def copy_events(self, copies: Sequence[Copied]) -> list[tuple[dict[str, Any], list[Copied]]]:
+        """All copies from one source are one event."""
+        sources: dict[str, list[Copied]] = {}
+        for copied in copies:
+            sources.setdefault(copied.source, []).append(copied)
+        named = self._shards.named
+        return [
+            ({"shards": [named(number) for copied in group for number in range(copied.first, copied.last)]}, group)
+            for group in sources.values()
+        ]
+
+    def spare(self, live: Collection[Worker]) -> dict[int, int]:
+        return self._shards.spare(live, self.hosts)
+
+
+def _shards_of(hosts: Hosts) -> StageShards:
+    assert isinstance(hosts, ShardHosts)
+    return hosts.shards
 
 
 def copies_between(
@@ -158,12 +247,10 @@ def copies_between(
     Args:
         of: what each of those who are there holds.
     """
-    wanted = hosts.units
-    found: list[tuple[Worker, Worker, int, int]] = []
+    copies: list[tuple[Worker, Worker, int, int]] = []
     sent: Counter[Worker] = Counter()
     for worker in sorted(live):
-        had = of(worker) if worker in there else ()
-        for begin, end in without(wanted.get(worker, ()), had):
+        for begin, end in without(hosts.units.get(worker, ()), of(worker) if worker in there else ()):
             while begin < end:
                 candidates = [
                     (sent[holder], holder, last)
@@ -174,10 +261,10 @@ def copies_between(
                 if not candidates:
                     raise ValueError(f"unit {begin} has no live holder")
                 _, source, last = min(candidates)
-                found.append((worker, source, begin, min(end, last)))
+                copies.append((worker, source, begin, min(end, last)))
                 sent[source] += min(end, last) - begin
                 begin = min(end, last)
-    number = {worker: place for place, worker in enumerate(sorted({w for copy in found for w in copy[:2]}))}
-    rounds = color_edges([(number[source], number[worker]) for worker, source, *_ in found])
-    order = sorted(range(len(found)), key=lambda place: (rounds[place], place))
-    return [Copy(str(found[place][0]), str(found[place][1]), *found[place][2:]) for place in order]
+    number = {worker: place for place, worker in enumerate(sorted({w for copy in copies for w in copy[:2]}))}
+    rounds = color_edges([(number[source], number[worker]) for worker, source, *_ in copies])
+    in_order = sorted(zip(rounds, copies, strict=True), key=lambda entry: entry[0])
+    return [Copy(str(worker), str(source), first, last) for _, (worker, source, first, last) in in_order]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
 from recycle.errors import RunError
@@ -19,7 +19,6 @@ from recycle.exec.protocol import (
     Committed,
     Copied,
     CopyProgress,
-    CutEnds,
     CutOff,
     Evaluated,
     EvaluationReport,
@@ -33,7 +32,6 @@ from recycle.exec.protocol import (
     LeaderMessage,
     Leave,
     Leaving,
-    PeerEnds,
     Permit,
     Propose,
     Ready,
@@ -71,16 +69,17 @@ class MemberState:
 
     Attributes:
         generation: that the process is in.
+        live: workers of that generation.
         over: the last generation that is known to be over.
         may_leave: the process takes no part any more.
         strikes: number of a fault -> the process that it struck first.
         earlier_strikes: the faults that had struck when the process's first generation began; None before it.
-        ends: (number of a fault, process of the other worker) -> the ends of its connections.
     """
 
     def __init__(self, name: str, incarnation: int, generation: int = 0) -> None:
         self._worker, self._incarnation = split_member(name)[0], incarnation
         self.generation = self.over = generation
+        self.live: Collection[str] = ()
         self._proposal: Propose | None = None
         self.plan = ""
         self._permits: dict[str, Permit] = {}
@@ -89,7 +88,6 @@ class MemberState:
         self.may_leave = False
         self.strikes: dict[int, str] = {}
         self.earlier_strikes: frozenset[int] | None = None
-        self.ends: dict[tuple[int, str], list[str]] = {}
 
     def take(self, message: LeaderMessage) -> None:
         """Take a message of the leader. One that repeats another one changes nothing."""
@@ -111,8 +109,6 @@ class MemberState:
                 self.may_leave |= (message.worker, message.incarnation) == (self._worker, self._incarnation)
             case Strike():
                 self.strikes[message.fault] = message.member
-            case PeerEnds() if message.worker == self._worker:
-                self.ends[message.fault, message.member] = message.ends
 
     def begin(self) -> GenerationRecord | None:
         """Begin the proposed generation if this process has a part in it and it is not over; its record."""
@@ -122,7 +118,7 @@ class MemberState:
         record = proposal.record
         if self._worker not in record.live or record.incarnations.get(self._worker, 0) != self._incarnation:
             return None  # it has no part in it, or one of the worker's processes before has
-        self.generation, self.plan = proposal.record.generation, proposal.plan
+        self.generation, self.live, self.plan = record.generation, record.live, proposal.plan
         if self.earlier_strikes is None:
             self.earlier_strikes = frozenset(self.strikes)  # an agent tells these before it passes on a proposal
         self._permits, self._commits, self._evaluated = {}, {}, None
@@ -345,6 +341,11 @@ class Member:
 
     # Faults.
 
+    @property
+    def live(self) -> Collection[str]:
+        """Workers of the present generation."""
+        return self._state.live
+
     def claim(self, fault: int) -> bool:
         """Whether a fault that has reached its point strikes this process, of all that reach it first; returns once the
         leader has written the event. False where it has struck before. From any thread."""
@@ -363,26 +364,6 @@ class Member:
         with self._changed:
             self._changed.wait_for(lambda: state.earlier_strikes is not None and fault in state.strikes)
         return fault not in (state.earlier_strikes or ())
-
-    def exchange_ends(self, fault: int, ends: Sequence[str], peers: Sequence[str], seconds: float) -> list[str]:
-        """Tell the processes of the other worker of a fault the ends of this process's connections.
-
-        Args:
-            peers: these processes.
-            seconds: that their answers are waited for.
-
-        Returns:
-            the ends of theirs.
-        """
-        self._say(CutEnds(fault, list(ends)))
-        state = self._state
-
-        def have_come() -> bool:
-            return (fault, "") in state.ends or all((fault, peer) in state.ends for peer in peers)
-
-        with self._changed:
-            self._changed.wait_for(have_come, seconds)
-            return [end for peer in peers for end in state.ends.get((fault, peer), [])]
 
     # Heartbeats.
 

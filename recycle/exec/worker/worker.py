@@ -24,7 +24,7 @@ import torch
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
-from recycle.exec.faults.injector import start_injector
+from recycle.exec.faults.injector import EXCHANGE_SECONDS, start_injector
 from recycle.exec.hooks.background_copies import BackgroundCopies
 from recycle.exec.hooks.evaluation import Evaluation
 from recycle.exec.hooks.hook import IterationHook
@@ -35,6 +35,7 @@ from recycle.exec.members import member_name
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.paced_links import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
@@ -75,9 +76,10 @@ def run_worker(text: str) -> None:
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
     links = PacedLinks.of(job, worker)
+    keys = FormingKeys(run.agent)
     transport = plugin(
         TransportSettings(
-            FormingKeys(run.agent),
+            keys,
             device,
             run.address,
             (tensor_rank, tensor_parallel),
@@ -123,7 +125,15 @@ def run_worker(text: str) -> None:
         hosted.read(partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel))
     at = -1 if specification.restored is None else specification.restored
     updates = Updates(stages, at, member.decided, job.train.undo == "host", hosted)
-    faults = start_injector(run.faults, tensor_parallel, member, lambda: _spoil(stages), hosted.flip, links)
+    faults = start_injector(
+        run.faults,
+        tensor_parallel,
+        member,
+        FormingStore(keys, member.over, EXCHANGE_SECONDS),
+        lambda: _spoil(stages),
+        hosted.flip,
+        links,
+    )
     hooks: list[IterationHook] = [faults] if run.faults else []
     if isinstance(hosted, HostedShards):
         hooks.append(BackgroundCopies(member.worker, hosted, member.has_copied, faults.reach, job.train.copy_bytes))

@@ -28,7 +28,6 @@ from recycle.exec.protocol import (
     Kill,
     Leave,
     Leaving,
-    PeerEnds,
     Permit,
     Propose,
     Ready,
@@ -231,11 +230,11 @@ def test_newcomer_is_told_what_stands(node: Node) -> None:
     assert node.join("0.0").read() == orders
 
 
-def test_departures_and_ends_of_connections_reach_their_worker_only(node: Node) -> None:
+def test_departures_reach_their_worker_only(node: Node) -> None:
     links = [node.join("0.0"), node.join("0.1")]
-    for order in (Leave("0.1", 0), PeerEnds(0, "0.0", "0.1", ["a"]), Stop(4)):
+    for order in (Leave("0.1", 0), Stop(4)):
         node.agent.obey(order)
-    assert node.told(links[0]) == [PeerEnds(0, "0.0", "0.1", ["a"]), Stop(4)]
+    assert node.told(links[0]) == [Stop(4)]
     assert node.told(links[1]) == [Leave("0.1", 0), Stop(4)]
 
 

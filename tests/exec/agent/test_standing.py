@@ -9,7 +9,6 @@ from recycle.exec.protocol import (
     Acknowledged,
     Commit,
     Committed,
-    CutEnds,
     Evaluated,
     EvaluationReport,
     EvaluationResult,
@@ -21,7 +20,6 @@ from recycle.exec.protocol import (
     LeaderMessage,
     Leave,
     Leaving,
-    PeerEnds,
     Permit,
     Propose,
     Ready,
@@ -62,9 +60,9 @@ def test_a_proposal_takes_the_place_of_all_that_concerns_the_generation_before()
     assert standing(*orders) == [propose(5)]
 
 
-def test_strikes_ends_and_departures_outlast_generations_and_are_told_first() -> None:
-    others: list[LeaderMessage] = [Strike(0, "0.0"), PeerEnds(0, "0.0", "1.0", ["a"]), Leave("0.1", 0), Leave("0.1", 1)]
-    assert standing(propose(4), *others, propose(5)) == [others[0], others[1], others[3], propose(5)]
+def test_strikes_and_departures_outlast_generations_and_are_told_first() -> None:
+    others: list[LeaderMessage] = [Strike(0, "0.0"), Leave("0.1", 0), Leave("0.1", 1)]
+    assert standing(propose(4), *others, propose(5)) == [others[0], others[2], propose(5)]
 
 
 def test_orders_that_are_taken_twice_stand_once() -> None:
@@ -94,8 +92,8 @@ def node() -> Node:
 def test_each_message_is_remembered_in_its_last_version(node: Node) -> None:
     node.says(Formed("why"), Formed(), generation=3)
     node.says(Formed("other"), member="0.1", generation=3)
-    node.says(FaultReached(0), FaultReached(1), CutEnds(0, ["a"]), CutEnds(0, ["b"]))
-    assert node.remembered() == [Formed(), FaultReached(0), FaultReached(1), CutEnds(0, ["b"])]
+    node.says(FaultReached(0), FaultReached(1))
+    assert node.remembered() == [Formed(), FaultReached(0), FaultReached(1)]
     assert node.remembered("0.1") == [Formed("other")]
 
 

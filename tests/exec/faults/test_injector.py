@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore
 
 from recycle import Shape, Worker
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.faults.injector import FaultInjector, start_injector
 from recycle.exec.hooks.phases import Phase
+from recycle.exec.transport.forming_store import FormingStore
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 
@@ -26,6 +29,19 @@ def claimed_by(claimed: list[int]) -> Callable[[int], bool]:
         return True
 
     return claim
+
+
+class Link:
+    """The link of a process whose faults never strike."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.live = name, ["0.0", "1.1"]
+
+    def claim(self, fault: int) -> bool:
+        return False
+
+    def await_strike(self, fault: int) -> bool:
+        return False
 
 
 def no_poison() -> None:
@@ -134,3 +150,28 @@ def test_a_slow_worker_sleeps_in_proportion_through_its_range_and_in_repeated_it
         injector.begin_iteration(step, program)
         injector.computed(0.25)
     assert slept == [0.5, 0.5, 0.5, 0.25]
+
+
+def exchanged(link: Link, fault: str, store: FormingStore, tensor_parallel: int = 1) -> list[str]:
+    """The ends that a process learns as the fault strikes."""
+    injector = start_injector([fault], tensor_parallel, link, store, no_poison, lambda target, bit: None)
+    return injector.exchange(0, parse_fault(fault), [f"{link.name}>a", f"{link.name}>b"])
+
+
+def test_workers_of_a_fault_exchange_the_ends_of_their_connections() -> None:
+    store, names = FormingStore(HashStore(), threading.Event()), ("0.0", "0.0t1", "1.1", "1.1t1")
+    with ThreadPoolExecutor(len(names)) as threads:
+        learnt = list(threads.map(lambda name: exchanged(Link(name), "cut=1.1:0.0@3", store, 2), names))
+    assert learnt[0] == learnt[1] == ["1.1>a", "1.1>b", "1.1t1>a", "1.1t1>b"]
+    assert learnt[2] == learnt[3] == ["0.0>a", "0.0>b", "0.0t1>a", "0.0t1>b"]
+
+
+def test_ends_are_awaited_no_longer_than_the_generation_lasts_and_some_seconds() -> None:
+    over = threading.Event()
+    assert exchanged(Link("0.0"), "cut=1.1:0.0@3", FormingStore(HashStore(), over, 0.01)) == []
+    over.set()
+    assert exchanged(Link("0.0"), "cut=1.1:0.0@3", FormingStore(HashStore(), over)) == []
+
+
+def test_ends_of_a_worker_that_takes_no_part_are_not_awaited() -> None:
+    assert exchanged(Link("0.0"), "cut=0.1:0.0@3", FormingStore(HashStore(), threading.Event())) == []

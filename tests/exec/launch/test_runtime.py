@@ -41,8 +41,11 @@ from recycle.job.shape import Worker
 from tests.exec.runs import job
 
 COMMIT = Commit(4, 1.5, 0.25, 1.0)
-RECORD = GenerationRecord(3, ["0.0", "1.0"], {"0.0": "0.0", "1.0": "1.0"}, "plan", 4, COMMIT, periods={"barrier": 7.0})
-RUNNING = Cursor(3, "running", 4, COMMIT)
+BOTH = ["0.0", "1.0"]
+RECORD = GenerationRecord(
+    3, BOTH, {name: name for name in BOTH}, "plan", periods={"barrier": 7.0}, committed=4, commit=COMMIT
+)
+RUNNING = Cursor(3, "running", committed=4, commit=COMMIT)
 OF_TWO = job(2, 1, 1)
 
 Make = Callable[..., LeaderRuntime]

@@ -19,7 +19,6 @@ from recycle.exec.protocol import (
     Leave,
     Leaving,
     Order,
-    PeerEnds,
     Rejected,
     Start,
 )
@@ -175,7 +174,7 @@ class Agent:
     def _pass_on(self, message: Order) -> None:
         self._standing.take(message)
         self._last_words.told(message)
-        only = message.worker if isinstance(message, Leave | PeerEnds) else None
+        only = message.worker if isinstance(message, Leave) else None
         for process in self.processes.values():
             if process.has_joined and only in (None, process.name):
                 self._tell(process, message)

@@ -18,18 +18,17 @@ from recycle.exec.leader.actions import (
     Event,
     Fail,
     FindCheckpoint,
-    KillWorker,
     Planned,
     PreparedPlan,
     Question,
-    StartWorker,
+    Send,
     StoredCheckpoint,
     Tell,
     Tick,
 )
 from recycle.exec.leader.detector import Beats, LastBeats
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.leader import Leader, RunDescription
+from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import members_of
 from recycle.exec.protocol import (
     Acknowledged,
@@ -41,8 +40,10 @@ from recycle.exec.protocol import (
     GenerationRecord,
     Heartbeat,
     Hello,
+    Kill,
     Ready,
     Report,
+    Start,
     StepReport,
     WorkerMessage,
 )
@@ -142,9 +143,9 @@ class LeaderDriver:
         self._connected.discard(node)
         self.take(AgentAbsent(node))
 
-    def _start(self, start: StartWorker) -> None:
-        worker, name = start.worker, str(start.worker)
-        self.processes[start.node][worker] = AgentProcess(name, start.incarnation, start.generation)
+    def _start(self, node: int, start: Start) -> None:
+        worker = Worker.parse(start.worker)
+        self.processes[node][worker] = AgentProcess(start.worker, start.incarnation, start.generation)
         if self.starts_up:
             for member in members_of([worker], self.job.grid.tensor_parallel):
                 self.say(member, Ready(start.incarnation))
@@ -158,10 +159,11 @@ class LeaderDriver:
                 if node in self._connected:
                     self.take(Batch(ended=[Ended(str(worker), process.incarnation, how, lines)]))
 
-    def _kill(self, kill: KillWorker) -> None:
-        process = self.processes[kill.node].get(kill.worker)
+    def _kill(self, node: int, kill: Kill) -> None:
+        worker = Worker.parse(kill.worker)
+        process = self.processes[node].get(worker)
         if self.kills and process is not None and process.incarnation <= kill.incarnation:
-            self.end(kill.worker, KILLED)
+            self.end(worker, KILLED)
 
     # What follows.
 
@@ -185,7 +187,16 @@ class LeaderDriver:
     @property
     def killed(self) -> list[Worker]:
         """The workers that the leader had killed, in order."""
-        return [action.worker for action in self.of_kind(KillWorker)]
+        return [Worker.parse(kill.worker) for kill in self.ordered(Kill)]
+
+    def ordered(self, kind: type[A]) -> list[A]:
+        """The orders of a kind to agents, in order."""
+        return [send.order for send in self.of_kind(Send) if isinstance(send.order, kind)]
+
+    def missing_parts(self) -> list[tuple[int, int, int]]:
+        """(step, stage, tensor rank) of the parts of checkpoints that are awaited."""
+        pending = self.leader.generations.checkpoints.pending
+        return [(step, *part) for step, checkpoint in pending.items() for part in checkpoint.missing]
 
     @property
     def record(self) -> GenerationRecord:
@@ -193,7 +204,7 @@ class LeaderDriver:
         return self.leader.generations.record
 
     @property
-    def phase(self) -> GenerationPhase:
+    def phase(self) -> Phase:
         """Of the generation."""
         return self.leader.generations.phase
 
@@ -208,10 +219,10 @@ class LeaderDriver:
                     if (plan := self.plan(question)) is not None:
                         self._is_answered = True
                         self.take(Planned(question, plan))
-                case StartWorker(node=node) if node in self._connected:
-                    self._start(action)
-                case KillWorker(node=node) if node in self._connected:
-                    self._kill(action)
+                case Send(node=node, order=Start() as start) if node in self._connected:
+                    self._start(node, start)
+                case Send(node=node, order=Kill() as kill) if node in self._connected:
+                    self._kill(node, kill)
                 case CompleteCheckpoint(commit=commit):
                     self.take(CheckpointCompleted(commit.step))
                 case FindCheckpoint():
@@ -250,7 +261,7 @@ class LeaderDriver:
     def start(self) -> None:
         """Let all workers start up, until a generation is proposed."""
         for _ in range(50):
-            if self.phase is GenerationPhase.PROPOSED:
+            if self.phase is Phase.PROPOSED:
                 return
             self.tick(0.0)
         raise AssertionError("no generation is proposed")
@@ -274,7 +285,7 @@ class LeaderDriver:
         self.start()
         self.acknowledge()
         self.form()
-        assert self.phase is GenerationPhase.RUNNING
+        assert self.phase is Phase.RUNNING
 
     def report(self, norm: float = 1e-6, states: int | None = None) -> None:
         """All workers report the next iteration; each hosts the stage of its rank.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from recycle.errors import RecycleError
-from recycle.exec.leader.actions import Finish, Persist, StartWorker
+from recycle.exec.leader.actions import Finish, Persist
 from recycle.exec.members import joined_digests, members_of
 from recycle.exec.protocol import (
     Acknowledged,
@@ -25,6 +25,7 @@ from recycle.exec.protocol import (
     LeaderMessage,
     Permit,
     Propose,
+    Start,
     Stop,
     Strike,
 )
@@ -283,19 +284,17 @@ class Rules:
             if process.is_open and process.generation < g and process.generation not in self.stopped:
                 self._fail("run", f"generation {g} runs while {process} is in {process.generation}")
 
-    def started(self, asked: StartWorker) -> None:
-        """The leader starts a process."""
-        world = self._world
-        process, agent = world.process(asked.worker), world.nodes[asked.node]
+    def started(self, node: int, asked: Start) -> None:
+        """The leader starts a process on a node."""
+        world, worker = self._world, Worker.parse(asked.worker)
+        process, agent = world.process(worker), world.nodes[node]
         if process is not None and not process.is_to_end:
             self._fail("start", f"{asked} while {process} runs")
-        started = agent.processes.get(asked.worker) if agent.is_alive else None
-        latest = max(
-            -1 if started is None else started.incarnation, self._started.get((world.leaders, asked.worker), -1)
-        )
+        started = agent.processes.get(worker) if agent.is_alive else None
+        latest = max(-1 if started is None else started.incarnation, self._started.get((world.leaders, worker), -1))
         if asked.incarnation <= latest:
             self._fail("start", f"{asked} again")
-        self._started[world.leaders, asked.worker] = asked.incarnation
+        self._started[world.leaders, worker] = asked.incarnation
         if asked.restored is not None and asked.restored not in world.checkpoints:
             self._fail("start", f"{asked}; there are checkpoints {sorted(world.checkpoints)}")
 

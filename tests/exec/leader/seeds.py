@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.leader.state import PlannedFault
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from tests.exec.leader.faults import FAULTS, WRONG

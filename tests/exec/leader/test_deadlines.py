@@ -8,11 +8,11 @@ import pytest
 
 from recycle import RunError
 from recycle.exec.leader import generations
-from recycle.exec.leader.actions import Ask, StartWorker, Tick
-from recycle.exec.leader.forming import GRACE_SECONDS
-from recycle.exec.leader.generations import ATTEMPTS, END_SECONDS, GenerationPhase
-from recycle.exec.leader.leader import PlannedFault, RunPhase
-from recycle.exec.protocol import Formed
+from recycle.exec.leader.actions import Ask, EndEarly, Tick
+from recycle.exec.leader.forming import ATTEMPTS, GRACE_SECONDS
+from recycle.exec.leader.generations import END_SECONDS
+from recycle.exec.leader.state import Phase, PlannedFault
+from recycle.exec.protocol import Formed, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, TICK, LeaderDriver
 from tests.exec.runs import job
@@ -40,7 +40,7 @@ def test_worker_that_does_not_acknowledge_is_fenced_and_the_others_go_on() -> No
     driver = proposed()
     driver.acknowledge(without=["1.1"])
     driver.pass_time(FORM_TIMEOUT + HUNG_AFTER - 1)
-    assert driver.phase is GenerationPhase.PROPOSED
+    assert driver.phase is Phase.PROPOSED
     driver.pass_time(2)
     assert driver.detected == [("1.1", "generation 1 was not acknowledged within 6 s")]
     assert driver.killed == [LATE]
@@ -101,12 +101,12 @@ def test_worker_that_does_not_rejoin_is_waited_for_until_a_deadline() -> None:
     driver.end(LATE, KILLED)
     driver.start_and_form()
     driver.tick()
-    assert driver.of_kind(StartWorker)[-1] == StartWorker(LATE, 1, 0, LATE, 2, None)
+    assert driver.ordered(Start)[-1] == Start(str(LATE), 1, str(LATE), 2)
     for _ in range(3):
         driver.report()
-    assert (driver.record.committed, driver.phase) == (2, GenerationPhase.BETWEEN)
+    assert (driver.record.committed, driver.phase) == (2, Phase.BETWEEN)
     driver.pass_time(REJOIN_DEADLINE - TICK)
-    assert driver.phase is GenerationPhase.BETWEEN
+    assert driver.phase is Phase.BETWEEN
     driver.pass_time(2 * TICK)
     assert driver.events("fault") == [{"worker": "1.1", "step": 3, "cause": "did not re-join in time"}]
     assert driver.killed == [LATE]
@@ -118,7 +118,7 @@ def test_generation_in_which_all_workers_wait_without_progress_is_repeated() -> 
     driver = proposed()
     driver.start_and_form()
     driver.pass_time(2 * TRANSPORT_TIMEOUT)
-    assert (driver.record.generation, driver.phase) == (1, GenerationPhase.RUNNING)
+    assert (driver.record.generation, driver.phase) == (1, Phase.RUNNING)
     driver.is_still = True
     driver.pass_time(TRANSPORT_TIMEOUT - 1)
     assert driver.record.generation == 1
@@ -137,7 +137,7 @@ def test_last_evaluation_may_wait_for_the_last_checkpoint() -> None:
     assert driver.record.is_evaluation_due
     driver.is_still = True
     driver.pass_time(deadline - 1)
-    assert (driver.record.generation, driver.phase) == (1, GenerationPhase.RUNNING)
+    assert (driver.record.generation, driver.phase) == (1, Phase.RUNNING)
     driver.pass_time(2)
     assert driver.record.generation == 2
 
@@ -150,10 +150,10 @@ def test_run_that_is_to_end_does_not_wait_for_a_worker_that_is_expected_back() -
     )
     driver.disconnect(1)
     driver.pass_time(4)
-    assert (driver.record.generation, driver.phase) == (1, GenerationPhase.BETWEEN)
-    driver.leader.generations.end_early()
+    assert (driver.record.generation, driver.phase) == (1, Phase.BETWEEN)
+    driver.take(EndEarly())
     driver.tick()
-    assert (driver.record.generation, driver.phase) == (2, GenerationPhase.PROPOSED)
+    assert (driver.record.generation, driver.phase) == (2, Phase.PROPOSED)
 
 
 def test_run_that_is_to_end_kills_no_worker_without_progress_where_its_state_would_be_lost() -> None:
@@ -162,11 +162,11 @@ def test_run_that_is_to_end_kills_no_worker_without_progress_where_its_state_wou
     driver.start_and_form()
     driver.report()
     assert driver.record.committed == 0
-    driver.leader.generations.end_early()
+    driver.take(EndEarly())
     driver.is_still, driver.waits = True, False
     driver.pass_time(END_SECONDS)
     driver.leader.generations.end_at_committed()
-    assert (driver.killed, driver.phase) == ([], GenerationPhase.FINISHED)
+    assert (driver.killed, driver.phase) == ([], Phase.FINISHED)
     assert len(driver.record.live) == 6
 
 
@@ -176,7 +176,7 @@ def test_plan_that_never_comes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     driver.plan = lambda question: None
     driver.end(LATE, KILLED)
     driver.pass_time(29)
-    assert driver.phase is GenerationPhase.BETWEEN
+    assert driver.phase is Phase.BETWEEN
     assert [ask.question.failed for ask in driver.of_kind(Ask)] == [frozenset(), {LATE}]
     with pytest.raises(RunError, match=r"no plan without workers 1\.1"):
         driver.pass_time(4)
@@ -188,5 +188,5 @@ def test_nothing_follows_after_the_run_has_failed() -> None:
         driver.end(Worker(pipeline, 1), KILLED)
     with pytest.raises(RunError, match="no complete checkpoint to go back to"):
         driver.pass_time(1)
-    assert driver.leader.phase is RunPhase.OVER
+    assert driver.phase is Phase.OVER
     assert driver.leader.take(driver.now, Tick()) == []

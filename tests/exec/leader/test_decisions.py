@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from recycle import RunError
-from recycle.exec.leader.actions import Event, KillWorker, Line, Persist, PreparedPlan, StartWorker, Tell
+from recycle.exec.leader.actions import Event, Line, Persist, PreparedPlan, Send, Tell
 from recycle.exec.leader.forming import GRACE_SECONDS
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
-    CutEnds,
     CutOff,
     FaultReached,
     FromWorker,
-    PeerEnds,
+    Kill,
     Ready,
     Report,
+    Start,
     StepReport,
     Strike,
     Trouble,
@@ -65,7 +64,7 @@ def test_staggered_step_whose_gradient_has_to_be_clipped_is_repeated_with_the_ba
         driver.report()
     step = driver.record.committed
     driver.report(norm=100.0)
-    assert (driver.record.committed, driver.phase) == (step, GenerationPhase.PROPOSED)
+    assert (driver.record.committed, driver.phase) == (step, Phase.PROPOSED)
     driver.start_and_form()
     driver.report(norm=100.0)
     assert driver.record.committed == step + 1
@@ -115,7 +114,7 @@ def test_broken_connection_brings_another_generation_unless_a_death_explains_it(
     driver.start_and_form()
     driver.say("0.0", Trouble("a connection broke"))
     driver.pass_time(GRACE_SECONDS)
-    assert driver.phase is GenerationPhase.RUNNING
+    assert driver.phase is Phase.RUNNING
     driver.pass_time(3 * TICK)
     assert (driver.record.generation, driver.detected) == (2, [])
     driver.start_and_form()
@@ -147,10 +146,9 @@ def test_of_two_last_hosts_that_cannot_reach_each_other_none_is_fenced() -> None
 
 
 def test_event_of_a_fault_is_written_and_persisted_before_it_strikes() -> None:
-    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0, other=Worker(1, 1))]
+    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
     driver = LeaderDriver(job(2, 2, 2), faults=faults)
     driver.start_and_form()
-    driver.end(Worker(1, 1), KILLED)
     count = len(driver.actions)
     for _ in range(2):
         driver.say("0.0", FaultReached(0))
@@ -161,20 +159,16 @@ def test_event_of_a_fault_is_written_and_persisted_before_it_strikes() -> None:
     persisted = [place for place, action in enumerate(done) if isinstance(action, Persist) and action.cursor.struck]
     assert event < persisted[0] < strike
     assert driver.told(Strike) == [Strike(0, "0.0")]
-    assert driver.told(PeerEnds) == [PeerEnds(0, "0.0", "", [])]
 
 
-def test_workers_of_a_fault_learn_the_ends_of_each_others_connections() -> None:
-    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0, other=Worker(1, 1))]
+def test_fault_that_two_processes_reach_strikes_the_first() -> None:
+    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
     driver = LeaderDriver(job(2, 2, 2), faults=faults)
     driver.start_and_form()
     driver.say("0.0", FaultReached(0))
     driver.say("1.1", FaultReached(0))
-    driver.say("0.0", CutEnds(0, ["a"]))
-    driver.say("1.1", CutEnds(0, ["b", "c"]))
     driver.tick()
     assert driver.told(Strike) == [Strike(0, "0.0")]
-    assert driver.told(PeerEnds) == [PeerEnds(0, "1.1", "0.0", ["a"]), PeerEnds(0, "0.0", "1.1", ["b", "c"])]
 
 
 def test_only_the_first_warning_of_a_worker_is_written() -> None:
@@ -217,17 +211,25 @@ def test_what_a_process_says_while_its_agent_is_away_counts_when_the_agent_is_ba
     assert [action.line["step"] for action in driver.of_kind(Line)] == [0]
 
 
+def test_pause_of_the_leader_does_not_count_against_agents() -> None:
+    driver = on_two_nodes()
+    driver.disconnect(1)
+    driver.tick(100.0)
+    driver.pass_time(2)
+    assert driver.detected == []
+
+
 def test_workers_of_an_agent_that_is_away_too_long_die_and_are_started_again_when_it_is_back() -> None:
     driver = on_two_nodes(restarts=1)
     driver.disconnect(1)
     driver.pass_time(4)
     assert driver.detected == [("1.1", "the agent of node 1 is gone")]
     driver.start_and_form()
-    assert driver.of_kind(StartWorker)[6:] == []
+    assert driver.ordered(Start)[6:] == []
     driver.connect(1)
     driver.tick()
-    assert driver.of_kind(KillWorker) == [KillWorker(Worker(1, 1), 0, 1)]
-    assert [(start.incarnation, start.node) for start in driver.of_kind(StartWorker)[6:]] == [(1, 1)]
+    assert [send for send in driver.of_kind(Send) if isinstance(send.order, Kill)] == [Send(1, Kill("1.1", 0))]
+    assert driver.of_kind(Send)[-1] == Send(1, Start("1.1", 1, "1.1", driver.ordered(Start)[-1].generation))
     driver.tick()
     driver.report()
     driver.start_and_form()
@@ -246,7 +248,7 @@ def test_worker_that_was_fenced_while_its_agent_was_away_does_not_join_with_the_
     for _ in range(3):
         driver.report()
     assert (driver.record.generation, len(driver.record.live)) == (2, 5)
-    assert driver.of_kind(KillWorker)[1:] == [KillWorker(Worker(1, 1), 0, 1)]
+    assert driver.ordered(Kill)[1:] == [Kill("1.1", 0)]
     driver.end(Worker(1, 1), KILLED)
     driver.tick()
-    assert driver.of_kind(StartWorker)[-1].incarnation == 1
+    assert driver.ordered(Start)[-1].incarnation == 1

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import pytest
 
-from recycle.exec.leader.actions import Ask, DepartureAsked, Finish, Planned, RefuseDeparture, StartWorker
+from recycle.exec.leader.actions import Ask, DepartureAsked, Finish, Planned
 from recycle.exec.leader.departures import END_SECONDS
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.protocol import Committed, FinalState, Leave, Leaving, Saved, SavedPart
+from recycle.exec.leader.state import Phase
+from recycle.exec.protocol import Committed, FinalState, Leave, Leaving, Refused, Saved, SavedPart, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
@@ -32,7 +32,7 @@ def tell(driver: LeaderDriver, workers: Collection[Worker] = (LEAVER,), seconds:
 
 
 def refused(driver: LeaderDriver) -> list[Worker]:
-    return [refusal.worker for refusal in driver.of_kind(RefuseDeparture)]
+    return [Worker.parse(refusal.worker) for refusal in driver.of_kind(Refused)]
 
 
 def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver: LeaderDriver) -> None:
@@ -77,7 +77,7 @@ def test_training_goes_on_until_there_is_a_plan_without_the_worker(driver: Leade
     planner, driver.plan = driver.plan, lambda question: None
     tell(driver)
     driver.report()
-    assert (driver.record.committed, driver.phase) == (1, GenerationPhase.RUNNING)
+    assert (driver.record.committed, driver.phase) == (1, Phase.RUNNING)
     question = driver.of_kind(Ask)[-1].question
     assert question.failed == {LEAVER}
     driver.take(Planned(question, planner(question)))
@@ -88,7 +88,7 @@ def test_training_goes_on_until_there_is_a_plan_without_the_worker(driver: Leade
 def test_last_host_of_a_stage_stays(driver: LeaderDriver) -> None:
     tell(driver, [Worker(pipeline, 1) for pipeline in range(3)])
     assert refused(driver) == [Worker(2, 1)]
-    assert driver.of_kind(RefuseDeparture)[0].why in driver.events("warning")[-1]["message"]
+    assert driver.of_kind(Refused)[0].why in driver.events("warning")[-1]["message"]
     driver.report()
     assert driver.told(Leave) == [Leave("0.1", 0), Leave("1.1", 0)]
 
@@ -97,7 +97,7 @@ def test_worker_that_is_dead_is_not_told_to_leave(driver: LeaderDriver) -> None:
     driver.end(LEAVER, KILLED)
     driver.start_and_form()
     tell(driver)
-    assert driver.of_kind(RefuseDeparture) == [RefuseDeparture(LEAVER, "it is dead already")]
+    assert driver.of_kind(Refused) == [Refused(str(LEAVER), "it is dead already")]
     assert driver.told(Leave) == []
 
 
@@ -113,7 +113,7 @@ def test_process_that_was_started_since_stays() -> None:
     driver.end(LEAVER, KILLED)
     driver.start_and_form()
     driver.tick()
-    assert driver.leader.processes.incarnation(LEAVER) == 1
+    assert driver.leader.generations.processes[LEAVER].incarnation == 1
     driver.say("1.1", Leaving(0))
     driver.report()
     assert driver.told(Leave) == []
@@ -135,9 +135,9 @@ def test_run_ends_with_a_checkpoint_when_all_workers_are_told_by_a_signal(driver
         driver.say(name, Leaving(0))
     driver.tick()
     driver.report()
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     assert driver.told(Leave) == []
-    for step, stage, rank in driver.leader.checkpoints.missing:
+    for step, stage, rank in driver.missing_parts():
         driver.say("0.0", SavedPart(step, stage, rank, Saved()))
     for name in driver.record.live:
         driver.say(name, FinalState({Worker.parse(name).rank: "digest"}))
@@ -154,4 +154,4 @@ def test_worker_that_was_killed_at_its_deadline_is_not_started_again() -> None:
     driver.pass_time(2)
     driver.start_and_form()
     driver.pass_time(1)
-    assert [start.incarnation for start in driver.of_kind(StartWorker)] == [0] * 6
+    assert [start.incarnation for start in driver.ordered(Start)] == [0] * 6

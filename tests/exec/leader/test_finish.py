@@ -8,8 +8,7 @@ import pytest
 
 from recycle import RunError
 from recycle.exec.leader.actions import EndEarly, Finish, Rewind
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.leader import RunPhase
+from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import FinalState, Saved, SavedPart
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
@@ -28,7 +27,7 @@ def finished(**sections: dict[str, Any]) -> LeaderDriver:
     """Four workers that have committed the only iteration."""
     driver = running(**sections)
     driver.report(states=1 if "integrity" in sections else None)
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     return driver
 
 
@@ -37,7 +36,7 @@ def leave_state(driver: LeaderDriver, name: str, digest: str = "same") -> None:
 
 
 def save_parts(driver: LeaderDriver) -> None:
-    for step, stage, rank in driver.leader.checkpoints.missing:
+    for step, stage, rank in driver.missing_parts():
         driver.say("0.0", SavedPart(step, stage, rank, Saved()))
     driver.tick()
 
@@ -52,7 +51,7 @@ def test_run_is_over_when_all_have_left_their_final_states() -> None:
     driver.tick()
     digests = {name: {Worker.parse(name).rank: "same"} for name in ("0.0", "0.1", "1.0", "1.1")}
     assert driver.of_kind(Finish) == [Finish(digests, ended_early=False, step=0)]
-    assert driver.leader.phase is RunPhase.OVER
+    assert driver.phase is Phase.OVER
 
 
 def test_run_waits_for_its_last_checkpoint() -> None:
@@ -107,7 +106,7 @@ def test_run_that_is_told_to_end_ends_with_its_next_iteration_and_keeps_the_stat
     driver.report()
     driver.take(EndEarly())
     driver.report()
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     for name in driver.record.live:
         leave_state(driver, name)
     save_parts(driver)
@@ -121,9 +120,9 @@ def test_run_whose_next_iteration_does_not_come_ends_with_the_committed_one() ->
     driver.report()
     driver.take(EndEarly())
     driver.pass_time(LIMITS["grace"] / 2 - 1)
-    assert driver.phase is GenerationPhase.RUNNING
+    assert driver.phase is Phase.RUNNING
     driver.pass_time(2)
-    assert (driver.phase, driver.record.generation) == (GenerationPhase.FINISHED, 2)
+    assert (driver.phase, driver.record.generation) == (Phase.FINISHED, 2)
     assert driver.record.commit is not None
     assert (driver.record.commit.last, driver.record.commit.checkpoint) == (0, True)
     for name in driver.record.live:

@@ -14,13 +14,12 @@ from recycle.exec.leader.actions import (
     Line,
     Persist,
     Rewind,
-    StartWorker,
+    Send,
     StoredCheckpoint,
     Waiting,
 )
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.leader import RunPhase
-from recycle.exec.protocol import Commit, Propose, Saved, SavedPart
+from recycle.exec.leader.state import Phase
+from recycle.exec.protocol import Commit, Propose, Saved, SavedPart, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
@@ -44,7 +43,7 @@ def begun(begin: Begin | None = None, **run: Any) -> LeaderDriver:
 
 def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, int | None]]:
     """Worker -> incarnation, generation before and step restored, of the processes that were started."""
-    asked = driver.of_kind(StartWorker)[since:]
+    asked = driver.ordered(Start)[since:]
     return {str(start.worker): (start.incarnation, start.generation, start.restored) for start in asked}
 
 
@@ -130,11 +129,11 @@ def test_lost_stage_brings_all_that_are_left_back_to_the_newest_checkpoint() -> 
     driver.checkpoint = STORED
     lost(driver)
     assert driver.killed == [Worker(0, 0), Worker(1, 0)]
-    count = len(driver.of_kind(StartWorker))
+    count = len(driver.ordered(Start))
     driver.start()
     assert driver.of_kind(FindCheckpoint) == [FindCheckpoint(None)]
     assert started(driver, count) == {"0.0": (1, 2, 3), "0.1": (1, 2, 3)}
-    places = {str(start.worker): str(start.place) for start in driver.of_kind(StartWorker)[count:]}
+    places = {start.worker: start.place for start in driver.ordered(Start)[count:]}
     assert places == {"0.0": "0.0", "0.1": "1.0"}
     assert driver.of_kind(Rewind) == [Rewind(3)]
     assert driver.events("restored") == [{"step": 4, "checkpoint": "step-00000003", "live": ["0.0", "0.1"]}]
@@ -147,7 +146,7 @@ def test_register_names_the_workers_of_a_restart_before_they_are_started() -> No
     driver = begun()
     driver.checkpoint = STORED
     lost(driver)
-    while driver.leader.phase is not RunPhase.STARTING:
+    while driver.phase is not Phase.STARTING:
         driver.tick()
     (persist,) = (action for action in driver.of_kind(Persist) if action.record and action.record.generation == 2)
     assert persist.record is not None
@@ -156,7 +155,7 @@ def test_register_names_the_workers_of_a_restart_before_they_are_started() -> No
     assert persist.cursor.phase == "abandoned"
     assert [told.record.generation for told in driver.told(Propose)] == [1]
     kinds = [type(action) for action in driver.actions[driver.actions.index(persist) :]]
-    assert StartWorker not in kinds
+    assert Send not in kinds
 
 
 def test_register_has_the_numbers_of_all_processes_before_a_restart() -> None:
@@ -171,7 +170,7 @@ def test_register_has_the_numbers_of_all_processes_before_a_restart() -> None:
     assert driver.record.incarnations == {"1.1": 1}
     for worker in STAGE_1:
         driver.end(worker, KILLED)
-    while driver.leader.phase is not RunPhase.STARTING:
+    while driver.phase is not Phase.STARTING:
         driver.tick()
     assert driver.record.plan == ""
     assert driver.record.incarnations == {"1.1": 1}
@@ -181,7 +180,7 @@ def test_workers_that_may_be_started_once_more_take_part_again() -> None:
     driver = begun(restarts=1)
     driver.checkpoint = STORED
     lost(driver)
-    count = len(driver.of_kind(StartWorker))
+    count = len(driver.ordered(Start))
     driver.start()
     assert started(driver, count) == dict.fromkeys(["0.0", "0.1", "1.0", "1.1"], (1, 2, 3))
 
@@ -203,10 +202,10 @@ def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
     driver.checkpoint = STORED
     driver.start_and_form()
     driver.disconnect(0)
-    while driver.phase is GenerationPhase.RUNNING:
+    while driver.phase is Phase.RUNNING:
         driver.tick()
     driver.pass_time(REJOIN_DEADLINE - 1)
-    assert driver.leader.phase is RunPhase.GOING_BACK
+    assert driver.phase is Phase.GOING_BACK
     with pytest.raises(RunError, match="0 live workers are too few for 2 ranks"):
         driver.pass_time(2)
 
@@ -226,14 +225,14 @@ def test_worker_that_dies_on_the_way_back_is_left_out() -> None:
     for pipeline in range(3):
         driver.end(Worker(pipeline, 1), KILLED)
     driver.starts_up = False
-    while driver.leader.phase is not RunPhase.STARTING:
+    while driver.phase is not Phase.STARTING:
         driver.tick()
     driver.tick()
     driver.end(Worker(0, 0), KILLED)
     driver.starts_up = True
     driver.start()
     assert driver.detected[-1] == ("0.0", "killed by SIGKILL during start-up")
-    assert (driver.phase, len(driver.record.live)) == (GenerationPhase.PROPOSED, 2)
+    assert (driver.phase, len(driver.record.live)) == (Phase.PROPOSED, 2)
 
 
 def test_checkpoint_that_is_complete_is_waited_for_before_the_way_back() -> None:
@@ -242,10 +241,10 @@ def test_checkpoint_that_is_complete_is_waited_for_before_the_way_back() -> None
     driver.start_and_form()
     for _ in range(5):
         driver.report()
-    for step, stage, rank in driver.leader.checkpoints.missing:
+    for step, stage, rank in driver.missing_parts():
         driver.say("0.0", SavedPart(step, stage, rank, Saved()))
     for worker in STAGE_1:
         driver.end(worker, KILLED)
     driver.tick()
-    assert driver.leader.checkpoints.kept == {4}
+    assert driver.leader.generations.checkpoints.kept == {4}
     assert driver.events("checkpoint") != []

@@ -13,6 +13,7 @@ from tests.exec.runs import job
 
 JOB = job(3, 2, 2, model={"layers": 8})
 EVERYBODY = set(JOB.shape.workers())
+FIRST = Hosts.at_start(JOB, None)
 
 
 def cut(stages: dict[str, tuple[int, ...]], of: tuple[int, ...]) -> Hosts:
@@ -24,19 +25,19 @@ CHAINS = cut({"0.0": (0,), "1.0": (1, 2), "0.1": (3,), "2.0": (0, 1), "2.1": (2,
 
 
 def test_who_joins_copies_all_of_its_stage_from_one_peer() -> None:
-    holdings = Holdings(Hosts.at_start(JOB, None))
+    holdings = Holdings(FIRST)
     live = EVERYBODY
-    assert holdings.copies(None, live, live) == []
-    assert holdings.copies(None, live, live - {Worker(1, 1)}) == [Copy("1.1", "0.1", 5, 10)]
+    assert holdings.copies(FIRST, live, live) == []
+    assert holdings.copies(FIRST, live, live - {Worker(1, 1)}) == [Copy("1.1", "0.1", 5, 10)]
 
 
 def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> None:
-    holdings = Holdings(Hosts.at_start(JOB, None))
+    holdings = Holdings(FIRST)
     live = EVERYBODY - {Worker(1, 1)}
     # 1.0 had layers 0 to 3 (units 0 to 4), and gets 2 to 4; 0.0 keeps two of its four.
     assert holdings.copies(CHAINS, live, live) == [Copy("1.0", "0.1", 5, 6)]
     holdings.take_up("chains", CHAINS)
-    back = holdings.copies(None, EVERYBODY, live)
+    back = holdings.copies(FIRST, EVERYBODY, live)
     assert sorted((copy.worker, copy.source, copy.first, copy.last) for copy in back) == [
         ("0.0", "1.0", 3, 5),
         ("0.1", "2.1", 5, 6),
@@ -46,9 +47,9 @@ def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> 
 
 
 def test_a_plan_by_which_each_hosts_what_it_started_with_has_no_name() -> None:
-    first = Hosts.at_start(JOB, None)
-    holdings = Holdings(first)
-    assert holdings.name_of("digest", None) == holdings.name_of("digest", first) == ""
+    holdings = Holdings(FIRST)
+    assert holdings.wanted(None, EVERYBODY, EVERYBODY) == FIRST
+    assert holdings.name_of("digest", FIRST) == ""
     assert holdings.name_of("digest", CHAINS) == "digest"
     holdings.take_up("digest", CHAINS)
     assert holdings.of(Worker(1, 0)) == ((3, 6),)
@@ -57,7 +58,7 @@ def test_a_plan_by_which_each_hosts_what_it_started_with_has_no_name() -> None:
 
 
 def test_units_without_a_holder_are_lost_whoever_else_of_the_rank_is_alive() -> None:
-    holdings = Holdings(Hosts.at_start(JOB, None))
+    holdings = Holdings(FIRST)
     assert holdings.lost(EVERYBODY) == ()
     assert holdings.lost({Worker(0, 0), Worker(1, 0)}) == ((5, 10),)
     assert holdings.described((5, 10)) == "stage 1 has"
@@ -87,7 +88,7 @@ def layouts(draw: st.DrawFn) -> Hosts:
 @settings(max_examples=200)
 @given(layouts(), layouts())
 def test_after_the_copies_each_holds_what_the_plan_says_and_a_round_has_nobody_twice(was: Hosts, to: Hosts) -> None:
-    holdings = Holdings(Hosts.at_start(JOB, None))
+    holdings = Holdings(FIRST)
     holdings.take_up("was", was)
     holders, live = set(was.stages), set(was.stages) | set(to.stages)
     copies = holdings.copies(to, live, holders)

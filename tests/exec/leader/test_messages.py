@@ -8,8 +8,7 @@ import pytest
 
 from recycle.exec.agent.standing import LastWords, StandingOrders
 from recycle.exec.leader.actions import Action, Begin, Persist, Tell
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
     Commit,
     Committed,
@@ -55,7 +54,7 @@ def history() -> LeaderDriver:
     driver.start_and_form()
     driver.report()
     evaluate(driver)
-    for step, stage, rank in driver.leader.checkpoints.missing:
+    for step, stage, rank in driver.missing_parts():
         driver.say("0.0", SavedPart(step, stage, rank, Saved()))
     for name in driver.record.live:
         driver.say(name, FinalState({Worker.parse(name).rank: "digest"}))
@@ -91,7 +90,7 @@ def is_written(message: Any, record: GenerationRecord, cursor: Cursor) -> bool:
 
 
 def test_what_the_leader_decides_is_in_the_register_before_it_is_told() -> None:
-    record, cursor, told = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned", -1), set[type]()
+    record, cursor, told = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned"), set[type]()
     for action in history().actions:
         match action:
             case Persist():
@@ -165,7 +164,7 @@ class Agent:
 
     def __init__(self, driver: LeaderDriver) -> None:
         self.words = LastWords()
-        self.record, self.cursor = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned", -1)
+        self.record, self.cursor = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned")
         self._taken, self._take = 0, driver.take
         driver.take = self.take  # type: ignore[method-assign]
         self._driver = driver
@@ -211,7 +210,7 @@ def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
     follower = agent.next_leader()
     assert (driver.record.committed, follower.record.committed) == (step - 1, step - 1)
     follower.tick()
-    assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, GenerationPhase.RUNNING)
+    assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, Phase.RUNNING)
 
 
 def test_next_leader_takes_nothing_that_was_said_of_an_earlier_generation() -> None:
@@ -225,7 +224,7 @@ def test_next_leader_takes_nothing_that_was_said_of_an_earlier_generation() -> N
     follower.start()
     assert follower.record.generation == 2
     follower.tick()
-    assert follower.phase is GenerationPhase.PROPOSED
+    assert follower.phase is Phase.PROPOSED
 
 
 def test_agent_forgets_what_the_leader_has_answered() -> None:

@@ -9,23 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.exec.leader.actions import CompleteCheckpoint, Finish, Line, PreparedPlan, Question, Tell
+from recycle.exec.leader.actions import CompleteCheckpoint, Finish, Line, Persist, PreparedPlan, Question, Tell
 from recycle.exec.leader.actions import Rewind as RewindAction
-from recycle.exec.leader.generations import GenerationPhase
-from recycle.exec.leader.records import rollback_record
+from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import (
-    Commit,
     Committed,
-    Evaluated,
     EvaluationReport,
     EvaluationResult,
     FinalState,
-    GenerationRecord,
     Report,
     Saved,
     SavedPart,
     StepReport,
-    Verified,
 )
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
@@ -46,33 +41,34 @@ class Training:
         differ_at: the step at whose begin the states of the hosts differ, once; -1 for never.
 
     Attributes:
+        driver: of the leader.
         rewinds: how often training has gone back.
     """
 
     def __init__(self, job: PricedJob, rounds: int, infinite: frozenset[int], differ_at: int) -> None:
         self._rounds, self._infinite, self._differ_at = rounds, infinite, differ_at
         self._every = rounds or job.integrity.digests
-        self._driver = LeaderDriver(job, STEPS)
-        self._driver.plan = self._plan
+        self.driver = LeaderDriver(job, STEPS)
+        self.driver.plan = self._plan
         self._tried = dict[int, int]()
         self._first = 0
         self.rewinds = 0
 
     def _plan(self, question: Question) -> PreparedPlan:
-        roles: dict[Worker, Worker] = {worker: worker for worker in self._driver.job.shape.workers()}
+        roles: dict[Worker, Worker] = {worker: worker for worker in self.driver.job.shape.workers()}
         return PreparedPlan("plan", roles, {"barrier": 9.0, "staggered": 8.0}, rounds=self._rounds)
 
     def run(self) -> list[tuple[Any, ...]]:
         """What is written and told of each step, without what was taken back."""
-        driver = self._driver
+        driver = self.driver
         while not driver.of_kind(Finish):
-            if driver.phase is GenerationPhase.PROPOSED:
+            if driver.phase is Phase.PROPOSED:
                 assert driver.record.mode == "barrier"
                 self._first = driver.record.committed + 1
                 driver.acknowledge()
-            elif driver.phase is GenerationPhase.FORMING:
+            elif driver.phase is Phase.FORMING:
                 driver.form()
-            elif driver.phase is GenerationPhase.RUNNING:
+            elif driver.phase is Phase.RUNNING:
                 self._iterate()
             else:
                 for member in driver.record.live:
@@ -81,7 +77,7 @@ class Training:
         return self._steps()
 
     def _iterate(self) -> None:
-        driver, step = self._driver, self._driver.record.committed + 1
+        driver, step = self.driver, self.driver.record.committed + 1
         if driver.record.is_evaluation_due:
             self._say_all(lambda worker: StepReport(step - 1, EvaluationReport([float(step)], [1.0])))
         else:
@@ -105,17 +101,17 @@ class Training:
         if len(rewinds) > self.rewinds:
             self.rewinds += 1
             self._tried = {step: count for step, count in self._tried.items() if step <= rewinds[-1].step}
-        for at, stage, rank in driver.leader.checkpoints.missing:
+        for at, stage, rank in driver.missing_parts():
             driver.say("0.0", SavedPart(at, stage, rank, Saved()))
         driver.tick()
 
     def _say_all(self, message: Any) -> None:
-        for member in self._driver.record.live:
-            self._driver.say(member, message(Worker.parse(member)))
+        for member in self.driver.record.live:
+            self.driver.say(member, message(Worker.parse(member)))
 
     def _steps(self) -> list[tuple[Any, ...]]:
         steps: list[tuple[Any, ...]] = []
-        for action in self._driver.actions:
+        for action in self.driver.actions:
             match action:
                 case RewindAction(step=step):
                     steps = [entry for entry in steps if entry[1] <= step]
@@ -163,12 +159,23 @@ def test_all_steps_after_the_state_gone_back_to_are_run_evaluated_and_kept_again
     assert struck.rewinds == (differ_at % every == 0 or differ_at in infinite)
 
 
-def test_record_after_a_rollback_keeps_the_evaluation_of_an_earlier_step_only() -> None:
-    commit = Commit(6, 1.0, 1.0, 1.0)
-    record = GenerationRecord(3, [], {}, "plan", 6, commit, evaluated=Evaluated(4, 1.0, 1.0))
-    for step, left in ((3, None), (4, 4), (5, 4)):
-        after = rollback_record(record, Verified(step, commit), [Worker(0, 0)], []).evaluated
-        assert (None if after is None else after.step) == left
+@pytest.mark.parametrize(("evaluated", "differ_at", "left"), [(4, 6, None), (6, 9, 5)])
+def test_record_after_a_rollback_keeps_the_evaluation_of_an_earlier_step_only(
+    evaluated: int, differ_at: int, left: int | None
+) -> None:
+    small = PLAIN.with_sections(
+        integrity=msgspec.structs.replace(PLAIN.integrity, digests=3),
+        evaluation=msgspec.structs.replace(PLAIN.evaluation, every=evaluated),
+    )
+    training = Training(small, 0, frozenset(), differ_at)
+    training.run()
+    (record,) = (
+        action.record
+        for action in training.driver.of_kind(Persist)
+        if action.cursor.phase == "abandoned" and action.record
+    )
+    assert record.committed == differ_at - 4
+    assert (record.evaluated and record.evaluated.step) == left
 
 
 @pytest.mark.process

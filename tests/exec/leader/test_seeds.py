@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.leader.state import PlannedFault
 from recycle.job.shape import Worker
 from tests.exec.leader.seeds import job_of, run_seed
 from tests.exec.leader.world import Figures, Scenario, World

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from recycle.errors import JobError
-from recycle.exec.leader.shard_holdings import ShardHoldings
-from recycle.exec.protocol import Copy
+from recycle.exec.leader.holdings import ShardHoldings
+from recycle.exec.protocol import Copied, Copy
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
@@ -62,9 +62,11 @@ def test_a_death_has_its_shards_copied_from_who_is_left_and_a_rejoin_back() -> N
     assert of.spare(left) == {0: 0, 1: 1}
     behind = sorted(of.behind(wanted, left), key=lambda copy: copy.worker)
     assert behind == [Copy("0.0", "2.0", 1, 2), Copy("2.0", "0.0", 0, 1)]
-    assert of.event_fields([(1, 2), (4, 6)]) == {
-        "shards": [f"shard {i} of stage {s}" for i, s in ((1, 0), (1, 1), (2, 1))]
-    }
+    copies = [Copied("2.0", 1, 2, 8, 0.5), Copied("1.0", 3, 4, 8, 0.5), Copied("2.0", 4, 6, 8, 0.5)]
+    assert of.copy_events(copies) == [
+        ({"shards": [f"shard {i} of stage {s}" for i, s in ((1, 0), (1, 1), (2, 1))]}, [copies[0], copies[2]]),
+        ({"shards": ["shard 0 of stage 1"]}, [copies[1]]),
+    ]
     of.copied(Worker(0, 0), (1, 2))
     assert of.plan == "shards -1.0 ~2.0:0"
     assert of.lost(workers("0.0", "0.1", "2.1")) == (), "it has all shards of stage 0 by now"
@@ -107,7 +109,6 @@ def test_who_holds_what_it_is_not_to_own_goes_on_as_long_as_somebody_has_yet_to_
     (other,) = (worker for worker in everybody[2:] if 0 in of.hosts.stages[worker])
     left = [worker for worker in everybody[1:] if worker != Worker(1, 0)]
     wanted = of.wanted(None, left, left)
-    assert wanted is not None
     name = of.name_of("", wanted)
     assert of.named(name, lambda plan: None) == wanted
     assert 0 in wanted.stages[other], "it alone holds the shard"
@@ -145,7 +146,6 @@ def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way
     stages = {"0.0": (0,), "1.0": (0,), "2.0": (0, 1), "0.1": (2,), "2.1": (1, 2)}
     moved = Hosts.of(job_, {Worker.parse(name): its for name, its in stages.items()}, (2, 1, 1))
     wanted = of.wanted(moved, left, left)
-    assert wanted is not None
     copies = of.copies(wanted, left, left)
     assert {(copy.worker, copy.source) for copy in copies} == {("2.0", "0.1")}, "it alone hosts a unit that it did not"
     owners = {number: [w for w in left if number in wanted.stages[w]] for number in range(9, 12)}

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from recycle import RunError
-from recycle.exec.leader.actions import Begin, Finish, Line, Persist, PreparedPlan, Question, Rewind, StartWorker
-from recycle.exec.leader.generations import END_SECONDS, GenerationPhase
-from recycle.exec.leader.leader import PlannedFault
+from recycle.exec.leader.actions import Begin, Finish, Line, Persist, PreparedPlan, Question, Rewind
+from recycle.exec.leader.generations import END_SECONDS
+from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
     AgentProcess,
     Commit,
@@ -27,8 +27,10 @@ from recycle.exec.protocol import (
     FromWorker,
     GenerationRecord,
     Permit,
+    Progress,
     Propose,
     Ready,
+    Start,
     StepReport,
     Stop,
     Strike,
@@ -48,13 +50,13 @@ FORM, RUN = Permit(3, "form"), Permit(3, "run")
 
 def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more: Any) -> GenerationRecord:
     roles = {worker: worker for worker in LIVE}
-    return GenerationRecord(3, LIVE, roles, "plan", commit.step, commit, list(joins), periods={"barrier": 7.0}, **more)
+    return GenerationRecord(
+        3, LIVE, roles, "plan", list(joins), {"barrier": 7.0}, committed=commit.step, commit=commit, **more
+    )
 
 
 def cursor_of(of: GenerationRecord, phase: PersistedPhase, **more: Any) -> Cursor:
-    return Cursor(
-        of.generation, phase, of.committed, of.commit, of.mode, of.evaluated, of.verified, of.candidate, **more
-    )
+    return Cursor(of.generation, phase, **of.progress(), **more)
 
 
 def follow(
@@ -62,7 +64,7 @@ def follow(
 ) -> LeaderDriver:
     """A leader that finds this record, and a cursor in this phase; None for a cursor of an earlier generation."""
     if cursor is None:
-        earlier = Cursor(before.generation - 1, "ended", 0)
+        earlier = Cursor(before.generation - 1, "ended", committed=0)
         cursor = earlier if phase is None else cursor_of(before, phase)
     begin = Begin(record=before, cursor=cursor)
     return LeaderDriver(job(2, 1, 1), begin=begin, running=before.live, **run)
@@ -95,7 +97,7 @@ def test_generation_that_runs_goes_on_and_its_permissions_are_told_again() -> No
     driver = follow(record(joins=["1.0"]), "running")
     assert driver.told(Permit) == [FORM, RUN]
     driver.tick()
-    assert (driver.phase, driver.record) == (GenerationPhase.RUNNING, record(joins=["1.0"]))
+    assert (driver.phase, driver.record) == (Phase.RUNNING, record(joins=["1.0"]))
     assert driver.told(Stop) == []
     driver.report()
     assert driver.record.committed == 5
@@ -107,7 +109,7 @@ def test_generation_that_is_over_is_stopped_again(phase: PersistedPhase) -> None
     assert driver.told(Stop) == [Stop(3)]
     assert (driver.told(Permit), driver.told(Propose)) == ([], [])
     driver.tick()
-    assert (driver.phase, driver.record.generation) == (GenerationPhase.PROPOSED, 4)
+    assert (driver.phase, driver.record.generation) == (Phase.PROPOSED, 4)
     assert driver.record.joins == ([] if phase == "ended" else ["1.0"])
 
 
@@ -116,7 +118,7 @@ def test_generation_whose_last_iteration_is_committed_does_not_go_on() -> None:
     driver = follow(record(Commit(3, 2.5, 0.25, 1.0)), cursor=cursor_of(last, "running"))
     assert driver.told(Stop) == [Stop(3)]
     driver.tick()
-    assert (driver.phase, driver.record.generation) == (GenerationPhase.PROPOSED, 4)
+    assert (driver.phase, driver.record.generation) == (Phase.PROPOSED, 4)
 
 
 def test_generation_goes_on_that_began_after_the_last_iteration_of_the_one_before() -> None:
@@ -127,7 +129,8 @@ def test_generation_goes_on_that_began_after_the_last_iteration_of_the_one_befor
 
 def test_cursor_says_how_far_the_generation_has_come() -> None:
     later, verified = Commit(6, 2.5, 0.5, 1.0, next_mode="staggered"), Verified(6, None)
-    cursor = Cursor(3, "running", 6, later, "staggered", None, verified, None, {}, {"1.0": 2}, {"1.0": 3})
+    progress = Progress(committed=6, commit=later, mode="staggered", verified=verified).progress()
+    cursor = Cursor(3, "running", released={"1.0": 2}, gone={"1.0": 3}, **progress)
     driver = follow(record(), cursor=cursor)
     assert driver.told(Committed) == [Committed(3, later)]
     after = driver.record
@@ -180,7 +183,7 @@ def test_worker_that_joins_has_not_kept_the_state_to_go_back_to() -> None:
 
 def test_run_whose_last_step_is_committed_is_finished() -> None:
     driver = follow(record(LAST), "running")
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     assert driver.told(Committed) == [Committed(3, LAST)]
     assert [action.line["step"] for action in driver.of_kind(Line)] == [8]
     assert driver.told(Stop) == []
@@ -189,7 +192,7 @@ def test_run_whose_last_step_is_committed_is_finished() -> None:
 @pytest.mark.parametrize("phase", ["proposed", "running"])
 def test_run_that_was_ended_early_is_finished(phase: PersistedPhase) -> None:
     driver = follow(record(msgspec.structs.replace(FACTS, last=4, finished=True)), phase)
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     for member in LIVE:
         driver.say(member, FinalState({0: "digest"}))
     driver.tick()
@@ -204,7 +207,7 @@ def to_evaluate(commit: Commit, result: Evaluated | None) -> GenerationRecord:
 def test_evaluation_in_the_register_is_told_and_no_other_follows() -> None:
     result = Evaluated(8, 2.5, 96.0)
     driver = follow(to_evaluate(LAST, result), "running")
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     assert driver.told(EvaluationResult) == [EvaluationResult(3, result)]
     assert [action.line["eval_loss"] for action in driver.of_kind(Line)] == [2.5]
 
@@ -215,7 +218,7 @@ def test_evaluation_that_runs_goes_on() -> None:
         driver.say(member, StepReport(8, EvaluationReport([3.0], [2.0])))
     driver.tick()
     assert driver.told(EvaluationResult) == [EvaluationResult(3, Evaluated(8, 1.5, 4.0))]
-    assert driver.phase is GenerationPhase.FINISHED
+    assert driver.phase is Phase.FINISHED
     assert [action.line["eval_loss"] for action in driver.of_kind(Line)] == [1.5]
 
 
@@ -237,7 +240,7 @@ def test_fault_that_has_struck_does_not_strike_again() -> None:
     for number in (0, 1):
         driver.say("0.0", FaultReached(number))
     driver.tick()
-    assert driver.told(Strike) == [Strike(0, "1.0"), Strike(0, "1.0"), Strike(1, "0.0")]
+    assert driver.told(Strike) == [Strike(0, "1.0"), Strike(1, "0.0")]
     assert [event["worker"] for event in driver.events("fault")] == ["1.0"]
     assert driver.of_kind(Persist)[-1].cursor.struck == {0: "1.0", 1: "0.0"}
 
@@ -262,7 +265,7 @@ def test_worker_that_the_last_leader_has_started_for_its_return_joins() -> None:
     driver.report()
     driver.start()
     assert (driver.record.committed, driver.record.joins) == (5, ["1.0"])
-    assert (driver.killed, driver.of_kind(StartWorker)) == ([], [])
+    assert (driver.killed, driver.ordered(Start)) == ([], [])
 
 
 @pytest.mark.parametrize("is_new", [False, True])
@@ -274,7 +277,7 @@ def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new: bool)
     driver.processes[1][Worker(1, 0)] = AgentProcess("1.0", 0, 0, "ended with exit code 0")
     driver.connect(1, is_new=is_new)
     driver.pass_time(1)
-    assert [action.incarnation for action in driver.of_kind(StartWorker)] == [1] * is_new
+    assert [action.incarnation for action in driver.ordered(Start)] == [1] * is_new
 
 
 def test_record_of_a_restart_starts_its_workers_from_the_checkpoint() -> None:
@@ -283,7 +286,7 @@ def test_record_of_a_restart_starts_its_workers_from_the_checkpoint() -> None:
     driver = LeaderDriver(job(2, 1, 1), begin=begin)
     assert driver.told(Committed) == []
     driver.start()
-    started = {str(action.worker): (str(action.place), action.restored) for action in driver.of_kind(StartWorker)}
+    started = {action.worker: (action.place, action.restored) for action in driver.ordered(Start)}
     assert started == {"0.0": ("1.0", 4), "1.0": ("0.0", 4)}
     assert (driver.record.generation, driver.record.committed) == (4, 4)
 

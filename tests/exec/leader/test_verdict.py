@@ -40,7 +40,9 @@ def judge_of(pipelines: int) -> tuple[Judged, list[dict[str, Any]]]:
     names = [str(worker) for worker in workers]
 
     def judged(verified: Verified | None, *states: int) -> Verdict:
-        record = GenerationRecord(3, names, {n: n for n in names}, "plan", LAST, COMMIT, verified=verified)
+        record = GenerationRecord(
+            3, names, {n: n for n in names}, "plan", committed=LAST, commit=COMMIT, verified=verified
+        )
         reports = {
             str(w): Report(
                 {w.rank: [1.0]},
@@ -106,7 +108,9 @@ def test_tensor_ranks_that_differ_on_all_hosts_are_settled_by_what_all_replay_th
     log = lambda kind, **details: events.append({"kind": kind, **details})  # noqa: E731
     judge = Judge(of, 100, log, lambda step, is_last: False, Holdings(Hosts.at_start(of, None)))
     names, checked = [str(worker) for worker in workers], Checked(0, MicroBatch(0, 0))
-    record = GenerationRecord(3, names, {n: n for n in names}, "plan", LAST, COMMIT, verified=Verified(4, COMMIT))
+    record = GenerationRecord(
+        3, names, {n: n for n in names}, "plan", committed=LAST, commit=COMMIT, verified=Verified(4, COMMIT)
+    )
 
     def judged(is_replayed: bool) -> Verdict:
         reports = {}
@@ -136,7 +140,7 @@ def test_worker_that_computed_wrong_and_has_died_since_is_accused_and_not_fenced
 
     def judged(*names: str) -> Verdict:
         record = GenerationRecord(
-            3, [*names], {n: n for n in names}, "plan", LAST, COMMIT, verified=Verified(4, COMMIT)
+            3, [*names], {n: n for n in names}, "plan", committed=LAST, commit=COMMIT, verified=Verified(4, COMMIT)
         )
         reports = {}
         for name in names:

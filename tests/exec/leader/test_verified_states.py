@@ -71,7 +71,7 @@ def test_a_generation_begins_anew_and_iterations_before_it_do_not_count() -> Non
 
 def test_a_state_that_was_gone_back_to_is_the_one_that_hosts_keep_in_the_layout_at_hand() -> None:
     before = Verified(4, None, ["1.0"], holds="layout before")
-    record = GenerationRecord(3, [], {}, "", 4, verified=before, rounds=5, holds="layout at hand")
+    record = GenerationRecord(3, [], {}, "", committed=4, verified=before, rounds=5, holds="layout at hand")
     assert record.has_gone_back
     assert committed(record, False).verified == before
     after = committed(record, True)
@@ -81,7 +81,7 @@ def test_a_state_that_was_gone_back_to_is_the_one_that_hosts_keep_in_the_layout_
 
 
 def test_a_state_is_named_by_what_its_holders_have_reported() -> None:
-    record = GenerationRecord(3, [], {}, "", 4, holds="by now")
+    record = GenerationRecord(3, [], {}, "", committed=4, holds="by now")
     for has_states, name in ((True, "in the state"), (False, None)):
         verified, _ = verified_after(record, has_states, lambda: "in the state")
         assert (None if verified is None else verified.holds) == name

@@ -29,22 +29,21 @@ from recycle.exec.leader.actions import (
     Fail,
     FindCheckpoint,
     Finish,
-    KillWorker,
     Line,
     Persist,
     Planned,
     PreparedPlan,
     Question,
-    RefuseDeparture,
     Rewind,
-    StartWorker,
+    Send,
     StoredCheckpoint,
     Tell,
     Tick,
     Waiting,
 )
 from recycle.exec.leader.detector import LastBeats
-from recycle.exec.leader.leader import Leader, PlannedFault, RunDescription
+from recycle.exec.leader.leader import Leader
+from recycle.exec.leader.state import PlannedFault, RunDescription
 from recycle.exec.members import members_of
 from recycle.exec.protocol import (
     Batch,
@@ -54,6 +53,7 @@ from recycle.exec.protocol import (
     Hello,
     Kill,
     LeaderMessage,
+    Refused,
     Rejected,
     Start,
 )
@@ -376,16 +376,14 @@ class World:
                 self.figures.events[kind] = self.figures.events.get(kind, 0) + 1
             case Line(line=line):
                 self.rules.wrote(line)
-            case StartWorker():
-                self.rules.started(action)
-                place = str(action.place)
-                start = Start(str(action.worker), action.incarnation, place, action.generation, action.restored)
-                self._send(action.node, start)
-            case KillWorker(worker=worker, incarnation=incarnation, node=node):
+            case Send(node=node, order=Start() as start):
+                self.rules.started(node, start)
+                self._send(node, start)
+            case Send(node=node, order=Kill(worker=worker, incarnation=incarnation) as kill):
                 for process in self.running:
-                    process.is_to_end |= process.worker == worker and process.incarnation <= incarnation
-                self._send(node, Kill(str(worker), incarnation))
-            case RefuseDeparture():
+                    process.is_to_end |= process.name == worker and process.incarnation <= incarnation
+                self._send(node, kill)
+            case Refused():
                 pass
             case Ask(question=question):
                 self._ask(question)

@@ -16,7 +16,6 @@ from recycle.exec.protocol import (
     Acknowledged,
     Commit,
     Committed,
-    CutEnds,
     Evaluated,
     EvaluationResult,
     FaultReached,
@@ -26,7 +25,6 @@ from recycle.exec.protocol import (
     Join,
     LeaderMessage,
     Leave,
-    PeerEnds,
     Permit,
     ProcessMessage,
     Propose,
@@ -136,16 +134,19 @@ def test_three_commits_are_kept() -> None:
     assert [step for step in range(6) if state.commit(step)] == [3, 4, 5]
 
 
+def test_workers_of_the_present_generation_are_known() -> None:
+    state = told(propose(1, "0.1", "1.1"))
+    assert list(state.live) == []
+    state.begin()
+    state.take(propose(2, "0.1"))
+    assert list(state.live) == ["0.1", "1.1"]
+
+
 def test_only_the_process_that_is_told_to_leave_may() -> None:
     for message in (Leave("0.1", 1), Leave("0.0", 2)):
         assert not told(message).may_leave
     assert told(Leave("0.1", 2)).may_leave
     assert told(Leave("0.1", 2), name="0.1t1").may_leave
-
-
-def test_ends_of_connections_are_for_the_worker_that_is_named() -> None:
-    state = told(PeerEnds(3, "0.1", "1.1", ["a"]), PeerEnds(3, "1.1", "0.1", ["b"]))
-    assert state.ends == {(3, "1.1"): ["a"]}
 
 
 class Agent:
@@ -327,20 +328,6 @@ def test_fault_of_a_pair_strikes_a_process_that_took_part_when_it_struck_and_no_
     assert not later.done()
     process.agent.tell(Strike(1, "1.1"))
     assert later.result(SOON) is True
-
-
-def test_ends_of_connections_are_exchanged_with_all_processes_of_the_other_worker(process: Process) -> None:
-    both = process.does(process.member.exchange_ends, 0, ["own"], ["1.1", "1.1t1"], SOON)
-    assert process.agent.hear_said(CutEnds) == CutEnds(0, ["own"])
-    process.agent.tell(PeerEnds(0, "0.1", "1.1", ["a"]))
-    time.sleep(0.05)
-    assert not both.done()
-    process.agent.tell(PeerEnds(0, "0.1", "1.1t1", ["b", "c"]))
-    assert both.result(SOON) == ["a", "b", "c"]
-    dead = process.does(process.member.exchange_ends, 1, ["own"], ["1.1", "1.1t1"], 60.0)
-    process.agent.tell(PeerEnds(1, "0.1", "", []))
-    assert dead.result(SOON) == []
-    assert process.member.exchange_ends(2, ["own"], ["1.1"], 0.05) == []
 
 
 def test_process_learns_that_its_agent_is_gone(process: Process) -> None:

@@ -1,0 +1,250 @@
+"""The state of a run that the parts of the leader share: who takes part, the register, and the time.
+
+The register is the record of the last generation and the cursor. The record in memory has what the cursor has too: it
+is as of the last commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from recycle.exec.leader.actions import Outbox, Persist, PreparedPlan
+from recycle.exec.leader.checkpoints import Checkpoints
+from recycle.exec.leader.detector import FailureDetector
+from recycle.exec.leader.heard import Heard
+from recycle.exec.leader.holdings import Holdings, ShardHoldings
+from recycle.exec.leader.worker_processes import WorkerProcesses
+from recycle.exec.members import members_of, worker_names
+from recycle.exec.protocol import Commit, Cursor, GenerationPhase, GenerationRecord, Propose, Value, Verified
+from recycle.job import PricedJob
+from recycle.job.shape import Worker
+from recycle.plans.hosting import Hosts
+
+
+class Phase(Enum):
+    """Where a run stands."""
+
+    STARTING = "its workers start"
+    GOING_BACK = "all processes end, to go back to a checkpoint"
+    BETWEEN = "between generations"
+    PROPOSED = "a generation is proposed"
+    FORMING = "its groups form"
+    RUNNING = "it runs"
+    FINISHED = "nothing is left to train: the workers say what they end with"
+    OVER = "all have said so, or the run has failed"
+
+
+class PlannedFault(Value):
+    """A fault to inject.
+
+    Attributes:
+        text: as users write it.
+        worker, step: where it strikes; of one that strikes nobody, which worker returns and when.
+        strikes: a worker; else the fault brings one back.
+    """
+
+    text: str
+    worker: Worker
+    step: int
+    strikes: bool = True
+
+
+class RunDescription(Value, kw_only=True):
+    """What the leader needs to know of a run.
+
+    Attributes:
+        job: what is trained.
+        steps: iterations to train.
+        initial: what processes host that start with the initial state.
+        homes: the node of each position.
+        absent: workers that the run starts without.
+        faults: to inject, by their numbers.
+        restarts: how often a worker that died is started again without being asked for.
+        own: the user's own schedule, and the workers that it leaves out.
+        can_search: whether the planner can be asked for better plans.
+        started: when the run started, on the leader's clock.
+        logs: folder of the logs, for messages.
+        resume_command: that resumes the run, for messages.
+    """
+
+    job: PricedJob
+    steps: int
+    initial: Hosts
+    homes: Mapping[Worker, int]
+    absent: frozenset[Worker] = frozenset()
+    faults: Sequence[PlannedFault] = ()
+    restarts: int = 0
+    own: tuple[frozenset[Worker], PreparedPlan] | None = None
+    can_search: bool = True
+    started: float = 0.0
+    logs: str = "the logs"
+    resume_command: str = "recycle train JOB --resume"
+
+
+class RunState(Outbox):
+    """The state of one run, and what the leader does about it.
+
+    Args:
+        run: what is trained.
+        now: time on the leader's clock.
+
+    Attributes:
+        processes, checkpoints, holdings: of the run.
+        heard: what the processes of the generation have said.
+        detector: judges their heartbeats.
+        starting, start_deadline: likewise for processes that start up, and until when all workers are to be ready.
+        everybody: all positions.
+        live: the workers of the generation, or of the next one.
+        joined: those of them that hold no state yet.
+        record: the register's record, as of the last commit.
+        phase: of the run.
+        waited: seconds since it began, without pauses of this process.
+        struck, released, gone: as of `Cursor`.
+    """
+
+    def __init__(self, run: RunDescription, now: float) -> None:
+        job = run.job
+        super().__init__(now)
+        self.run, self.job = run, job
+        self.processes = WorkerProcesses(run.homes, job.membership.lease, self, job.grid.tensor_parallel)
+        self.checkpoints = Checkpoints(job, self)
+        self.heard, self.detector = Heard(job.grid.tensor_parallel), FailureDetector(job)
+        self.everybody = frozenset(job.shape.workers())
+        self.holdings = (
+            ShardHoldings(job, run.initial, self.everybody) if job.train.sharded_optimizer else Holdings(run.initial)
+        )
+        self.live, self.joined = set(self.everybody - run.absent), set[Worker]()
+        self.record = GenerationRecord(0, [], {}, "")
+        self.phase, self.waited, self._ticked = Phase.STARTING, 0.0, now
+        self.struck: dict[int, str] = {}
+        self.released, self.gone = Counter[str](), dict[str, int]()
+        self._earlier: Commit | None = None
+        self._persisted_phase: GenerationPhase = "abandoned"
+        self.expect_starts()
+
+    def expect_starts(self) -> None:
+        """Processes are about to be started: deadlines for that count from now."""
+        limits = self.job.membership
+        self.start_deadline = self.now + limits.start_deadline
+        self.starting = FailureDetector(self.job, dead_after=max(limits.warm_up, limits.dead_after))
+
+    @property
+    def next_step(self) -> int:
+        """The iteration after the committed one."""
+        return self.record.committed + 1
+
+    @property
+    def commit(self) -> Commit:
+        """The last commit, of a run that has one."""
+        assert self.record.commit is not None
+        return self.record.commit
+
+    @property
+    def failed(self) -> frozenset[Worker]:
+        """The positions without a live worker."""
+        return self.everybody - self.live
+
+    @property
+    def holders(self) -> set[Worker]:
+        """The live workers that hold what the last generation that ran has given them."""
+        return self.live - self.joined
+
+    def lost_unit(self, holders: Iterable[Worker]) -> str:
+        """A unit that none of these workers holds, in words, with a verb; empty where there is none."""
+        lost = self.holdings.lost(holders)
+        return self.holdings.described(lost[0]) if lost else ""
+
+    def members(self, worker: Worker | str) -> list[str]:
+        """The processes of a worker."""
+        return members_of([worker], self.job.grid.tensor_parallel)
+
+    def enter(self, phase: Phase) -> None:
+        """Another phase begins."""
+        self.phase, self.waited = phase, 0.0
+
+    def pass_time(self) -> None:
+        """Note how long the leader's process has been running since the last call."""
+        now = self.now
+        passed, self._ticked = min(now - self._ticked, self.job.membership.heartbeat), now
+        self.waited += passed
+        self.processes.tick(passed)
+
+    def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
+        """Write that a worker was found dead or hung."""
+        self.log("detected", **{"worker": str(worker), "step": self.next_step, "cause": cause} | more)
+
+    # The register.
+
+    def cursor(self) -> Cursor:
+        """The part of the register that changes within a generation."""
+        return Cursor(
+            self.record.generation,
+            self._persisted_phase,
+            dict(self.struck),
+            dict(self.released),
+            dict(self.gone),
+            self._earlier,
+            **self.record.progress(),
+        )
+
+    def resumable_cursor(self) -> Cursor:
+        """The cursor of a run that was ended early and shall go on: its last step does not end it."""
+        cursor = self.cursor()
+        assert cursor.commit is not None
+        commit = msgspec.structs.replace(cursor.commit, last=None, finished=False)
+        return msgspec.structs.replace(cursor, commit=commit)
+
+    def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
+        """Write the cursor, in another phase if there is one, and the record where it has changed."""
+        self._persisted_phase = phase or self._persisted_phase
+        self.put(Persist(self.cursor(), record))
+
+    def change(self, **progress: Any) -> None:
+        """Change what the cursor says, and write it."""
+        self.record = msgspec.structs.replace(self.record, **progress)
+        self.persist()
+
+    def announce(self, phase: GenerationPhase = "proposed", text: str = "", **changes: Any) -> None:
+        """Make the record of another generation the register's, and propose it, or have it be over from the start.
+
+        Unless `changes` say otherwise, what the live workers hold stays as it is.
+
+        Args:
+            phase: "proposed" or "abandoned".
+            text: of the plan, as of `Propose`.
+            changes: how the record differs from the last one.
+        """
+        common = {
+            "generation": self.record.generation + 1,
+            "live": worker_names(self.live),
+            "joins": worker_names(self.joined),
+            "mode": "barrier",  # a repeated iteration must wait for its norm, and any other starts an empty pipeline
+            "copies": [],
+            "behind": [],
+            "held": self.holdings.plan,
+            "holds": self.holdings.plan,
+            "verified": self._kept_state(),
+            "candidate": None,
+            "disputed": [],
+            "incarnations": self.processes.incarnations,
+        }
+        self.record = record = msgspec.structs.replace(self.record, **common | changes)
+        self._earlier = None
+        self.heard.begin(record)
+        self.persist(phase, record)
+        if phase == "proposed":
+            self.checkpoints.proposed(record, self.holdings.hosts)
+            self.tell(Propose(record, text))
+
+    def _kept_state(self) -> Verified | None:
+        """The state to go back to, as the next record names it: workers that join do not have it either."""
+        verified = self.record.verified
+        if verified is None:
+            return None
+        without = {*verified.without, *map(str, self.joined)}
+        return msgspec.structs.replace(verified, without=[name for name in worker_names(self.live) if name in without])
