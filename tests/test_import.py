@@ -24,8 +24,8 @@ LAYERS: dict[str, tuple[str, ...]] = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
 """What each part may import beside itself; a part is the longest name here that a module's name begins with."""
 LAYERS["recycle.tokens"] = LAYERS["recycle.job"] = ROOT_MODULES
 LAYERS["recycle.ir"] = ("recycle.job", *ROOT_MODULES)
-LAYERS["recycle.plans"] = LAYERS["recycle.runs.logs"] = ("recycle.ir", *LAYERS["recycle.ir"])
-LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs.logs", *LAYERS["recycle.plans"])
+LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
+LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
 LAYERS["viz"] = LAYERS["recycle.solve"]
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
