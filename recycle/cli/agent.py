@@ -18,7 +18,7 @@ from recycle.cli.train import (
     PunishOption,
     end_at_termination,
     print_line,
-    requested,
+    resolve_request,
 )
 from recycle.errors import JobError, errors_as
 from recycle.job import Job
@@ -113,7 +113,7 @@ def agent(
     name = name or job.resolve().parent.name
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
-    own, count, faults = requested(described, schedule, steps, fault, punish)
+    own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
     from recycle.exec.launch.agent import Served, serve
     from recycle.exec.launch.request import request_run

@@ -39,11 +39,13 @@ def convert(
         timed = ", ".join(name for name, entry in formats.FORMATS.items() if entry.timed)
         raise JobError(f"convert: {given[0]} is for timelines ({timed}), and {target} is written as {written}")
     read = formats.read_input(source, from_format)
-    schedule, priced = read.order(), None
     if formats.FORMATS[written].timed:
         pricing.require_one("convert", times=times, profile=profile)
-        schedule, priced = read.schedule, pricing.priced(times, profile, overlap, comm, read.profile)
-    formats.write(schedule, target, written, priced)
+        schedule = read.schedule
+        formats.write(schedule, target, written, pricing.priced(times, profile, overlap, comm, read.profile))
+    else:
+        schedule = read.order()
+        formats.write(schedule, target, written)
     count = len(schedule.columns)
     figures = {"file": str(target), "format": written, "shape": schedule.shape.to_json(), "instructions": count}
     print_result(as_json, figures, f"{target}: {schedule.shape}, {count} instructions")

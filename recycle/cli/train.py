@@ -70,14 +70,15 @@ PunishOption = Annotated[
 ]
 
 
-def requested(
+def resolve_request(
     job: Job, schedule: str | None, steps: int | None, fault: list[str] | None, punish: str | None
 ) -> tuple[Schedule | None, int, list[Fault]]:
     """The run's own schedule if it has one, its steps, and the faults that `--fault` and `--punish` ask for; what is
     drawn for `--punish` is printed.
 
     Raises:
-        JobError: a fault is not well written or can never strike, or both options are given; or no plan can be made.
+        JobError: a fault is not well written or can never strike, or both options are given; or the job cannot be
+            priced.
         PlanError: no plan can be made.
         ScheduleError: there is no such schedule.
     """
@@ -133,7 +134,7 @@ def train(
     """
 
     described = Job.load(job)
-    own, count, faults = requested(described, schedule, steps, fault, punish)
+    own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher

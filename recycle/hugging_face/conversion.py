@@ -116,8 +116,10 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
     _require_no_others(stored, expected, model)
     types = tuple(sorted({stored.places[name].dtype for name in expected}))
     note.dtype = types[0] if len(types) == 1 else "F32"
-    sizes = {name: math.prod(of_one[0].our_shape) for name, of_one in by_ours.items()}
-    planned = {name: Planned(4 * sizes[name], partial(_our_tensor, stored, of_one)) for name, of_one in by_ours.items()}
+    planned = {
+        name: Planned(math.prod(of_one[0].our_shape), torch.float32, partial(_our_tensor, stored, of_one))
+        for name, of_one in by_ours.items()
+    }
     with whole_folder(target) as folder:
         files = sorted(set(write_shards(folder, "weights", planned, PART_BYTES, progress).values()))
         beside = folder / HUGGING_FACE
@@ -125,7 +127,7 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
         write_object(beside / CONFIG, config)
         write_object(beside / NOTE, msgspec.to_builtins(note))
         _write_manifest(folder, model, files)
-    return ConvertedModel(architecture.name, sum(sizes.values()), types, carried)
+    return ConvertedModel(architecture.name, sum(tensor.entries for tensor in planned.values()), types, carried)
 
 
 def _require_block(source: Path, stored: StoredTensors, block: TensorBlock) -> None:
@@ -213,9 +215,8 @@ def export_model(
     for block in blocks(model, note.batched_experts):
         stored.require(block.ours)
         by_theirs[block.theirs].append(block)
-    sizes = {name: math.prod(of_one[0].their_shape) for name, of_one in by_theirs.items()}
     planned = {
-        name: Planned(dtype.itemsize * sizes[name], partial(_their_tensor, stored, of_one, dtype))
+        name: Planned(math.prod(of_one[0].their_shape), dtype, partial(_their_tensor, stored, of_one, dtype))
         for name, of_one in by_theirs.items()
     }
     config = _config(model, architecture, None if beside is None else beside / CONFIG)
@@ -223,11 +224,12 @@ def export_model(
     with whole_folder(target) as folder:
         files = write_shards(folder, "model", planned, most_bytes, progress)
         if len(set(files.values())) > 1:
-            whole = sum(one.bytes for one in planned.values())
+            whole = sum(tensor.bytes for tensor in planned.values())
             write_object(folder / INDEX, {"metadata": {"total_size": whole}, "weight_map": files})
         write_object(folder / CONFIG, config)
         carried = [] if beside is None else carry(beside, folder)
-    return ConvertedModel(architecture.name, sum(sizes.values()), (stored_as,), carried)
+    parameters = sum(tensor.entries for tensor in planned.values())
+    return ConvertedModel(architecture.name, parameters, (stored_as,), carried)
 
 
 def _their_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock], dtype: torch.dtype) -> torch.Tensor:

@@ -23,12 +23,18 @@ class Planned:
     """A tensor that shall be written.
 
     Attributes:
-        bytes: that it takes.
+        entries: numbers that it holds.
+        dtype: of each.
         make: gives it, when its shard's turn has come.
     """
 
-    bytes: int
+    entries: int
+    dtype: torch.dtype
     make: Callable[[], torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return self.entries * self.dtype.itemsize
 
 
 def write_shards(
@@ -78,7 +84,5 @@ def _save(path: Path, made: Mapping[str, torch.Tensor]) -> None:
         os.chmod(path, path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
         with path.open("rb") as stream:  # a rename of the folder must not outlive what is in it
             os.fsync(stream.fileno())
-    except SafetensorError as error:
-        raise RecycleError(f"{path}: cannot be written ({first_line(error)})") from None
-    except OSError as error:
+    except (SafetensorError, OSError) as error:
         raise RecycleError(f"{path}: cannot be written ({first_line(error)})") from None

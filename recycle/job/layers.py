@@ -59,7 +59,7 @@ def ring_latency(hosts: int, latency: float) -> float:
 
 def stage_profile(
     stages: Sequence[Sequence[Layer]],
-    hosts: int | Sequence[int],
+    hosts: int,
     *,
     latency: float,
     bandwidth: float | None,
@@ -68,11 +68,10 @@ def stage_profile(
     """Seconds and bytes of stages of layers.
 
     Args:
-        hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
+        hosts: workers that a stage's gradients are reduced over.
         latency: seconds per transfer between two workers, and per turn of a ring.
         bandwidth: bytes per second of a directed pair of workers, and of a ring; None: only latency counts.
     """
-    over = [hosts] * len(stages) if isinstance(hosts, int) else list(hosts)
 
     def total(name: str) -> list[float]:
         return [sum(getattr(layer, name) for layer in stage) for stage in stages]
@@ -82,10 +81,9 @@ def stage_profile(
         backward_input=total("backward_input"),
         backward_weight=total("backward_weight"),
         reduce=[
-            ring_latency(n, latency) + ring_seconds(g, n, bandwidth)
-            for g, n in zip(total("gradients"), over, strict=True)
+            ring_latency(hosts, latency) + ring_seconds(gradients, hosts, bandwidth) for gradients in total("gradients")
         ],
-        reduce_latency=[ring_latency(n, latency) for n in over],
+        reduce_latency=[ring_latency(hosts, latency)] * len(stages),
         step=total("step"),
         latency=latency,
         bandwidth=bandwidth,

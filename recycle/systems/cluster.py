@@ -141,13 +141,11 @@ def run(
     system: System,
     setting: Setting,
     trace: FailureTrace,
-    seconds: float | None = None,
     progress: ShareProgress | None = None,
 ) -> Outcome:
     """Run a system over a trace that was fitted to the setting's nodes.
 
     Args:
-        seconds: to stop at (or go on to, with no further failures); the end of the trace if left out.
         progress: told the share that is done.
 
     Raises:
@@ -157,13 +155,12 @@ def run(
         raise ValueError(
             f"the trace is for {trace.nodes} nodes, the setting has {setting.nodes}: use FailureTrace.fitted"
         )
-    until = trace.end if seconds is None else seconds
     whole = system.begin(setting.all_nodes)
     if isinstance(whole, DoesNotFit):
-        return Outcome(system.name, trace.name, until, setting.gpus, misfit=whole)
+        return Outcome(system.name, trace.name, trace.end, setting.gpus, misfit=whole)
     cluster = _Cluster(system, setting, trace)
-    cluster.play(until, progress)
-    return cluster.outcome(until, whole.rate)
+    cluster.play(trace.end, progress)
+    return cluster.outcome(whole.rate)
 
 
 @dataclass(frozen=True)
@@ -372,7 +369,7 @@ class _Cluster:
         committed = self.work.committed
         self.transitions.append(Transition(self.now, event, failed, joined, pause, committed, self.state))
 
-    def outcome(self, until: float, fault_free: float) -> Outcome:
+    def outcome(self, fault_free: float) -> Outcome:
         """Close the books: what training time is not progress was slower than fault-free."""
         work = self.work
         if fault_free:
@@ -383,7 +380,7 @@ class _Cluster:
         return Outcome(
             self.system.name,
             self.trace.name,
-            until,
+            self.trace.end,
             self.setting.gpus,
             work.committed,
             fault_free,

@@ -307,15 +307,9 @@ class Setting:
 
     # ---- prices
 
-    def profile(self, split: Split, hosts: int | Sequence[int]) -> Profile:
-        """Seconds and bytes of each stage of `split`.
-
-        Args:
-            hosts: workers that a stage's gradients are reduced over; one number, or one per stage where nothing is
-                sharded.
-        """
-        over = hosts if isinstance(hosts, int) else None
-        stages = self.stages(split, over)
+    def profile(self, split: Split, hosts: int) -> Profile:
+        """Seconds and bytes of each stage of `split`, whose gradients are reduced over so many workers."""
+        stages = self.stages(split, hosts)
         plain = stage_profile(
             stages,
             hosts,
@@ -325,9 +319,8 @@ class Setting:
         )
         if not self.copies:
             return plain
-        assert over is not None, "systems whose stages have unlike numbers of hosts shard nothing"
         held = [sum(layer.static for layer in stage) for stage in stages]
-        return analytic.with_shards(self._job_over(over), plain, held)
+        return analytic.with_shards(self._job_over(hosts), plain, held)
 
     def copy_seconds(self, amount: float) -> float:
         """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so

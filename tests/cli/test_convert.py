@@ -48,6 +48,19 @@ def test_a_timeline_is_priced_as_simulate_prices_it_and_converts_back_to_the_sam
         assert back.read_bytes() == source.read_bytes()
 
 
+def test_a_timeline_that_stays_one_leaves_nothing_out(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, timeline, copy = tmp_path / "a.json", tmp_path / "a.trace.json", tmp_path / "b.trace.json"
+    one_f_one_b(Shape(1, 2, 2)).save(source)
+    assert command("convert", source, timeline, "--times", "1,3,2").status == 0
+    assert command("convert", timeline, copy).status == 0
+    assert json.loads(copy.read_text())["traceEvents"] == json.loads(timeline.read_text())["traceEvents"]
+    assert caplog.messages == []
+    assert command("convert", timeline, source).status == 0
+    assert len(caplog.messages) == 1
+
+
 @pytest.mark.parametrize(
     "option", [("--times", "1,1,1"), ("--overlap", "2"), ("--comm", "0.5"), ("--profile", "profile.json")]
 )
