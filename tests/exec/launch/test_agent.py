@@ -18,7 +18,7 @@ from recycle import Job, RunError
 from recycle.exec import run
 from recycle.exec.election import Election
 from recycle.exec.launch.agent import own_address
-from recycle.exec.launch.drain import drain
+from recycle.exec.launch.contact import drain
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.build import build_stages
 from recycle.ir.families import one_f_one_b

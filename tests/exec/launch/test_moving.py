@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from recycle import Worker
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.punisher import punish
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.launch.observer import Observer
 from recycle.job import PricedJob
 from recycle.job.sections import IntegritySection
 from recycle.solve.planner import plan
