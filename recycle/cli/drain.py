@@ -29,6 +29,6 @@ def drain(
 
     Example: **recycle drain runs/tiny 2 --in 60** (node 2)
     """
-    from recycle.exec.launch import drain as requests
+    from recycle.exec.launch import contact
 
-    requests.drain(run, worker, within, lambda line: print(line, flush=True))
+    contact.drain(run, worker, within, lambda line: print(line, flush=True))

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.leader.compute_times import ComputeTimes, Floats, Groups, Integers, column, worker_indices
+from recycle.exec.leader.metrics import ComputeTimes, Floats, Groups, Integers, column, worker_indices
 from recycle.exec.protocol import Report
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob

@@ -23,8 +23,8 @@ from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from recycle import Job, Worker
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
 from tests.exec.runs import Run, job, kinds, processes_writing_below

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from recycle.exec.leader import commit
-from recycle.exec.leader.commit import WINDOW, exact_parts, is_right, soonest_end, step_mode
+from recycle.exec.leader.commit import WINDOW, ReportColumns, exact_parts, is_right, soonest_end, step_mode
 from recycle.exec.leader.disagreement import Disagreement
-from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.protocol import Commit, Report
 from recycle.job import PricedJob
 from tests.exec.runs import job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from recycle.exec.leader.compute_times import MOST_LISTED, ComputeTimes
+from recycle.exec.leader.metrics import MOST_LISTED, ComputeTimes
 from recycle.exec.protocol import Computed, Report
 from recycle.job.shape import Shape, Worker
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from recycle import RunError, Worker
+from recycle import Worker
 from recycle.exec.checksums import PARAMETERS, BitPlace
+from recycle.exec.leader.commit import ReportColumns
 from recycle.exec.leader.disagreement import Bit, Disagreement, compare
-from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.protocol import Report
-from tests.exec.runs import Run, job, kinds
-
-STEPS = 7
 
 
 def report(*norms: float, checksum: int = 1, loss: float | None = None, common: float | None = None) -> Report:
@@ -153,62 +148,3 @@ def test_a_shard_that_is_still_copied_is_not_compared() -> None:
     columns = ReportColumns.of({"0.0": of_shards(holds=True), "2.0": copying})
     assert columns.has_states
     assert columns.states() == {Worker(0, 0): {0, PARAMETERS}, Worker(2, 0): {PARAMETERS}}
-
-
-def events(directory: Path) -> list[dict]:
-    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("kind", "bit"), [("emulated", 0), pytest.param("gpt", 0, marks=pytest.mark.soak), ("gpt", 63)]
-)
-def test_of_three_hosts_the_odd_one_is_fenced_and_the_losses_stay_the_same(kind: str, bit: int, launch: Run) -> None:
-    """The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest."""
-    of = job(3, 2, 2, kind=kind)
-    run = launch(of, STEPS, f"flip=gradient,{bit}:1.1@2", "rejoin:1.1@5")
-    reference = launch(of, STEPS)
-    assert run.losses == reference.losses
-    assert run.digests == reference.digests
-    (corrupt,) = (event for event in run.events if event["kind"] == "corrupt")
-    assert (corrupt["step"], corrupt["workers"]) == (2, ["1.1"])
-    assert corrupt["what"] == "worker 1.1 holds another gradient of stage 1 than workers 0.1 and 2.1"
-    assert corrupt["held"]["0.1"] == corrupt["held"]["2.1"] != corrupt["held"]["1.1"]
-    (detected,) = (event for event in run.events if event["kind"] == "detected")
-    assert (detected["worker"], detected["step"]) == ("1.1", 2)
-    assert detected["cause"] == "it holds another gradient of stage 1 than workers 0.1 and 2.1"
-    assert [line["live_workers"] for line in run.metrics] == [6] * 2 + [5] * 3 + [6] * 2
-
-
-def test_of_two_hosts_nobody_is_fenced_and_the_iteration_is_repeated(launch: Run) -> None:
-    of = job(2, 2, 2)
-    run, reference = launch(of, STEPS, "flip=gradient:1.1@3"), launch(of, STEPS)
-    assert (run.losses, run.digests) == (reference.losses, reference.digests)
-    assert kinds(run) == ["generation", "fault", "corrupt", "generation", "undone"]
-    (undone,) = (event for event in run.events if event["kind"] == "undone")
-    assert undone["cause"] == "workers 0.1 and 1.1 hold different gradients of stage 1"
-
-
-def test_two_hosts_that_differ_again_go_back_to_the_checkpoint(launch: Run) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 2})
-    run, reference = launch(of, STEPS, *["flip=gradient:1.1@5"] * 2), launch(of, STEPS)
-    assert (run.losses, run.digests) == (reference.losses, reference.digests)
-    steps = [(event["kind"], event["step"]) for event in run.events if event["kind"] in ("corrupt", "restored")]
-    assert steps[:2] == [("corrupt", 5)] * 2
-    assert steps[2:] in ([("restored", 4)], [("restored", 2)])  # the last one may not have been complete
-
-
-def test_two_hosts_that_differ_behind_the_checkpoint_too_end_the_run(launch: Run, tmp_path: Path) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 2})
-    says = (
-        r"step 5: workers 0\.1 and 1\.1 hold different gradients of stage 1, also when repeated and from a checkpoint"
-    )
-    with pytest.raises(RunError, match=says):
-        launch(of, STEPS, *["flip=gradient:1.1@5"] * 4, directory=tmp_path)
-    assert [event["kind"] for event in events(tmp_path)].count("corrupt") == 4
-
-
-def test_without_a_checkpoint_two_hosts_that_differ_again_end_the_run(launch: Run) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 0})
-    says = r"hold different gradients of stage 1, also when repeated, and there is no complete checkpoint to go back to"
-    with pytest.raises(RunError, match=says):
-        launch(of, STEPS, *["flip=gradient:1.1@3"] * 2)

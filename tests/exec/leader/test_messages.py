@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recycle.exec.agent.standing import LastWords, StandingOrders
+from recycle.exec.agent.node_agent import LastWords, StandingOrders
 from recycle.exec.leader.actions import Action, Begin, Persist, Tell
 from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (

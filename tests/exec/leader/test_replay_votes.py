@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from recycle.exec.checksums import Checksum, MicroBatchChecksums
-from recycle.exec.leader.replay_votes import Voted, Votes, count_votes, replayed_as, votes_of
-from recycle.exec.leader.report_columns import ReportColumns
+from recycle.exec.leader.commit import ReportColumns
+from recycle.exec.leader.disagreement import Voted, Votes, count_votes, replayed_as, votes_of
 from recycle.exec.protocol import Report
 from recycle.ir.replays import Checked
 from recycle.job.shape import MicroBatch

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from recycle.exec.leader.commit import MOST_LINKS, decide
+from recycle.exec.leader.commit import MOST_LINKS, ReportColumns, decide
 from recycle.exec.leader.disagreement import Disagreement, compare
-from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.members import members_of, split_member
 from recycle.exec.protocol import Computed, LinkTime, Report
 from recycle.exec.worker.iterations import report_of

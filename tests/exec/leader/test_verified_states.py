@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from recycle.exec.leader.verified_states import comparison, verified_after
+from recycle.exec.leader.commit import comparison, verified_after
 from recycle.exec.protocol import Commit, GenerationRecord, Verified
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import msgspec
 
-from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import FACTOR, RETRY, DriftMonitor
+from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.protocol import Computed, LinkTime, Report
 from recycle.job.profile import Link, Profile
 from recycle.job.shape import Shape, Worker
