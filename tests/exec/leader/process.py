@@ -153,7 +153,6 @@ class Process:
     def hear(self, message: LeaderMessage) -> None:
         """Take a message of a leader."""
         if self.is_alive:
-            self.world.rules.heard(self, message)
             self.knows.take(message)
             self.poke()
 

@@ -1,4 +1,4 @@
-"""What the leader says, as processes and agents keep it: what is decided is written first, and no message is missed."""
+"""What the leader says, as processes and agents keep it: no message is missed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from recycle.exec.protocol import (
     Committed,
     Cursor,
     EvaluationReport,
-    EvaluationResult,
     FaultReached,
     FinalState,
     FromWorker,
@@ -28,7 +27,6 @@ from recycle.exec.protocol import (
     SavedPart,
     StepReport,
     Stop,
-    Strike,
 )
 from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
@@ -66,39 +64,6 @@ def evaluate(driver: LeaderDriver) -> None:
     for name in driver.record.live:
         driver.say(name, StepReport(driver.record.committed, EvaluationReport([3.0], [2.0])))
     driver.tick()
-
-
-# The register.
-
-
-def is_written(message: Any, record: GenerationRecord, cursor: Cursor) -> bool:
-    """Whether the register says what the leader tells."""
-    match message:
-        case Propose(record=proposed):
-            return (record, cursor.generation, cursor.phase) == (proposed, proposed.generation, "proposed")
-        case Permit(what="run"):
-            return (cursor.generation, cursor.phase) == (message.generation, "running")
-        case Committed(commit=commit):
-            return cursor.commit == commit and cursor.committed == commit.step
-        case EvaluationResult(evaluated=evaluated):
-            return cursor.evaluated == evaluated
-        case Stop():
-            return (cursor.generation, cursor.phase in ("ended", "abandoned")) == (message.generation, True)
-        case Strike():
-            return cursor.struck[message.fault] == message.member
-    return True
-
-
-def test_what_the_leader_decides_is_in_the_register_before_it_is_told() -> None:
-    record, cursor, told = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned"), set[type]()
-    for action in history().actions:
-        match action:
-            case Persist():
-                record, cursor = action.record or record, action.cursor
-            case Tell(message=message):
-                told.add(type(message))
-                assert is_written(message, record, cursor), message
-    assert told == {Propose, Permit, Committed, EvaluationResult, Stop, Strike, Leave}
 
 
 # Processes.
