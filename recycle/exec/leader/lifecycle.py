@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -37,15 +38,13 @@ class _GoingBack:
         lost: why.
         left: the workers that were alive when the stage was lost.
         deadline: until when nodes that return are waited for, and processes to end.
-        is_asked: the checkpoint to go back to was asked for.
-        found: it.
+        found: the checkpoint to go back to; None before it is asked for.
     """
 
     lost: StageLost
     left: Collection[Worker]
     deadline: float
-    is_asked: bool = False
-    found: CheckpointFound | None = None
+    found: CheckpointFound | Literal["asked for"] | None = None
 
 
 class Startup:
@@ -157,10 +156,10 @@ class Startup:
         checkpoints.tick((), generations.record)
         if checkpoints.is_finishing:
             return
-        if not back.is_asked:
-            back.is_asked = True
-            self._generations.put(FindCheckpoint(generations.record.verified_step))
         if back.found is None:
+            back.found = "asked for"
+            generations.put(FindCheckpoint(generations.record.verified_step))
+        if not isinstance(back.found, CheckpointFound):
             return
         checkpoint = back.found.checkpoint
         if checkpoint is None:

@@ -94,15 +94,15 @@ class ComputeTimes:
             column(rows, "seconds", np.float64),
         )
 
-    def line(self, most: int = MOST_LISTED) -> dict[str, Any]:
+    def line(self) -> dict[str, Any]:
         """What a line of metrics says of it.
 
-        `compute`: worker -> `<stage><F|I|W|B>` -> mean seconds of one. Of more than `most` workers only of as many,
-        those of which an instruction takes longest or least beside the median of its kind and stage; and then also
+        `compute`: worker -> `<stage><F|I|W|B>` -> mean seconds of one. Of more than `MOST_LISTED` workers only of as
+        many, those of which an instruction takes longest or least beside the median of its kind and stage; then also
         `compute_spread`: `<stage><F|I|W|B>` -> least, median and most of these means over all workers.
         """
         listed, spread = sorted(self.workers), {}
-        if len(self.workers) > most:
+        if len(self.workers) > MOST_LISTED:
             mean = np.divide(self.seconds, self.count, out=np.zeros(len(self.count)), where=self.count > 0)
             groups = Groups.by(self.stage * len(self.tokens) + self.kind, mean)
             keys = (divmod(key, len(self.tokens)) for key in groups.keys.tolist())
@@ -112,7 +112,7 @@ class ComputeTimes:
             ratio = np.divide(mean, usual, out=np.ones(len(mean)), where=(mean > 0) & (usual > 0))
             furthest = np.zeros(len(self.workers))
             np.maximum.at(furthest, self.owner, np.abs(np.log(ratio)))
-            listed = sorted(self.workers[place] for place in np.argsort(-furthest, kind="stable")[:most])
+            listed = sorted(self.workers[place] for place in np.argsort(-furthest, kind="stable")[:MOST_LISTED])
         compute = {
             str(worker): {
                 f"{row.stage}{row.token}": round(row.seconds / max(row.count, 1), 6)
