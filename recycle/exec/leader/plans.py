@@ -267,14 +267,7 @@ class Plans:
         if departure is None:
             return
         for link in departure.slow_links:
-            self._outbox.log(
-                "slow-link",
-                worker=str(link.sender),
-                peer=str(link.receiver),
-                step=self._step,
-                seconds=round(link.seconds, 6),
-                factor=None if link.factor is None else round(link.factor, 3),
-            )
+            self._outbox.log("slow-link", step=self._step, **link)
         profile, is_moved = departure.profile, self._is_moved(running)
         question = Question(self._failed, moves=is_moved, profile=profile.digest(), compared=running.digest)
         self._ask(_Search(question, running, profile, "; ".join(departure.causes)))

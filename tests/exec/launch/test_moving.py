@@ -192,7 +192,7 @@ def rows() -> Iterator[Any]:
             yield pytest.param(Scenario(*given, **more), is_sharded, id=label, marks=[*soak, pytest.mark.slow])
 
     there = f"kill:1.1@3.forward rejoin:1.1@{BACK}"
-    yield from row("two chunks", elastic(3, 2, chunks=2), there, (4, BACK), BACK)
+    yield from row("two chunks", elastic(3, 2, chunks=2), there, (4, BACK), BACK, only=True)
     wide = {"steps": 24, "hidden": 64}
     tied = elastic(3, 2, "gpt", **wide, tied=True)
     once = "kill:1.1@2.forward rejoin:1.1@20"
