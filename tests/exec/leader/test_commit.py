@@ -239,21 +239,6 @@ def test_states_are_compared_where_all_say_theirs_also_of_gradients_that_are_not
     assert not ReportColumns.of({name: replace(one, states={}) for name, one in usual.items()}).has_states
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        Report({}, None),
-        Report({0: []}, math.nan),
-        Report({3: [1.0, 2.0**-60]}, 0.0, [Computed(3, "GATHER_PARAMS", 2, 1e-9)], {3: [4.0]}, {3: 2**64 - 1}),
-        Report({2: [1.0], 5: [3.0]}, None, [], {}, {2: 1, 5: 0}, {2: (2**64 - 1, 0), 5: (0, 7)}),
-        Report({1: [1.0]}, None, links=[LinkTime(2, 70_000, 4, 0.5, 0.25), LinkTime(0, 1, 0, 0.0, 1.5)]),
-        Report({70_000: [math.inf], 1: [1.0, 2.0, 3.0, 4.0]}, None, [], {1: []}, {}),
-    ],
-)
-def test_a_report_comes_back_from_its_bytes(report: Report) -> None:
-    assert repr(msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=Report)) == repr(report)
-
-
 def test_the_times_are_those_of_each_workers_first_process() -> None:
     compute = {name: [Computed(1, token, 4, seconds) for token, seconds in (("F", 1.0), ("I", 2.0))] for name in "ab"}
     reports = {

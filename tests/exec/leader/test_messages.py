@@ -22,7 +22,6 @@ from recycle.exec.protocol import (
     Leaving,
     Permit,
     Propose,
-    Ready,
     Saved,
     SavedPart,
     StepReport,
@@ -30,7 +29,7 @@ from recycle.exec.protocol import (
 )
 from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
-from tests.exec.leader.driver import KILLED, LeaderDriver
+from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
 SMALL = job(2, 2, 2, eval={"every": 3}, train={"checkpoint_every": 2})
@@ -176,32 +175,3 @@ def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
     assert (driver.record.committed, follower.record.committed) == (step - 1, step - 1)
     follower.tick()
     assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, Phase.RUNNING)
-
-
-def test_next_leader_takes_nothing_that_was_said_of_an_earlier_generation() -> None:
-    driver = LeaderDriver(SMALL, 4)
-    agent = Agent(driver)
-    driver.start()
-    driver.acknowledge()
-    decide_no_more(driver)
-    driver.form()
-    follower = agent.next_leader()
-    follower.start()
-    assert follower.record.generation == 2
-    follower.tick()
-    assert follower.phase is Phase.PROPOSED
-
-
-def test_agent_forgets_what_the_leader_has_answered() -> None:
-    driver = LeaderDriver(SMALL, 4)
-    agent = Agent(driver)
-    driver.start_and_form()
-    for _ in range(2):
-        driver.report()
-    steps = [said.message.step for said in agent.words.all() if isinstance(said.message, StepReport)]
-    assert steps == [1] * 4
-    driver.end(Worker(1, 1), KILLED)
-    agent.words.ended(["1.1"])
-    driver.start()
-    kinds = [(said.member, type(said.message)) for said in agent.words.all()]
-    assert kinds == [(name, Ready) for name in ("0.0", "0.1", "1.0")]
