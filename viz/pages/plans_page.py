@@ -62,7 +62,7 @@ class PlansPage(Page):
         pressing = (
             "Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes"
         )
-        says = html.P(f"{self.caption()} {pressing} {FORMS}. {CHANGE_SHOWN}", className="hint")
+        says = parts.hint(f"{self.caption()} {pressing} {FORMS}. {CHANGE_SHOWN}")
         return [
             controls,
             parts.div("status", id=self.name("message"), role="status"),

@@ -152,7 +152,7 @@ class RunPage(Page):
         plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),
-            html.P([html.Span(word) for word in self.facts()], className="chips"),
+            parts.chips(self.facts()),
             parts.card("Loss and live workers", curves),
             parts.card("Plans in use", plans, caption=PLANS_CAPTION),
         ]
