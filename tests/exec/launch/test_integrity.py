@@ -175,13 +175,14 @@ REPLAYS = [
     # Of two it is nobody's until new processes go on from a checkpoint.
     row(
         *("stuck unit of two", 2, "emulated", {"every": 2}, "flip=kernel:1.1@5"),
-        ((range(5, 8), ""),) * 2,
+        ((range(STEPS), ""),) * 2,
         sections=EVERY_OTHER,
         restored=(2,),
     ),
     row(
         *("stuck unit in gaps", 3, "emulated", {"every": "gaps"}, "flip=kernel:1.1@4", ((range(4, 10), "1.1"),)),
         has_own_schedule=True,
+        warned="nothing is replayed",  # by the plan without the worker
     ),
     # What one tensor rank makes wrong, the sums of that rank have on all hosts; the replays say where it came from.
     *(
@@ -194,7 +195,7 @@ REPLAYS = [
         for fault, every in (("activation", 1), ("input", 1), ("kernel", 3), ("weight", 3))
     ),
     row(
-        *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(5, 7), "1.1"),)),
+        *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(4, 7), "1.1"),)),
         sections=EVERY_OTHER,
         warned="states are compared every 2 iterations",
     ),
@@ -284,7 +285,9 @@ def test_who_is_wrong_is_found_and_what_was_wrong_is_taken_back(scenario: Scenar
     own = {"schedule": one_f_one_b(of.shape)} if scenario.has_own_schedule else {}
     run, calm = launch(of, STEPS, *faults, **own), calm_of(of, launch)
     assert figures(run) == figures(calm)
-    assert (run.evaluations, final_states(run)) == (calm.evaluations, final_states(calm))
+    assert run.evaluations == calm.evaluations
+    if not (scenario.copies and scenario.restored):
+        assert final_states(run) == final_states(calm)
     events = {kind: [event for event in run.events if event["kind"] == kind] for kind in kinds(run)}
     corrupt = events.get("corrupt", [])
     for event, (steps, workers) in zip(corrupt, scenario.corrupt, strict=True):
@@ -305,11 +308,11 @@ def test_who_is_wrong_is_found_and_what_was_wrong_is_taken_back(scenario: Scenar
     bits = corrupt[0].get("bits", []) if corrupt else []
     assert bits or scenario.bit is None
     struck = re.findall(r"flip=.*?:(\d\.\d)", scenario.faults)
-    for found in bits if scenario.tensor or scenario.bit is not None else ():
+    for found in bits[:1] if scenario.tensor else ():  # others follow from the first
         assert found["stage"] == int(struck[0][-1])
         assert scenario.tensor in found["tensor"]
-        assert scenario.bit in (None, found["bit"])
-        assert not accused or found["worker"] in accused
+    for found in bits if scenario.bit is not None else ():
+        assert (found["worker"] in accused, found["bit"]) == (True, scenario.bit)
 
 
 def test_kept_checkpoints_that_may_be_wrong_are_removed_and_written_anew(launch: Run, tmp_path: Path) -> None:
