@@ -11,9 +11,12 @@ from recycle.job import Job
 from recycle.job.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Setting, young_interval
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped
 from tests.systems.closed_forms import efficiency
+from tests.systems.settings import setting as of_layers
+from tests.systems.settings import trace as failures
 
 
 @dataclass
@@ -185,3 +188,14 @@ def test_rates_over_time_are_0_in_pauses() -> None:
     outcome = run(Scripted(pause=Pause(detect=5.0)), setting(), trace((20.0, {0}, set()), (60.0, set(), {0}), end=80.0))
     # 20 s at 10 samples per second; 5 s of pause and 35 s at 5; the join waits for a boundary 65 s in, pauses for 5 s
     assert outcome.rates(4) == pytest.approx([10.0, 3.75, 5.0, (5 * 5 + 10 * 10) / 20])
+
+
+def test_the_ratio_of_sample_dropping_holds_in_the_event_simulation() -> None:
+    """Throughput is that of the healthy groups over all groups."""
+    shared = of_layers(4, 4, 6, layer={"static": 20.0, "state": 16.0}, memory=(30.0,) * 4, bandwidth=8.0)
+    dying = failures(shared, 27.0 * 2000, (27.0 * 400, "0"), (27.0 * 1200, "1-2 5-6"))
+    outcome = run(SampleDropping(shared), shared, dying)
+    expected = (400 * 1 + 800 * 3 / 4 + 800 * 2 / 4) / 2000
+    assert outcome.ettr == pytest.approx(expected, abs=0.002)
+    assert outcome.dropped == pytest.approx(24 * 2000 * (1 - expected), rel=0.01)
+    assert outcome.lost["dropped"] == pytest.approx(outcome.seconds * (1 - expected), rel=0.01)
