@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,42 +103,42 @@ def test_what_ran_is_simulated_and_viewed_with_its_own_times(command: Command, i
     assert dropped.timeline.makespan == pytest.approx(315e-6)
 
 
-def test_the_period_is_between_the_iterations_of_a_trace() -> None:
-    ran = formats.read_input(write_traces(Path("traces"), iterations=3)).executed()
-    assert ran is not None
-    assert ran.period == pytest.approx(1e-3)
-    assert ran.makespan == pytest.approx(315e-6)
-
-
-def test_ranks_are_aligned_by_time_where_one_traced_an_iteration_more() -> None:
-    write_traces(Path("traces"), iterations=3)
-    file = Path("traces") / "rank1_trace.json"
+def change_rank(rank: int, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = Path("traces", f"rank{rank}_trace.json")
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "traceEvents": content["traceEvents"][4:8]}))
-    ran = formats.read_input(Path("traces")).executed()
-    assert ran is not None
-    assert ran.makespan == pytest.approx(315e-6)
+    file.write_text(json.dumps(content | change(content)))
 
 
-def test_files_on_other_bases_are_put_on_one_clock() -> None:
-    write_traces(Path("traces"))
-    file = Path("traces") / "rank1_trace.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "baseTimeNanoseconds": 50_000}))
+@pytest.mark.parametrize(
+    ("iterations", "change", "makespan"),
+    [
+        (3, lambda content: {}, 315e-6),
+        (3, lambda content: {"traceEvents": content["traceEvents"][4:8]}, 315e-6),  # the others traced two more
+        (1, lambda content: {"baseTimeNanoseconds": 50_000}, 365e-6),
+    ],
+)
+def test_ranks_are_put_on_one_clock(
+    iterations: int, change: Callable[[dict[str, Any]], dict[str, Any]], makespan: float
+) -> None:
+    write_traces(Path("traces"), iterations)
+    change_rank(1, change)
     ran = formats.read_input(Path("traces")).executed()
     assert ran is not None
-    assert ran.makespan == pytest.approx(365e-6)
+    assert ran.makespan == pytest.approx(makespan)
+    if len(json.loads(Path("traces/rank1_trace.json").read_text())["traceEvents"]) == 12:
+        assert ran.period == pytest.approx(1e-3), "between the iterations"
 
 
 def test_labels_of_a_gpu_give_the_times_where_each_compute_has_one() -> None:
+    def with_device(content: dict[str, Any]) -> dict[str, Any]:
+        events = content["traceEvents"]
+        on_device = {"cat": "gpu_user_annotation", "pid": 7, "tid": 3}
+        added = [event | on_device | {"ts": event["ts"] + 4, "dur": event["dur"] * 2} for event in events]
+        return {"traceEvents": [*events, *added[content["distributedInfo"]["rank"] :]]}
+
     write_traces(Path("traces"))
     for rank in (0, 1):
-        file = Path("traces") / f"rank{rank}_trace.json"
-        content = json.loads(file.read_text())
-        on_device = [
-            {**event, "cat": "gpu_user_annotation", "pid": 7, "tid": 3, "ts": event["ts"] + 4, "dur": event["dur"] * 2}
-            for event in content["traceEvents"][rank:]
-        ]
-        file.write_text(json.dumps({**content, "traceEvents": [*content["traceEvents"], *on_device]}))
+        change_rank(rank, with_device)
     profile = formats.read_input(Path("traces")).profile()
     assert profile is not None
     assert profile.forward == pytest.approx([60e-6, 30e-6])
