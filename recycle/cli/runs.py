@@ -1,35 +1,56 @@
-"""`recycle report`: where the time of a run went, and what each failure cost."""
+"""`recycle drain`, by which workers leave a run, and `recycle report`, which says where the time of a run went."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recycle.cli.terminal import JsonOption, print_table
+from recycle.cli.terminal import Result, print_table
 from recycle.runs.read_report import load_report
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 
 COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.STARTING)
 
 
-def report(
-    run: Annotated[Path, typer.Argument(help="Run directory; the run may still go on.")],
-    as_json: JsonOption = False,
-) -> None:
+def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(min=0.0)] = None) -> None:
+    """Let a worker, or all workers of a node, leave a run without repeated work; return when they have ended.
+
+    The plan without them is made while training goes on; they leave at the end of the iteration after that.
+
+    Example: **recycle drain runs/tiny 1.1** (a worker)
+
+    Example: **recycle drain runs/tiny 2 --in 60** (node 2)
+
+    Args:
+        run: run directory of a run that goes on.
+        worker: position of the worker, such as 1.1, or the number of a node.
+        within (--in SECONDS): kill the worker when it has not left by then, and do the iteration again; else it has all
+            the time.
+    """
+    from recycle.exec.launch import drain as requests
+
+    requests.drain(run, worker, within, lambda line: print(line, flush=True))
+
+
+def report(run: Path) -> Result:
     """Say where the time of a run went: useful, waiting, redone and so on, which add up to the wall clock.
 
     Also what the plans had promised for it, and what each failure, departure and return cost.
 
     Example: **recycle report runs/tiny**
+
+    Args:
+        run: run directory; the run may still go on.
     """
     found = load_report(run)
-    if as_json:
-        print(json.dumps(to_json(found)))
-        return
+    return Result(to_json(found), partial(_print, found))
+
+
+def _print(found: RunReport) -> None:
     wall = found.wall
     rows = [(part.value, f"{seconds:.3f}", _share(seconds, wall)) for part, seconds in found.parts.items() if seconds]
     print(f"{found.steps} step{'s' * (found.steps != 1)} in {wall:.3f} s")
