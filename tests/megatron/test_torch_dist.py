@@ -24,7 +24,7 @@ from tests.conftest import Servers
 from tests.hugging_face.ours import our_logits
 from tests.megatron.jobs import SEQUENCE, Case, Jobs, build
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]
+pytestmark = pytest.mark.process
 
 JOB = """
 [shape]
@@ -174,7 +174,7 @@ def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, command: Comm
     command("export-megatron", trained, "-o", tmp_path / "there")
     case = case_of(trained, ranks=1, tensor_parallel=2)
     there = tmp_path / "there" / "iter_0000002"
-    jobs.call(partial(_saved, there, tmp_path / "iter_0000005"), case, seconds=120)  # each starts a process
+    jobs.call(partial(_saved, there, tmp_path / "iter_0000005"), case)
     job = trained.parents[2] / "job.toml"
     lines = command(
         "import-megatron", tmp_path / "iter_0000005", "--job", job, "-o", tmp_path / "back"
@@ -267,7 +267,7 @@ def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
     """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
     command("export-megatron", trained, "-o", tmp_path / "there")
     case, back = case_of(trained, ranks=1, tensor_parallel=2), tmp_path / "iter_0000002"
-    jobs.call(partial(_saved_with_optimizer, tmp_path / "there" / "iter_0000002", back), case, seconds=120)
+    jobs.call(partial(_saved_with_optimizer, tmp_path / "there" / "iter_0000002", back), case)
     path = trained.parents[2] / "job.toml"
     run = tmp_path / "run"
     lines = command("import-megatron", back, "--job", path, "--run", "-o", run).out.splitlines()
