@@ -19,7 +19,7 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
-from tests.exec.runs import job, same_training
+from tests.exec.runs import assert_same_training, job
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 JOB = job(
@@ -177,7 +177,7 @@ def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunR
     """
     faults, strikes = matrix_faults(name, struck)
     run = launch(faults)
-    assert same_training(run, reference), f"{name}: the training differs"
+    assert_same_training(run, reference)
     cells = dict.fromkeys(COLUMNS, "–")
     for phase, strike in zip(struck, strikes, strict=True):
         found = detections(run, strike)
@@ -198,7 +198,7 @@ def scenario_rows(
     """Goes through these scenarios; their rows of the page."""
     faults, strikes = scenario_faults(scenarios)
     run = launch(faults)
-    assert same_training(run, reference), "the training differs"
+    assert_same_training(run, reference)
     for scenario, own in zip(scenarios, strikes, strict=True):
         found = [(fault, detections(run, fault)) for fault in own if not fault.startswith("rejoin")]
         for fault, seen in found:

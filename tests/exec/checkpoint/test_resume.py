@@ -46,7 +46,7 @@ WHOLE_STAGE = ("kill:0.1@{}", "kill:1.1@{}", "kill:2.1@{}")
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]
 
 
-def assert_same_training(run: Path, calm: RunResult) -> None:
+def assert_same_course(run: Path, calm: RunResult) -> None:
     """Losses, norms, and all that the last checkpoint holds, to the last bit."""
     lines = lines_of(run, "metrics")
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == figures(calm)
@@ -96,7 +96,7 @@ def test_a_gpt_resumed_in_any_shape_has_the_losses_and_the_state_of_the_run_that
 ) -> None:
     of = gpt(pipelines, ranks, micro_batches)
     result = launch(of, 8, directory=part, resume=True)
-    assert_same_training(part, whole)
+    assert_same_course(part, whole)
     lines = lines_of(part, "metrics")
     assert max(line["grad_norm"] for line in lines) > of.train.clip
     assert result.metrics == lines
@@ -115,7 +115,7 @@ def test_a_gpt_that_loses_a_whole_stage_goes_on_with_those_left_to_the_same_bits
     whole: RunResult, part: Path, launch: Run
 ) -> None:
     result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
-    assert_same_training(part, whole)
+    assert_same_course(part, whole)
     restored = events_of(part, "restored")
     assert restored[-1]["live"] == ["0.0", "0.1", "1.0"]
     assert restored[-1]["step"] in (4, 6)
@@ -145,7 +145,7 @@ def test_a_stage_lost_twice_is_brought_back_twice_and_a_worker_that_returns_take
 ) -> None:
     faults = (*(kill.format(6) for kill in WHOLE_STAGE), "rejoin:2.1@8", "kill:0.0@9", "kill:1.0@9")
     run = launch(small(), 12, *faults, directory=begun, resume=True)
-    assert_same_training(begun, emulated)
+    assert_same_course(begun, emulated)
     assert [len(event["live"]) for event in events_of(begun, "restored")] == [6, 3, 2]
     assert kinds(run).count("rejoined") == 1
     assert live_workers(run)[-1] == 2
@@ -196,7 +196,7 @@ def test_a_run_that_was_harmed_goes_on_from_its_newest_whole_checkpoint_to_the_s
 ) -> None:
     harm(begun)
     launch(small(), 12, directory=begun, resume=True)
-    assert_same_training(begun, emulated)
+    assert_same_course(begun, emulated)
     assert [event["step"] for event in events_of(begun, "restored")] == [restored]
     messages = [event["message"] for event in events_of(begun, "warning")]
     assert len(messages) == (warning is not None)
@@ -290,7 +290,7 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: RunResul
     launcher.kill()
     assert launcher.wait(30) == -signal.SIGKILL
     launch(of, 12, directory=tmp_path / "run", resume=True)
-    assert_same_training(tmp_path / "run", emulated)
+    assert_same_course(tmp_path / "run", emulated)
 
 
 @pytest.mark.parametrize("left", [["metrics"], pytest.param([], marks=pytest.mark.soak)])
@@ -385,6 +385,6 @@ def test_a_worker_that_dies_while_all_start_from_a_checkpoint_is_left_out(
 ) -> None:
     lost, observer = (kill.format(6) for kill in WHOLE_STAGE), _InTheWay(begun / "logs" / "1.0.log")
     launch(small(), 12, *lost, directory=begun, resume=True, observer=observer)
-    assert_same_training(begun, emulated)
+    assert_same_course(begun, emulated)
     restored = [set(event["live"]) for event in events_of(begun, "restored")]
     assert [len(live) for live in restored] == [6, 3, 2]

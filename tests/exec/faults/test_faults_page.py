@@ -23,7 +23,7 @@ from tests.exec.fault_matrix import (
     scenario_rows,
     some_phases,
 )
-from tests.exec.runs import Run, calm_run, live_workers, same_training
+from tests.exec.runs import Run, assert_same_training, calm_run, live_workers
 
 KIND_HEAD = ["kind", "example", "does", "detected by", "seconds at most", "then", "losses"]
 LIMITS = {
@@ -101,7 +101,7 @@ def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: Ru
         "rejoin:1.1@7",
     ]
     run = strike(faults)
-    assert same_training(run, reference)
+    assert_same_training(run, reference)
     assert [(e["kind"], e["step"], e.get("cause")) for e in run.events if e["kind"] in ("undone", "rejoined")][:1] == [
         ("undone", 3, "a gradient is not finite")
     ]

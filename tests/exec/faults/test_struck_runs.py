@@ -18,6 +18,7 @@ from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
 from tests.exec.runs import (
     Run,
+    assert_same_training,
     calm_run,
     deaths,
     figures,
@@ -25,7 +26,6 @@ from tests.exec.runs import (
     kinds,
     live_workers,
     processes_writing_below,
-    same_training,
 )
 
 STEPS = 7
@@ -40,7 +40,7 @@ def test_a_stopped_worker_is_found_by_its_silence_fenced_and_comes_back_as_a_new
 ) -> None:
     """In its reduce, so that its peers wait in theirs."""
     run = launch(EMULATED, STEPS, "stop:2.0@2.reduce", "rejoin:2.0@4", directory=tmp_path)
-    assert same_training(run, calm_run(EMULATED, launch, STEPS))
+    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
     assert deaths(run) == [SILENCE]
     assert live_workers(run) == [6, 6, 5, 5, 6, 6, 6]
     assert "2.0" in run.digests
@@ -82,7 +82,7 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
     """Continued at once it may still end its iteration with the others, who leave: that is void, and repeated."""
     going_on = _Continue(tmp_path, Worker(2, 0), at_once, monkeypatch)
     run = launch(EMULATED, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
-    assert same_training(run, calm_run(EMULATED, launch, STEPS))
+    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
     assert deaths(run) == [SILENCE]
     assert live_workers(run) == [6] * 3 + [5] * 4
     assert "2.0" not in run.digests
@@ -102,7 +102,7 @@ def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_fo
 ) -> None:
     of = EMULATED.with_sections(membership=msgspec.structs.replace(EMULATED.membership, hung_after=4.0))
     run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
-    assert same_training(run, calm_run(EMULATED, launch, STEPS))
+    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
     assert deaths(run) == [("1.1", "no progress for 4 s in undo")]
     assert live_workers(run) == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
