@@ -14,7 +14,6 @@ from recycle.job.sections import ShapeSection
 from tests.exec.runs import Run, calm_run, figures, job, kinds, only
 
 STEPS = 9
-pytestmark = pytest.mark.xdist_group("replays")
 
 
 def replayed(

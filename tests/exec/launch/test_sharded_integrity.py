@@ -16,7 +16,6 @@ STEPS = 10
 GAPS = {"every": "gaps"}
 ELASTIC = {"planner": {"layout": "elastic", "move_when": "always", "seconds": 0.2}, "model": {"layers": 6}}
 TWO_PROCESSES = {"shape": {"tensor_parallel": 2}}
-pytestmark = pytest.mark.xdist_group("sharded_integrity")
 
 
 def compared(pipelines: int, copies: int, integrity: dict[str, Any], kind: str = "emulated", **sections: Any) -> Job:

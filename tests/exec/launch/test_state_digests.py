@@ -13,7 +13,6 @@ from tests.exec.runs import Run, calm_run, figures, job, kinds, only
 
 STEPS = 10
 EVERY = 3
-pytestmark = pytest.mark.xdist_group("digests")
 
 
 def compared(pipelines: int, kind: str = "emulated", every: int = EVERY, **sections: Any) -> Job:
