@@ -1,6 +1,6 @@
 """What the page says of a selection: an operation with its inputs and what it waited for, a gap's cause, a worker.
 
-Slack, causes and memory come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
+Slack and causes come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
 arrows between. Of a table without a timeline only the operation itself is known.
 """
 
@@ -15,28 +15,12 @@ import numpy as np
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import Beside, is_kind
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.memory import memory_curve, sampled
+from viz.analysis.memory import memory_curve
 from viz.analysis.waits import WHY
 from viz.labels import describe, listed
 from viz.lane_cache import CachedLanes
 from viz.lanes import Flag
 from viz.numbers import percent, short
-
-MEMORY_PIXELS = 4000
-"""Pixels that a memory curve is sampled for; it is drawn in one piece however far the reader zooms in."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a worker holds over time, in activations (chunks): steps of `held` from each `time` on."""
-
-    worker: str
-    time: list[float]
-    held: list[float]
-    limit: float | None
-    peak: float
-    peak_time: float
-    peak_set_by: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,6 @@ class Details:
         needs: a row for each thing that an operation needed: its text, its worker, why, when it was there, its slack.
         inputs, outputs: operations that the selection needed, and that need it.
         waited: the operation that decided its start, -1 when none did.
-        memory: of the worker that it is about.
     """
 
     title: str
@@ -57,7 +40,6 @@ class Details:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     waited: int = -1
-    memory: Memory | None = None
 
 
 def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
@@ -96,7 +78,7 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
     users = [place_of(user.row) for user in explainer.waits.outputs(row)]
     waited = place_of(inputs[0].row) if decided else -1
-    return Details(title, lines, needs, _drawn(values), _drawn(users), waited, _memory(shown, lane))
+    return Details(title, lines, needs, _drawn(values), _drawn(users), waited)
 
 
 def _drawn(operations: list[int]) -> list[int]:
@@ -117,7 +99,7 @@ def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
         while gap is not None and gap.start < end - slack:
             lines.append(bubbles.reason(gap, unit))
             gap = bubbles.next(worker, gap.start)
-    return Details(title, lines, memory=_memory(shown, lane))
+    return Details(title, lines)
 
 
 def of_worker(shown: CachedLanes, lane: int) -> Details:
@@ -134,12 +116,13 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
         lines.append(f"{away} of them re-routed to it")
     if table.failed[lane]:
         lines.append("has failed")
-    memory = _memory(shown, lane)
-    if memory is not None:
-        limit = f" of {short(memory.limit)}" if memory.limit is not None else ""
-        setter = f", from {memory.peak_set_by} on" if memory.peak_set_by else ""
-        lines.append(f"holds at most {short(memory.peak)}{limit} activations{setter}")
-    return Details(f"Worker {table.labels[lane]}", lines, memory=memory)
+    worker, explainer = _worker(shown, lane), shown.explainer
+    if worker is not None and explainer is not None and not table.failed[lane]:
+        peak, _, row = memory_curve(explainer.timeline, worker).peak
+        limit = f" of {short(explainer.limits[worker % len(explainer.limits)])}" if explainer.limits else ""
+        setter = f", from {explainer.timeline.schedule.instruction(row)} on" if row >= 0 else ""
+        lines.append(f"holds at most {short(peak)}{limit} activations{setter}")
+    return Details(f"Worker {table.labels[lane]}", lines)
 
 
 def _worker(shown: CachedLanes, lane: int) -> int | None:
@@ -152,16 +135,3 @@ def _worker(shown: CachedLanes, lane: int) -> int | None:
     if first == shown.table.offsets[lane + 1]:
         return None
     return int(shown.explainer.timeline.schedule.columns.worker[shown.explainer.row(shown.table, first)])
-
-
-def _memory(shown: CachedLanes, lane: int) -> Memory | None:
-    worker, explainer = _worker(shown, lane), shown.explainer
-    if worker is None or explainer is None or shown.table.failed[lane]:
-        return None
-    limit = explainer.limits[worker % explainer.timeline.schedule.shape.ranks] if explainer.limits else None
-    curve = memory_curve(explainer.timeline, worker)
-    time, held = sampled(curve, 0.0, explainer.timeline.makespan, MEMORY_PIXELS)
-    label = shown.table.labels[lane]
-    peak, peak_time, row = curve.peak
-    setter = str(explainer.timeline.schedule.instruction(row)) if row >= 0 else ""
-    return Memory(label, time.tolist(), held.tolist(), limit, peak, peak_time, setter)

@@ -44,7 +44,7 @@ def test_a_page_is_the_viewers_canvas_in_a_frame(broken: Schedule) -> None:
     assert "height:500px" in frame
     assert frame.count("<") == 2  # the frame's own tags: what it holds is text to the notebook
     inside = unescape(frame.split('srcdoc="')[1].split('" style=')[0])
-    assert "recycle.table" in inside
+    assert "viz/main.js" in inside
     assert "data:application/gzip;base64," in inside
     assert "&lt;without&gt; 1.1" in inside
     assert repr(page).endswith("a notebook shows it>")

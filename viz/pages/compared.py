@@ -79,7 +79,7 @@ def figures(compared: ComparedTimelines) -> html.Div:
         t = operand.timeline
         more = t.makespan / first.makespan - 1 if first.makespan else 0.0
         against = None if t is first else "the same" if abs(more) < 5e-4 else signed_percent(more)
-        period = None if operand.executed else t.period * unit.scale
+        period = None if operand.explainer.executed else t.period * unit.scale
         live = len(t.schedule.live)
         rows.append([operand.title, t.makespan * unit.scale, against, period, percent(t.bubble_ratio), live])
     return parts.table(
@@ -92,7 +92,7 @@ def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: Lan
     a, b, unit = pair.first.timeline, pair.second.timeline, compared.unit
     rows: list[list[parts.Cell]] = [
         [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
-        for share in shares(split(a, pair.first.limits), split(b, pair.second.limits))
+        for share in shares(split(a, pair.first.explainer.limits), split(b, pair.second.explainer.limits))
         if share.first or share.second
     ]
     total = (b.makespan - a.makespan) * unit.scale

@@ -6,11 +6,11 @@ export know pages by this class only.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
@@ -30,16 +30,14 @@ class Mode:
     Attributes:
         lanes: timelines and whatever stands between them; while there are none, those of the mode before stay.
         panels: title -> content of the panels that the page adds. In the address they are called by their first word.
-        controls: what stands above the lanes.
+        controls: what stands above the lanes, stores and intervals.
         identifier: of the block of lanes, which callbacks fill.
-        rest: stores and intervals.
     """
 
     lanes: Any
     panels: Mapping[str, Any]
-    controls: Any = None
+    controls: Sequence[Any] = ()
     identifier: Any = None
-    rest: Sequence[Any] = ()
 
 
 TABS = "pages"
@@ -84,7 +82,7 @@ class Workspace:
         return [*self.files, *(live.run for live in self.runs)]
 
 
-class Page(Protocol):
+class Page(ABC):
     """One tab of the application.
 
     Attributes:

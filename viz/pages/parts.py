@@ -39,13 +39,6 @@ def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> 
     return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
 
 
-def under_lanes(figure: go.Figure, left: int) -> go.Figure:
-    """The figure with axes as wide as those of lanes that begin `left` pixels from the edge."""
-    figure.update_layout(margin_l=left, margin_r=RIGHT)
-    figure.update_yaxes(automargin=False)
-    return figure
-
-
 def attributes(**values: str | None) -> Any:
     """Attributes of HTML whose names are none of Python's: `aria_label` is aria-label."""
     return {name.replace("_", "-"): value for name, value in values.items() if value is not None}

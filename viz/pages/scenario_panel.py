@@ -2,14 +2,13 @@
 
 Dead and slow workers are the text of one field, which the page's address keeps; buttons and lanes write into it, and
 the page of plans draws the plan for it (`viz.pages.plans_page`). Times and limits are fields about the timeline in use;
-the browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/lanes_times.js`):
+the browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/modules/times.js`):
 the lanes, and what the headline says of them.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -129,16 +128,10 @@ def register(app: Dash, cache: LaneCache) -> None:
         except RecycleError as error:
             return _answer({"problem": str(error)})
         made = cache.get(retimed)
-        return _answer(
-            {"address": lanes_address(retimed), "headline": parts.headline_figures(made) if made else []}, made
-        )
+        return _answer({"address": lanes_address(retimed), "headline": parts.headline_figures(made) if made else []})
 
     app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
 
 
-def _answer(head: dict[str, Any], made: CachedLanes | None = None) -> Response:
-    """One answer with all that the browser needs: u32 bytes of JSON, the JSON padded to a multiple of 4, the lanes."""
-    text = json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder).encode()
-    text += b" " * (-len(text) % 4)
-    content = struct.pack("<I", len(text)) + text + (made.content if made else b"")
-    return Response(content, mimetype="application/octet-stream")
+def _answer(head: dict[str, Any]) -> Response:
+    return Response(json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")
