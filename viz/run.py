@@ -127,6 +127,17 @@ class Run:
                 self.problems.append(str(error))
         return self._plans[digest]
 
+    def _timeline(self, digest: str | None) -> Timeline | None:
+        """The timeline of a plan; None when there is none, and a problem when the plan cannot be timed."""
+        plan = self.plan(digest)
+        if digest is not None and plan is not None and digest not in self._timelines:
+            self._timelines[digest] = None
+            try:
+                self._timelines[digest] = simulate(plan, self.profile)
+            except RecycleError as error:
+                self._complain(f"plan {digest}: {error}")
+        return self._timelines.get(digest or "")
+
     @cached_property
     def report(self) -> RunReport | None:
         """Where the time went; None where that cannot be read."""
@@ -247,13 +258,8 @@ class Run:
 
     def figures(self, digest: str | None) -> PlanFigures | None:
         """Period, bound and gap of a plan: as its planner wrote them, else simulated; None when it cannot be timed."""
-        plan = self.plan(digest)
-        if plan is None:
-            return None
-        try:
-            timeline = simulate(plan, self.profile)
-        except RecycleError as error:
-            self._complain(f"plan {digest}: {error}")
+        plan, timeline = self.plan(digest), self._timeline(digest)
+        if plan is None or timeline is None:
             return None
         stated = {name: _number(plan.metadata.get(name)) for name in ("period", "lower_bound", "gap")}
         period = stated["period"] if stated["period"] is not None else timeline.period
@@ -267,15 +273,9 @@ class Run:
         """The lanes of the plan that `step` ran by; of one that deadlocks, as far as it runs; None without a plan."""
         chosen = self._chosen(step, generation)
         digest = self.plan_of(step, chosen)
-        plan = self.plan(digest)
-        if digest is None or plan is None:
+        plan, timeline = self.plan(digest), self._timeline(digest)
+        if plan is None:
             return None
-        if digest not in self._timelines:
-            try:
-                self._timelines[digest] = simulate(plan, self.profile)
-            except RecycleError:
-                self._timelines[digest] = None
-        timeline = self._timelines[digest]
         if timeline is None:
             return Drawn(LaneTable.until_stuck(plan, self.profile))
         event = self.generations.get(chosen, {}) if chosen is not None else {}
@@ -353,10 +353,10 @@ class Run:
         return Operand(title, Explainer(timeline, limits=self._limits, executed=True), lanes)
 
     def _planned_operand(self, digest: str, title: str) -> Operand:
-        plan = self.plan(digest)
-        if plan is None:
-            raise RecycleError(f"{self.name}: plan {digest} cannot be read")
-        timeline, unit = simulate(plan, self.profile), self.job.seconds_per_unit if self.job else None
+        plan, timeline = self.plan(digest), self._timeline(digest)
+        if plan is None or timeline is None:
+            raise RecycleError(f"{self.name}: plan {digest} cannot be {'timed' if plan else 'read'}")
+        unit = self.job.seconds_per_unit if self.job else None
         explainer = Explainer(timeline, limits=stated_limits(plan) or self._limits)
         return Operand(title, explainer, LaneTable.from_timeline(timeline), unit)
 

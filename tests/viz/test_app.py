@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recycle import Profile, RecycleError, Schedule, Shape, Worker
+from recycle import RecycleError, Schedule, Shape, Worker
 from recycle.runs.logs import append_iteration, log_path
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
-from viz.labels import label
+from viz.kinds import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages.bench import SLOTS, slot_id
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run_files import LiveRun, load_run
-from viz.sources import load_source, schedule_source
+from viz.sources import load_source
 
 
 def views(component: Any) -> list[dict[str, Any]]:
@@ -221,17 +221,6 @@ def test_schedules_share_one_time_axis_and_compare_figures(
     assert named["period"] == [11.0, 9.0]
     assert named["peak activations"] == [2.0, 2.0]
     assert named["lower bound"] == [10.0, None]
-
-
-def test_a_bound_of_other_times_is_not_shown_as_one_of_these(schedule_file: Path) -> None:
-    slower = schedule_source(schedule_file, Schedule.load(schedule_file), Profile.uniform(2, 3, 1))
-    named = {row[0]: row[1:] for row in SchedulePage([slower]).figures()[1]}
-    assert (named["lower bound"], named["gap"]) == (["of other times"], [None])
-    stated = Schedule.load(schedule_file)
-    for profile, shown in ((Profile.uniform(), ["10 %"]), (Profile.uniform(link=0.5), [None])):
-        made_for = {"profile": Profile.uniform().digest(), "lower_bound": 10.0, "gap": 0.1}
-        plan = schedule_source(schedule_file, stated.with_metadata(**made_for), profile)
-        assert {row[0]: row[1:] for row in SchedulePage([plan]).figures()[1]}["gap"] == shown
 
 
 def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recycle import Profile, Schedule, Timeline, lower, simulate
+from recycle import Schedule, Timeline, simulate
 from viz.details import Details, details
 from viz.lane_cache import CachedLanes, Explainer, LaneCache
 from viz.lanes import LaneTable
@@ -47,12 +47,6 @@ def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline)
     assert texts(shown, answer.inputs) == ["0F1.0"]
     assert texts(shown, answer.outputs) == ["1I1.0"]
     assert texts(shown, [answer.waited]) == ["1F0.0"]
-
-
-def test_a_step_names_its_last_reduce(broken: Schedule) -> None:
-    shown = shown_of(simulate(lower(broken), Profile.uniform(step=0.5)))
-    answer = details_of(shown, operation=place(shown, "0STEP"))
-    assert [need[-1] for need in answer.needs].count("none: waited for this") == 1
 
 
 def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:

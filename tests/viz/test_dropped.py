@@ -47,16 +47,6 @@ def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None
     assert (start, end) in marked
 
 
-def test_what_deadlocks_is_drawn_as_far_as_it_runs() -> None:
-    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
-    found = inspect(wrong.dumps().encode(), "wrong.json")
-    assert found.timeline is None
-    assert found.problem.startswith("the schedule deadlocks")
-    assert int((found.lanes.end > found.lanes.start).sum()) == 4
-    assert found.lanes.halt == 0.0
-    assert all(found.places(finding) for finding in found.findings if finding.position is not None)
-
-
 def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> None:
     text = one_f_one_b(Shape(1, 2, 2)).dumps().replace("0F0.1", "0F0.1 0Q0.1").replace('"0.1"', '"0.9": "", "0.1"')
     found = inspect(text.encode(), "mine.json")

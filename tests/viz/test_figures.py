@@ -16,7 +16,6 @@ from viz.figures import palette
 from viz.figures.boxes import Box, boxes
 from viz.figures.charts import curves_figure, event_text
 from viz.figures.svg import svg
-from viz.labels import describe, label
 from viz.lanes import LaneTable, Panel
 from viz.wire import PAIRED, encode
 
@@ -42,27 +41,6 @@ def test_a_whole_backward_shows_both_halves_in_proportion(healthy: Schedule) -> 
     assert {round(box.end - box.start, 9) for box in first} == {1.0}
     assert {round(box.end - box.start, 9) for box in second} == {0.5}
     assert {box.label for box in second} == {""}
-
-
-def test_an_overlapped_pair_is_a_forward_above_a_backward() -> None:
-    shape = Shape(pipelines=1, ranks=1, micro_batches=2)
-    table = LaneTable.from_timeline(simulate(Schedule.from_text(shape, {"0.0": "0F0.0 (0F0.1;0B0.0) 0B0.1"})))
-    pair = [box for box in boxes(table) if box.operation == 1]
-    assert [box.paint.key for box in pair] == ["forward", "input", "weight"]
-    assert pair[0].bottom == pair[1].top
-    assert label(table, 1) == "F1"
-
-
-def test_hover_tells_instruction_worker_times_and_home(broken_timeline: Timeline) -> None:
-    table = LaneTable.from_timeline(broken_timeline)
-    away = next(box for box in of_paint(table, "forward") if box.rerouted)
-    assert describe(table, away.operation, away.lane)[:5] == [
-        "1F1.0",
-        "forward",
-        "worker 0.1, stage 1",
-        "start 2, end 3, takes 1",
-        "home pipeline 1, re-routed to this peer",
-    ]
 
 
 def test_curves_mark_failures_and_returns_at_their_step() -> None:

@@ -67,11 +67,6 @@ def test_a_run_is_its_page_in_a_frame(run_dir: Path, tmp_path: Path) -> None:
         show_run(tmp_path / "absent")
 
 
-def test_times_are_those_of_the_profile() -> None:
-    picture = one_f_one_b(Shape(1, 2, 2)).show(Profile.uniform(forward=2.0))
-    assert picture.source.lanes.span == 12.0
-
-
 def test_what_is_wrong_is_said() -> None:
     wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
     assert "the schedule deadlocks" in repr(wrong.show())

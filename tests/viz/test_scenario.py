@@ -18,7 +18,7 @@ from tests.viz.components import plain, words
 from tests.viz.lanes_bin import decode
 from viz import scenario
 from viz.app import build_app
-from viz.headline import headline
+from viz.details import headline
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
 from viz.pages.scenario_panel import times
@@ -148,7 +148,7 @@ def test_what_ran_keeps_its_times(broken_timeline: Any) -> None:
     with pytest.raises(JobError, match="an executed step keeps its measured times"):
         in_times(ran, {"F": "2"})
     shown = CachedLanes(LaneTable.from_timeline(broken_timeline), b"", ran)
-    assert words(plain(times(shown)))[0] == "What ran has the times that it had."
+    assert words(plain(times(shown, ran)))[0] == "What ran has the times that it had."
 
 
 def test_the_bound_is_shown_where_it_holds(broken: Schedule) -> None:

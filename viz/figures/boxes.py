@@ -26,8 +26,7 @@ from viz.figures.palette import (
     paint_named,
     shade_of,
 )
-from viz.kinds import look_of
-from viz.labels import backward_label, label
+from viz.kinds import backward_label, label, look_of
 from viz.lanes import Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM, STRIP_TOP, STRIP_BOTTOM = -0.40, 0.34, 0.36, 0.46

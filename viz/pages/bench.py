@@ -13,7 +13,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viz.lane_cache import CachedLanes, LaneCache, release_memory
+from viz.lane_cache import CachedLanes, Explainer, LaneCache, release_memory
 from viz.pages import panels, parts, scenario_panel
 from viz.pages.lanes_view import answer
 from viz.pages.page import TABS, Mode, Page
@@ -31,7 +31,15 @@ INVITATION = (
     "Press an instruction to see what it needed and what it waited for, a gap to see why the worker is idle, a worker's"
     " name to sum it up. The key ? lists all keys."
 )
-STORES = ("choice", "links", "linked", "asked", "window", "found")
+STORES = ("choice", "links", "linked", "asked")
+PANELS: dict[str, Callable[[CachedLanes, Explainer, dict[str, Any]], list[Any]]] = {
+    EXPLAIN: panels.explained,
+    IN_VIEW: panels.in_view,
+    WORKERS: panels.workers,
+    SCENARIO: scenario_panel.times,
+    FOUND: panels.hits,
+}
+"""What makes the content of each panel that is about the timeline in use, from what the browser asks."""
 SLOTS = ("page", "controls", "lanes", "panels")
 """The places that each page has in the application; one with lanes leaves the first empty, another the others."""
 
@@ -43,7 +51,7 @@ def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
         pages: the application's, which all have their places here.
         first: content of the first one; the others get theirs when they are opened, see `slots`.
     """
-    begin = {SELECTION: parts.hint(INVITATION)}
+    begin = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
     above = {SCENARIO: [part for page in pages for part in page.scenario()]}
     shared = [
         _panel(name, title, [*above.get(name, []), html.Div(begin.get(name), id=panel_id(name))])
@@ -144,22 +152,25 @@ def register(app: Dash, cache: LaneCache) -> None:
     scenario_panel.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
-    def on_panel(name: str, store: str, make: Callable[[CachedLanes | None, Any], Any]) -> None:
-        @app.callback(panel(name), store_input(store), prevent_initial_call=True)
-        def show(asked: Any) -> Any:
-            if not isinstance(asked, dict) or asked.get("panel") != name:
-                return no_update
-            found = make(cache.get(asked.get("address")), asked)
-            release_memory()
-            return found
-
-    on_panel(EXPLAIN, "asked", lambda shown, _: panels.explained(shown))
-    on_panel(WORKERS, "asked", lambda shown, _: panels.workers(shown))
-    on_panel(SCENARIO, "asked", lambda shown, _: scenario_panel.times(shown))
-    on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, asked.get("window")))
-    on_panel(FOUND, "found", panels.hits)
+    @app.callback([panel(name) for name in PANELS], store_input("asked"), prevent_initial_call=True)
+    def show(asked: Any) -> list[Any]:
+        name = asked.get("panel") if isinstance(asked, dict) else None
+        made = [_made(cache.get(asked.get("address")), asked) if one == name else no_update for one in PANELS]
+        release_memory()
+        return made
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:
         shown = cache.get(address)
         return parts.headline_figures(shown) if shown is not None else []
+
+
+def _made(shown: CachedLanes | None, asked: dict[str, Any]) -> list[Any]:
+    if "problem" in asked:
+        return [parts.problems([str(asked["problem"])])]
+    if shown is None:
+        return [parts.hint(parts.NOT_KEPT)]
+    if shown.explainer is None:
+        more = "It takes a schedule that finishes, or a traced step."
+        return [parts.empty("Nothing more is known of these lanes.", more)]
+    return PANELS[asked["panel"]](shown, shown.explainer, asked)

@@ -16,7 +16,6 @@ from flask import Response, abort
 
 from recycle.errors import RecycleError
 from viz.analysis.differences import match
-from viz.figures.delta import Shades, edges_of, for_canvas, later
 from viz.lane_cache import LaneCache, release_memory
 from viz.lanes import LaneTable
 from viz.operands import Operands, on_one_axis
@@ -25,9 +24,13 @@ from viz.pages.compared import (
     ComparedPair,
     ComparedTimelines,
     LaneArrangement,
+    Shades,
     difference,
+    edges_of,
     figures,
+    for_canvas,
     largest,
+    later,
     shade_legend,
 )
 from viz.pages.lanes_view import lanes_address, lanes_view, served

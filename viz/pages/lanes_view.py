@@ -17,7 +17,7 @@ from flask import Response, abort, request
 
 from viz.analysis.memory import encode_held
 from viz.details import Details, details
-from viz.labels import summary
+from viz.kinds import summary
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.numbers import time_unit

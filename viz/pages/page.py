@@ -6,11 +6,11 @@ export know pages by this class only.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
@@ -82,7 +82,7 @@ class Workspace:
         return [*self.files, *(live.run for live in self.runs)]
 
 
-class Page(ABC):
+class Page(Protocol):
     """One tab of the application.
 
     Attributes:

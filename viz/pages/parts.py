@@ -15,9 +15,9 @@ from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
+from viz.details import headline
 from viz.figures.boxes import LegendEntry
 from viz.figures.boxes import legend as entries_of
-from viz.headline import headline
 from viz.lane_cache import CachedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short

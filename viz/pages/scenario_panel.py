@@ -20,8 +20,8 @@ from flask import Response, abort, request
 from recycle.errors import RecycleError
 from recycle.job.shape import Shape, Worker, place_workers
 from viz import scenario
-from viz.lane_cache import CachedLanes, LaneCache
-from viz.pages import panels, parts
+from viz.lane_cache import CachedLanes, Explainer, LaneCache
+from viz.pages import parts
 from viz.pages.lanes_view import lanes_address
 
 FAILED = "fail"
@@ -81,15 +81,13 @@ def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> htm
     )
 
 
-def times(shown: CachedLanes | None) -> list[Any]:
+def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
     """The fields of times and limits for a planned timeline."""
-    if shown is None or shown.explainer is None:
-        return panels.explained(shown)
-    if shown.explainer.executed:
+    if explainer.executed:
         return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
-    threading.Thread(target=scenario.prepare, args=(shown.explainer,), name="prepare", daemon=True).start()
+    threading.Thread(target=scenario.prepare, args=(explainer,), name="prepare", daemon=True).start()
     titles = {field.name: field.title for field in scenario.FIELDS} | {scenario.LIMIT: "Memory limit"}
-    rows = [_field(name, titles[name], value) for name, value in scenario.values_of(shown.explainer).items()]
+    rows = [_field(name, titles[name], value) for name, value in scenario.values_of(explainer).items()]
     reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
     choose = html.Button(
         "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MOST_BYTES))

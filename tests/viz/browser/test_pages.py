@@ -79,7 +79,7 @@ def test_a_run_is_stepped_and_played_and_back_leads_to_the_step_before(journey: 
     page.wait_for_function(heading, arg=8)
     page.wait_for_function("() => document.querySelector('[data-go=play]').textContent === 'Play'")  # the last step
     page.go_back()  # what was played is one step
-    page.wait_for_function(heading, arg=6)
+    page.wait_for_function(heading, arg=5)
     page.click(".moments button")
     page.wait_for_function(heading, arg=2)
 
@@ -88,7 +88,7 @@ def test_two_schedules_are_compared_by_colour_strip_cursor_and_lane_under_lane(j
     page = journey(address)
     page.locator(".start button", has_text="Compare").click()
     drawn(page, "compare-0", "compare-1")
-    windows = "() => ['compare-0', 'compare-1'].map(name => recycle.views.get(name).view.t0)"
+    windows = "() => ['compare-0', 'compare-1'].map(name => recycle.views.get(name).view.t1)"
     before = page.evaluate(windows)
     page.locator("[data-places]:visible").first.click()
     page.wait_for_function(
@@ -96,8 +96,8 @@ def test_two_schedules_are_compared_by_colour_strip_cursor_and_lane_under_lane(j
     )
     assert page.locator("b").count() == 0  # a name is text
     strip = page.get_attribute(".lanes-view[data-name=compare-1] .lanes-deltas canvas", "aria-label")
-    assert strip == "How much later instructions start in <b>broken</b>.json than in whole.json: -1 to 6"
-    page.hover(".lanes-view[data-name=compare-0] .lanes-stage > canvas")
+    assert strip == "How much later instructions start in b>.json than in whole.json: -2 to 6"
+    page.hover(".lanes-view[data-name=compare-0] .lanes-axes")
     lines = "() => [...document.querySelectorAll('.lanes-cursor')].map(l => l.style.transform)"
     page.wait_for_function(f"() => ({lines})().length === 2 && new Set(({lines})()).size === 1")
     page.click("text=lane under lane")
@@ -262,9 +262,9 @@ def test_the_playground_draws_what_is_dropped_or_says_why_not(
         page.wait_for_selector(f".playground [role=status]:has-text({said!r})")
 
     profile = Profile.uniform(link=0.25)
-    for schedule in (broken, zb_v(Shape(2, 3, 4, chunks=2))):
+    for name, schedule in (("broken", broken), ("chunks", zb_v(Shape(2, 3, 4, chunks=2)))):
         table = LaneTable.from_timeline(simulate(schedule, profile))
-        drop("timeline.json", "".join(chrome_trace.dumps(schedule, profile)), f"{len(table)} operations on")
+        drop(f"{name}.json", "".join(chrome_trace.dumps(schedule, profile)), f"{len(table)} operations on")
         page.wait_for_function(f"length => {latest}?.drawn && {latest}.table.length === length", arg=len(table))
         found = page.evaluate(f"""() => {{ const {{ table }} = {latest};
           return [[...table.offsets], [...table.end], table.labels, table.failed]; }}""")

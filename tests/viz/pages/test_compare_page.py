@@ -146,12 +146,6 @@ def test_what_cannot_be_compared_says_why(page: ComparePage) -> None:
     assert "There is nothing to compare yet." in words(plain(alone.layout()))
 
 
-def test_at_most_four_are_compared(page: ComparePage) -> None:
-    component = plain(page.lanes(["file/0", "file/1", "file/0", "file/1", "file/0"]))
-    assert "only the first 4 are compared" in words(component)
-    assert len(canvases(component)) == 4
-
-
 def test_the_answer_does_not_grow_with_the_schedules() -> None:
     def answer(shape: Shape) -> int:
         files = [schedule_source(Path("a"), one_f_one_b(shape)), schedule_source(Path("b"), zb_h1(shape))]

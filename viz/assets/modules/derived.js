@@ -11,7 +11,7 @@ function shade(delta, [some, much]) {
   return delta > much ? 4 : delta > some ? 3 : delta < -much ? 0 : delta < -some ? 1 : 2;
 }
 
-/* The table with what its starts are compared with (viz/figures/delta.py), for a strip below the lanes. */
+/* The table with what its starts are compared with (viz/pages/compared.py), for a strip below the lanes. */
 function compared(table, deltas, how) {
   const known = deltas.filter((delta) => !Number.isNaN(delta)), extreme = (most) => known.reduce((found, delta) => most(found, delta), 0);
   const made = how.is_shaded ? shaded(table, deltas, how) : Object.create(table);

@@ -91,6 +91,9 @@ export function useView(view) {
   dock.tell();
 }
 
+/* Has the server fill a panel. */
+const ask = (data) => tellStore("bench-asked", data);
+
 export const dock = {
   apply,
 
@@ -125,9 +128,9 @@ export const dock = {
       }
       const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
       tellStore("headline-of", address);
-      if (panel === "scenario") tellStore("bench-asked", { panel, address: view.root.dataset.original || address });
-      if (panel === "explain" || panel === "workers") tellStore("bench-asked", { panel, address });
-      if (panel === "view") tellStore("bench-window", { panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
+      if (panel === "scenario") ask({ panel, address: view.root.dataset.original || address });
+      if (panel === "explain" || panel === "workers") ask({ panel, address });
+      if (panel === "view") ask({ panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
     }, WAIT);
   },
 
@@ -141,8 +144,7 @@ export const dock = {
   found(view, query, found) {
     const root = view.root.closest(".bench");
     if (!root) return;
-    const data = found && { panel: "found", address: view.root.dataset.address, query, ...found };
-    tellStore("bench-found", data);
+    ask({ panel: "found", address: view.root.dataset.address, query, ...found });
   },
 };
 

@@ -230,7 +230,7 @@ function find(view, query, dir = 1) {
   try { found = searchTable(view.table, query); } catch (error) { dock.found(view, query, { problem: error.message }); return view.announce(error.message); }
   view.matches = found && found.slice(0, 1000);
   view.redraw();
-  if (!found) { dock.found(view, query, null); return view.announce(""); }
+  if (!found) return view.announce("");
   if (!found.length) return view.announce(`No match for ${query}`);
   const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
   const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;

@@ -10,10 +10,11 @@ import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
 import { retime } from "viz/times.js";
 import { useView } from "viz/dock.js";
-import "viz/view.js";
+import { attachAll } from "viz/view.js";
 
 export const callbacks = { arrows, keepInAddress, showMode };
 window.recycle = {
   views, element, table: fetchTable, search: searchTable, earliest, retime, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },
 };
+attachAll(); // where the page was there before

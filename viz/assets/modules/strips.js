@@ -119,7 +119,7 @@ export function drawMemory(view, picture) {
   });
 }
 
-/* Of each table that is compared with another (viz/figures/delta.py) a strip: points in the colours of the lanes, or where
+/* Of each table that is compared with another (viz/pages/compared.py) a strip: points in the colours of the lanes, or where
    there are many the least and the most of each column of pixels. */
 export function drawDeltas(view, picture) {
   const place = view.root.querySelector(".lanes-deltas"), { theme, ratio, left, width } = picture;

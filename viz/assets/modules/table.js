@@ -106,7 +106,7 @@ export class Table {
     return `${this.stage[operation]}${this.kinds[this.kind[operation]].token}${this.home(operation)}`;
   }
 
-  /* Text inside the box (viz/labels.py). */
+  /* Text inside the box (viz/kinds.py). */
   label(operation) {
     const { letter, numbered } = this.kinds[this.kind[operation]], { label, label_away } = this.texts;
     if (!numbered) return letter;
@@ -127,7 +127,7 @@ export class Table {
     return word ? `${text} ${word}` : text;
   }
 
-  /* Lines that describe an operation (viz/labels.py). */
+  /* Lines that describe an operation (viz/kinds.py). */
   describe(operation, lane) {
     const start = this.start[operation], end = this.end[operation], kind = this.kinds[this.kind[operation]];
     const place = this.has(operation, "REROUTED") ? "away" : "at home";
