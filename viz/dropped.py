@@ -20,8 +20,7 @@ from recycle.files import entries
 from recycle.ir import formats, native
 from recycle.ir.check import Finding, Findings, check
 from recycle.ir.formats import chrome_trace
-from recycle.ir.formats.bounds import unpack
-from recycle.ir.formats.schedule_input import ScheduleInput
+from recycle.ir.formats.schedule_input import ScheduleInput, unpack
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule

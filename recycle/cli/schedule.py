@@ -15,7 +15,7 @@ from recycle.cli.terminal import JsonOption, print_result, width
 from recycle.errors import ScheduleError
 from recycle.ir import formats
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
-from recycle.ir.forward_only import forward_only as forwards_of
+from recycle.ir.lower import forward_only as forwards_of
 from recycle.ir.lower import lower as lowered
 from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.schedule import Schedule

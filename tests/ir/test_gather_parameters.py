@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 
 from recycle import Finding, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir.dependencies import dependencies
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
-from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
-from recycle.ir.forward_only import forward_only
 from recycle.ir.instruction import GatherParameters, parse_instruction
-from recycle.ir.lower import with_barrier
+from recycle.ir.lower import forward_only, with_barrier
 
 TWO = Shape(pipelines=2, ranks=2, micro_batches=2)
 
@@ -62,19 +59,6 @@ def test_an_evaluation_gathers_nothing() -> None:
     assert not (evaluated.columns.kind == GatherParameters.kind).any()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "rule"),
-    [
-        (" 1GATHER_PARAMS", "", "missing-gather"),
-        ("1GATHER_PARAMS", "1GATHER_PARAMS 1GATHER_PARAMS", "duplicate-update"),
-        ("1STEP 1GATHER_PARAMS", "1GATHER_PARAMS 1STEP", "order"),
-    ],
-)
-def test_a_gather_that_is_missing_doubled_or_early_is_found(old: str, new: str, rule: str) -> None:
-    found = changed(lower(gathering(one_f_one_b(TWO))), "1.1", old, new)
-    assert rule in {finding.rule for finding in found}
-
-
 def test_peers_that_gather_two_stages_in_unlike_orders_wait_for_each_other() -> None:
     schedule = lower(gathering(interleaved(Shape(2, 2, 2, chunks=2))))
     found = changed(schedule, "1.1", "3GATHER_PARAMS 1GATHER_PARAMS", "1GATHER_PARAMS 3GATHER_PARAMS")
@@ -113,24 +97,3 @@ def test_its_seconds_are_those_of_the_profile_and_lengthen_the_period() -> None:
         before, after = simulate(plain, slow), simulate(gathering(plain), slow)
         assert after.makespan == before.makespan + 0.75
         assert after.period == before.period + 0.75
-
-
-def test_a_profile_without_it_keeps_its_hash() -> None:
-    assert Profile(gather=0.0).digest() == Profile().digest() != Profile(gather=0.5).digest()
-    assert Profile(gather=[0.1, 0.2]).per_stage("gather", 2) == [0.1, 0.2]
-
-
-def test_a_chrome_trace_holds_it() -> None:
-    schedule = gathering(one_f_one_b(TWO))
-    read = chrome_trace.loads("".join(chrome_trace.dumps(schedule, Profile(gather=1.0))).encode())
-    assert read.gathers
-    assert read.columns == schedule.columns
-
-
-@pytest.mark.parametrize("file", [torch_csv, megatron_table])
-def test_files_of_others_leave_it_out_and_say_so(file: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    schedule = gathering(one_f_one_b(Shape(1, 2, 4)))
-    with caplog.at_level("WARNING"):
-        written = file.dumps(schedule)
-    assert file.loads(written.encode()).columns == schedule.columns
-    assert "gathers" in caplog.text

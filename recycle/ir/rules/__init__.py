@@ -7,12 +7,12 @@ defined outside the package enters its rules in `KIND_RULES`.
 from __future__ import annotations
 
 from recycle.ir.instruction import KIND_CLASSES, Instruction, RedundantForward, Replay
-from recycle.ir.rules import completeness, optimizer, order, placement, repeated, transfers
+from recycle.ir.rules import completeness, optimizer, order, placement, transfers
 from recycle.ir.rules.rule import Finding, Inspection, ProgramPosition, Rule
 
 KIND_RULES: dict[type[Instruction], tuple[Rule, ...]] = {
-    RedundantForward: (repeated.redundant,),
-    Replay: (repeated.replay,),
+    RedundantForward: (placement.redundant,),
+    Replay: (placement.replay,),
 }
 """Rules about one kind of instruction alone."""
 _BEFORE: tuple[Rule, ...] = (
