@@ -30,6 +30,8 @@ from recycle.ir.instruction import (
     SendGradient,
     StageWide,
     Transfer,
+    WaitSendActivation,
+    WaitSendGradient,
     WeightPart,
 )
 
@@ -66,6 +68,8 @@ LOOKS: dict[type[Instruction], Look] = {
     GatherParameters: Look(words=("gather", "shard")),
     RedundantForward: Look(("redundant",), ("redundant",)),
     Replay: Look(("redundant",), ("replay", "check")),
+    WaitSendActivation: Look(("communication",), ("wait",)),
+    WaitSendGradient: Look(("communication",), ("wait",)),
 }
 
 

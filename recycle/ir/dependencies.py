@@ -5,13 +5,13 @@ its row of the table of kinds. `needs`, `inputs` and `produced` read the row of 
 the table for a whole schedule at once and gives a graph over its rows, and the needs that nothing meets.
 
 A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
-receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
-Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
-needs its REDUCE_GRAD, and with the barrier the commit, which is all of them; GATHER_PARAMS needs its stage's STEPs on
-all hosts; any other stage-wide kind needs the one that it follows. REDUCE_BUCKET needs every weight gradient of its
-bucket, on all hosts, and REDUCE_GRAD the buckets that were begun before it. Carried into the next iteration: what
-begins a micro-batch's work at a stage (F, R) needs the stage's STEP and GATHER_PARAMS on that worker (barrier: all
-STEPs), and the next STEP needs the commit.
+receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly. Beyond
+data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP needs its
+REDUCE_GRAD, and with the barrier the commit, which is all of them; GATHER_PARAMS needs its stage's STEPs on all hosts;
+any other kind needs the end of the one that it follows (a WAIT_SEND its SEND's). REDUCE_BUCKET needs every weight
+gradient of its bucket, on all hosts, and REDUCE_GRAD the buckets that were begun before it. Carried into the next
+iteration: what begins a micro-batch's work at a stage (F, R) needs the stage's STEP and GATHER_PARAMS on that worker
+(barrier: all STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from recycle.ir.instruction import (
     ReduceGradients,
     Send,
     Transfer,
+    WaitSend,
     WeightPart,
 )
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
@@ -361,8 +362,13 @@ class _Builder:
             if follower.row.follows is None:
                 continue
             firsts, thens = self._rows(follower.row.follows), self._rows(follower)
-            before, after, lone = _matched(firsts, host[firsts], thens, host[thens])
-            self._edge(row[before], row[after], Cause.STEP)
+            key = host * (self.micro_batches + 1) + self.work.micro_batch
+            before, after, lone = _matched(firsts, key[firsts], thens, key[thens])
+            cause = Cause.STEP
+            if issubclass(follower, WaitSend):  # a value may be sent to several workers
+                after, before, _ = _matched(thens, key[thens], firsts, key[firsts])
+                cause = Cause.DATA
+            self._edge(row[before], row[after], cause)
             self._miss(lone, Why.NO_PREDECESSOR, -1, 0)
         self._buckets(host, gradients, reduces)
         gathers = self._rows(GatherParameters)

@@ -247,8 +247,8 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
     makespan = float(end.max() - start.min()) if len(end) else 0.0
     c = schedule.columns
     compute = is_kind(c.kind, (Compute, OverlappedPair))
-    shortest = float((end - start)[compute].min()) if compute.any() else 1.0
-    columns = min(width - 6, max(1, round(makespan / max(shortest, 1e-12)) * 3))
+    shortest = float((end - start)[compute & (end > start)].min(initial=np.inf))
+    columns = min(width - 6, max(1, round(makespan / shortest) * 3))
     scale = columns / makespan if makespan else 1.0
     lines = [f"{'':6}0{'':{max(columns - 12, 1)}}{makespan:>10g}"]
     for w, worker in enumerate(schedule.shape.workers()):

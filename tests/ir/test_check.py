@@ -124,6 +124,10 @@ BASES = {
     "replay": Schedule.from_text(
         Shape(2, 1, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1 0REPLAY1.0", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1"}
     ),
+    "waits": Schedule.from_text(
+        Shape(1, 2, 1), {"0.0": "0F0 0SEND_F0@0.1 0WAIT_SEND_F0 0RECV_B0@0.1 0B0",
+                         "0.1": "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1WAIT_SEND_B0"},
+    ),
     "forward": Schedule.from_text(Shape(1, 1, 2), {"0.0": "0F0 0F1"}, forward_only=True),
 }  # fmt: skip
 EDITS = [
@@ -170,6 +174,10 @@ EDITS = [
     ("replay", "replay", "0.0", "0REPLAY1.0", "0REPLAY1.0 0REPLAY1.0", "0REPLAY1.0"),
     ("micro-batch-range", "replay", "0.0", "0REPLAY1.0", "0REPLAY1.7", "0REPLAY1.7"),
     ("stage-range", "replay", "0.0", "0REPLAY1.0", "1REPLAY1.0", "1REPLAY1.0"),
+    ("order", "waits", "0.0", "0F0.0 0SEND_F0.0@0.1 0WAIT_SEND_F0.0", "0WAIT_SEND_F0.0 0F0.0 0SEND_F0.0@0.1",
+     "0WAIT_SEND_F0.0"),
+    ("wait-send", "waits", "0.0", "0B0.0", "0B0.0 0WAIT_SEND_B0.0", "0WAIT_SEND_B0.0"),
+    ("not-hosted", "waits", "0.1", "1WAIT_SEND_B0.0", "0WAIT_SEND_B0.0", "0WAIT_SEND_B0.0"),
     ("beyond-forward", "forward", "0.0", "0F0.1", "0F0.1 0B0.0", "0B0.0"),
     ("beyond-forward", "forward", "0.0", "0F0.1", "0F0.1 0REDUCE_GRAD", "0REDUCE_GRAD"),
     ("duplicate", "forward", "0.0", "0F0.1", "0F0.1 0F0.0", "0F0.0"),

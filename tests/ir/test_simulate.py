@@ -27,6 +27,7 @@ from recycle import (
 from recycle.ir import compiled
 from recycle.ir.dependencies import Cause
 from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
+from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.pieces import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
@@ -102,6 +103,20 @@ def test_transfers_of_one_lane_go_one_after_another_and_never_hold_up_computes()
     assert [*spans(timeline, "SEND_F").values()] == [(1, 6), (6, 11), (11, 16)]
     assert [*spans(timeline, "0F0").values()] == [(0, 1), (1, 2), (2, 3)]
     assert [begin for begin, _ in spans(timeline, "1F0").values()] == [6, 11, 16]
+
+
+def test_a_sender_that_waits_for_its_send_computes_when_that_has_arrived() -> None:
+    shape, profile = Shape(1, 2, 2), Profile.uniform(link=2.0)
+    text = {"0.0": "0F0 0WAIT_SEND_F0 0F1 0B0 0B1", "0.1": "1F0 1F1 1B0 1B1"}
+    assert [*spans(simulate(Schedule.from_text(shape, text), profile), "0F0").values()] == [(0, 1), (3, 4)]
+    free = {**text, "0.0": "0F0 0F1 0B0 0B1"}
+    assert [*spans(simulate(Schedule.from_text(shape, free), profile), "0F0").values()] == [(0, 1), (1, 2)]
+    alone = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0WAIT_SEND_F0 0B0", "0.1": "1F0 1B0"})
+    timeline = simulate(alone, profile)
+    gap = next(iter(timeline.gaps()))
+    assert (str(gap.worker), gap.start, gap.end) == ("0.0", 1, 3)
+    assert (gap.cause, str(timeline.schedule.instruction(gap.row))) == (GapCause.TRANSFER, "0WAIT_SEND_F0.0")
+    assert Schedule.loads(timeline.schedule.dumps()) == timeline.schedule
 
 
 def test_each_directed_pair_has_its_own_link_and_each_boundary_its_own_message() -> None:

@@ -37,7 +37,7 @@ from recycle.files import decoded
 from recycle.ir.columns import require_few
 from recycle.ir.families.loop import interleaved, one_f_one_b, units
 from recycle.ir.formats.schedule_input import OrderOnly, first_difference
-from recycle.ir.instruction import Compute, Forward, OverlappedPair, is_kind
+from recycle.ir.instruction import KIND_CLASSES, Compute, Forward, OverlappedPair, WaitSend, is_kind
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job.shape import Shape
 
@@ -143,7 +143,8 @@ def dumps(schedule: Schedule) -> str:
         raise _FORMAT.refusal(
             f"groups of {size} micro-batches, by the first forwards of worker 0.0", str(error)
         ) from None
-    _FORMAT.require_programs(schedule, right, "Megatron has", (Compute, OverlappedPair))
+    work = [cls for cls in KIND_CLASSES if issubclass(cls, (Compute, OverlappedPair)) and not issubclass(cls, WaitSend)]
+    _FORMAT.require_programs(schedule, right, "Megatron has", tuple(work))
     lowered = ["transfers, reduces and steps, which Megatron places itself"] if schedule.is_lowered else []
     _FORMAT.warn(schedule, *lowered)
     head = {"format": FORMAT, "version": VERSION, "ranks": shape.ranks, "chunks": shape.chunks}
@@ -184,5 +185,5 @@ def _orders(schedule: Schedule) -> list[list[int]]:
     """Rank by rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
     c = schedule.columns
     entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
-    computes = is_kind(c.kind, Compute)
+    computes = is_kind(c.kind, Compute) & ~is_kind(c.kind, WaitSend)
     return [entries[begin:end][computes[begin:end]].tolist() for begin, end in pairwise(c.offsets.tolist())]

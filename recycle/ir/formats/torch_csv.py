@@ -9,9 +9,8 @@ actions alone say no shape, no placement and no peers, so these follow from all 
   where there is none, or it is the same rank, the transfer gets its own worker as peer, which no schedule may have.
 - torch leaves the optimizer to its caller, who steps when the rank's program is over. So where there is any
   REDUCE_GRAD, each rank gets a STEP for each of its stages at the end, last stage first, as `lower` puts them.
-- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. WAIT_SEND_F and
-  WAIT_SEND_B, of torch after 2.13, wait until a buffer that was sent can be used again; a SEND here never waits. All of
-  them are dropped and counted in the metadata, under "dropped".
+- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. They are dropped and
+  counted in the metadata, under "dropped".
 
 The schedule CSV of `torch.distributed.pipelining`: row r is the program of rank r, one action in each cell.
 
@@ -61,6 +60,9 @@ from recycle.ir.instruction import (
     ReduceGradients,
     StageWide,
     Transfer,
+    WaitSend,
+    WaitSendActivation,
+    WaitSendGradient,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.ir.trace import away_from
@@ -69,11 +71,12 @@ from recycle.job.shape import MicroBatch, Shape, Worker
 TORCH_KINDS: tuple[type[Instruction], ...] = (
     *(Forward, Backward, BackwardInput, BackwardWeight, ReduceGradients),
     *(end for ends in CARRIERS.values() for end in ends),
+    *(WaitSendActivation, WaitSendGradient),
 )
 """The kinds that torch has under the same token."""
 _CLASSES: dict[str, type[Instruction]] = {cls.token: cls for cls in TORCH_KINDS} | {"BW": Backward}
-_SHARDING, _WAITS = ("UNSHARD", "RESHARD"), ("WAIT_SEND_F", "WAIT_SEND_B")
-_TYPES = "|".join(sorted((*_CLASSES, *_SHARDING, *_WAITS), key=len, reverse=True))
+_SHARDING = ("UNSHARD", "RESHARD")
+_TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 OLD_NOTATION = "read BW as the whole backward, and B as the input's half of it where its W is there"
@@ -186,12 +189,7 @@ def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
     if not dropped:
         return Schedule.build(shape, full, placement=placement), []
     counts = " and ".join(f"{count} {action}" for action, count in dropped.items())
-    reasons = {
-        "workers here hold their parameters whole": _SHARDING,
-        "a SEND here never waits": _WAITS,
-    }
-    why = " and ".join(reason for reason, actions in reasons.items() if any(action in dropped for action in actions))
-    warning = f"dropped {counts}: {why}"
+    warning = f"dropped {counts}: workers here hold their parameters whole"
     return Schedule.build(shape, full, placement=placement, metadata={"dropped": dict(dropped)}), [warning]
 
 
@@ -200,7 +198,7 @@ def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
     for one in program:
         if isinstance(one, OverlappedPair):
             yield from (one.forward, one.backward)
-        elif isinstance(one, Compute):
+        elif isinstance(one, Compute) and not isinstance(one, WaitSend):
             yield one
 
 
@@ -350,7 +348,8 @@ def _parse(rows: list[list[str]], warnings: list[str], is_old: bool) -> list[Act
                 raise ScheduleError(f"{_place(rank, number)}: {error}") from None
             if "0" in text and _LEADING_ZERO.search(text):
                 zeros.append(f"{_place(rank, number)}: {text!r}")
-            if not (communication or isinstance(action, Compute | OverlappedPair)):
+            is_compute = isinstance(action, Compute | OverlappedPair) and not isinstance(action, WaitSend)
+            if not (communication or is_compute):
                 communication = f"{text} in {_place(rank, number)}"
             ranks[-1].append(action)
     if empty and communication:

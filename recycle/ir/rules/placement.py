@@ -18,6 +18,7 @@ from recycle.ir.instruction import (
     ReduceGradients,
     RedundantForward,
     Replay,
+    WaitSend,
 )
 from recycle.ir.kinds import Transfer, is_kind
 from recycle.ir.memory import TOLERANCE, held_activations, static_bytes
@@ -226,6 +227,19 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
         where=late,
         others=reduce,
     )
+
+
+@rule("wait-send", "a wait for a send that is not there")
+def wait_send(inspection: Inspection) -> Iterator[Defect]:
+    """WAIT_SEND_F and WAIT_SEND_B wait until what their worker has sent of their stage and micro-batch has arrived.
+    Where the worker sends no such value, since it stays there or another one makes it, there is nothing to wait for.
+    Remove it, or move it to the worker that sends the value."""
+    rows = inspection.graph.missing.with_reason(Why.NO_PREDECESSOR).row
+    rows = inspection.origin[rows[is_kind(inspection.lowered.columns.kind[rows], WaitSend)]]
+    c = inspection.schedule.columns
+    rows = rows[inspection.hosted[c.worker[rows], c.stage[rows]]]
+    hint = "remove it, or move it to the worker that sends the value"
+    yield Defect("worker {worker} sends no such value", hint, rows)
 
 
 def _hosted(inspection: Inspection, cls: type[Instruction]) -> Rows:
