@@ -233,7 +233,10 @@ class _Builder:
         valid = np.flatnonzero(self.work.valid)
         kind = self.work.kind[valid]
         self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
-        self.producer = {kind: self._producers(kind) for kind in ValueKind}
+        self.producer = {
+            value: self.work.first(self.shape, self._rows(*kinds_where(lambda row, value=value: value in row.produces)))
+            for value in ValueKind
+        }
 
     def build(self) -> Dependencies:
         rows = self.nodes = len(self.columns)
@@ -273,13 +276,6 @@ class _Builder:
         found = [self._by_kind[self._kind_offsets[kind] : self._kind_offsets[kind + 1]] for kind in kinds]
         found = [pieces for pieces in found if len(pieces)]
         return np.sort(np.concatenate(found)) if len(found) > 1 else found[0] if found else self._by_kind[:0]
-
-    def _producers(self, value: ValueKind) -> Rows:
-        """Piece that makes `value` of (stage, micro-batch), flat; -1 where none does; the first where several do."""
-        table = np.full(self.shape.stages * self.micro_batches, -1, dtype=np.int64)
-        pieces = self._rows(*kinds_where(lambda row: value in row.produces))[::-1]
-        table[self.work.stage[pieces] * self.micro_batches + self.work.micro_batch[pieces]] = pieces
-        return table
 
     def _lookup(self, value: ValueKind, pieces: Rows, offset: int) -> tuple[Rows, Rows]:
         """The pieces whose need exists at all, and who makes the value (-1: nobody, which is noted as missing)."""

@@ -50,6 +50,12 @@ class Work:
         """The valid pieces of these kinds, or of classes derived from these."""
         return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
 
+    def first(self, shape: Shape, pieces: Rows) -> Rows:
+        """For each cell (stage * D * m + micro-batch) the first of some valid pieces that is of it, -1 for none."""
+        found = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
+        found[self.stage[pieces[::-1]] * shape.global_micro_batches + self.micro_batch[pieces[::-1]]] = pieces[::-1]
+        return found
+
 
 def work(schedule: Schedule) -> Work:
     """The schedule's rows with every overlapped pair taken apart."""

@@ -62,10 +62,8 @@ NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
 def who_ran(schedule: Schedule) -> Rows:
     """Worker index of who runs the forward of each [stage, micro-batch]; -1 for nobody."""
     pieces, shape = work(schedule), schedule.shape
-    ran = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
-    at = pieces.of(Forward)
-    ran[pieces.stage[at], pieces.micro_batch[at]] = pieces.worker[at]
-    return ran
+    first = pieces.first(shape, pieces.of(Forward))
+    return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
 
 
 def assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
@@ -205,13 +203,11 @@ class _Places:
         pieces, shape = work(self._schedule), self._shape
         ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
         for need in Replay.row.needs:
-            makers = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
-            at = pieces.of(*_MAKERS[need.value])
-            makers[pieces.stage[at], pieces.micro_batch[at]] = pieces.row[at]
+            makers = pieces.first(shape, pieces.of(*_MAKERS[need.value])).reshape(shape.stages, -1)
             of = stage + need.offset
             made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)
             there = np.flatnonzero(made >= 0)
-            maker, receiver = made[there], workers[there]
+            maker, receiver = pieces.row[made[there]], workers[there]
             sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
             way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
             ready[there] = np.maximum(ready[there], self._end[maker] + np.where(sender == receiver, 0.0, way))

@@ -77,24 +77,3 @@ def test_ties_that_share_a_stage_make_one_group() -> None:
 def test_what_nothing_meets_is_listed_with_its_reason(row_0: str, row_1: str, why: set[Why]) -> None:
     graph = dependencies(Schedule.from_text(Shape(1, 2, 1), {"0.0": row_0, "0.1": row_1}))
     assert {Why(number) for number in graph.missing.why} == why
-
-
-def test_crossings_are_what_workers_hand_over_each_value_once_per_worker() -> None:
-    text = {"0.0": "0F0.0 0B0.0", "1.0": "0F1.0 0B1.0", "0.1": "1F0.0 1F1.0 1B1.0 1B0.0"}
-    schedule = Schedule.from_text(Shape(2, 2, 1), text, failed=["1.1"])
-    found = dependencies(schedule).crossings
-    handed = {
-        (ValueKind(v), s, n, str(schedule.instruction(a)), str(schedule.instruction(b)))
-        for v, s, n, a, b in zip(
-            *(getattr(found, name).tolist() for name in ("value", "stage", "micro_batch", "producer", "consumer")),
-            strict=True,
-        )
-    }
-    assert handed == {
-        (ValueKind.ACTIVATION, 0, 0, "0F0.0", "1F0.0"),
-        (ValueKind.ACTIVATION, 0, 1, "0F1.0", "1F1.0"),
-        (ValueKind.INPUT_GRADIENT, 1, 0, "1B0.0", "0B0.0"),
-        (ValueKind.INPUT_GRADIENT, 1, 1, "1B1.0", "0B1.0"),
-    }
-    twice = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0", "0.1": "1F0 1F0 1B0"})
-    assert len(dependencies(twice).crossings.value) == 2

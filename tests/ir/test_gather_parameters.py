@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from recycle import Finding, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir.dependencies import dependencies
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
 from recycle.ir.instruction import GatherParameters, parse_instruction
 from recycle.ir.lower import forward_only, with_barrier
@@ -69,25 +68,14 @@ def test_peers_that_gather_two_stages_in_unlike_orders_wait_for_each_other() -> 
     assert "reduce-order" in {finding.rule for finding in changed(schedule, "1.1", usual, first)}
 
 
-def test_a_gather_waits_for_every_hosts_step_and_the_next_forward_for_the_gather() -> None:
-    schedule = lower(gathering(one_f_one_b(TWO)))
-    graph, names = dependencies(schedule), schedule.words()
-    worker = [schedule.position(row)[0] for row in range(graph.rows)]
-    joins = {
-        int(source)
-        for source, target in zip(graph.source, graph.target, strict=True)
-        if target < graph.rows and names[target] == "1GATHER_PARAMS" and source >= graph.rows
-    }
-    (join,) = joins
-    before = {names[row] + f" {worker[row]}" for row in graph.source[graph.target == join]}
-    assert before == {"1STEP 0.1", "1STEP 1.1"}
-    carried = {
-        (names[a], names[b])
-        for a, b in zip(graph.carried_source, graph.carried_target, strict=True)
-        if a < graph.rows and names[a].endswith("GATHER_PARAMS")
-    }
-    assert ("0GATHER_PARAMS", "0F0.0") in carried
-    assert all(a[0] == b[0] for a, b in carried)
+def test_a_gather_waits_for_the_step_of_every_host() -> None:
+    """Worker 1.0 steps stage 1 first, so that stage 0 is gathered when it has stepped that too."""
+    begin = "0F{k}.0 1F{k}.0 1B{k}.0 0B{k}.0 1REDUCE_GRAD 0REDUCE_GRAD"
+    ends = "0STEP 0GATHER_PARAMS 1STEP 1GATHER_PARAMS", "1STEP 0STEP 0GATHER_PARAMS 1GATHER_PARAMS"
+    programs = {f"{k}.0": f"{begin.format(k=k)} {end}" for k, end in enumerate(ends)}
+    timeline = simulate(Schedule.from_text(Shape(2, 1, 1, 2), programs), Profile(step=0.5))
+    gathers = [row for row, word in enumerate(timeline.schedule.words()) if word == "0GATHER_PARAMS"]
+    assert timeline.start[gathers].tolist() == [7, 7]
 
 
 def test_its_seconds_are_those_of_the_profile_and_lengthen_the_period() -> None:

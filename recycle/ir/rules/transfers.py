@@ -253,12 +253,9 @@ class _TransferExamination:
     def _runs(self) -> Rows:
         """The first row of each kind of value and cell that makes it, or needs it from another stage, -1 for none; and
         -1 behind them."""
-        pieces, at, cells = self.inspection.pieces, self.inspection.computes[::-1], self.inspection.cells
-        rows = np.full(len(_SIDES) * cells + 1, -1, dtype=np.int64)
-        for value, classes in _SIDES.items():
-            mine = at[is_kind(pieces.kind[at], classes)]
-            rows[value * cells + self.inspection.cell[mine]] = pieces.row[mine]
-        return rows
+        pieces = self.inspection.pieces
+        firsts = [pieces.first(self.shape, pieces.of(*classes)) for classes in _SIDES.values()]
+        return np.append(pieces.row, -1)[np.append(np.concatenate(firsts), -1)]
 
     def _first_row(self, values: Rows, onward: bool = False) -> Rows:
         """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
