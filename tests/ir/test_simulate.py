@@ -31,7 +31,7 @@ from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.pieces import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
-from tests.ir.random_schedules import random_profile, random_schedule
+from tests.ir.random_schedules import random_profile, random_schedule, with_waits
 from tests.ir.reference_runtime import growth
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -237,6 +237,9 @@ def test_nothing_to_time_takes_no_time() -> None:
 def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:
     rng = random.Random(seed)
     schedule = random_schedule(rng)
+    if rng.random() < 0.3:
+        schedule = with_waits(rng, lower(schedule))
+        assert [finding for finding in check(schedule) if finding.severity == "error"] == []
     profile = random_profile(rng, schedule)
     timeline = simulate(schedule, profile)
     first, per_iteration = growth(schedule, profile, iterations=36, window=12)
