@@ -29,7 +29,7 @@ from recycle.exec.protocol import (
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.unit_shards import shards_of
+from recycle.plans.shards import shards_of
 
 NEAR = 0.5
 """Share of the clipping limit from which a norm counts as near."""
