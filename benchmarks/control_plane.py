@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recycle.exec.election import Election, LeaderAddress
 from recycle.exec.launch.agent import rarely_collect_garbage
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
@@ -47,7 +47,7 @@ from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.leader.state import Phase
 from recycle.exec.links import Hub, Link, connect_to
 from recycle.exec.members import members_of, split_member
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
     Acknowledged,
     Batch,

@@ -234,7 +234,7 @@ class _Builder:
         kind = self.work.kind[valid]
         self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
         self.producer = {
-            value: self.work.first(self.shape, self._rows(*kinds_where(lambda row, value=value: value in row.produces)))
+            value: self.work.first(self.shape, self._rows(*(cls for cls in KIND_CLASSES if value in cls.row.produces)))
             for value in ValueKind
         }
 

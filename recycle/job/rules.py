@@ -143,7 +143,8 @@ def _parallel(job: Sections) -> Iterator[str]:
             '[shape] expert_parallel: is for mixtures of experts that recycle builds, such as kind = "mixtral"; set'
             " it to false"
         )
-    if grid.expert_parallel and int(experts) % count:
+        return
+    if grid.expert_parallel and int(experts or 0) % count:
         yield (
             f"[model.config] num_moe_experts: {experts} is not divisible by tensor_parallel = {count}, and"
             " [shape] expert_parallel gives each tensor rank as many experts"
@@ -196,7 +197,7 @@ def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
         return
     if (data.path is None) == (data.paths is None):
         yield "[data] path: give the path of a .bin and .idx file without the suffix, or several as paths"
-    paths = data.paths or [data.path]
+    paths = data.paths or [str(data.path)]
     if data.weights is not None and len(data.weights) != len(paths):
         yield f"[data] weights: {len(data.weights)} for {len(paths)} paths"
     shares = [float(share) for share in data.split.split(",")]

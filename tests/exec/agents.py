@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle import Job
+from recycle.exec.launch.launcher import RunResult
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.network import Node
 from tests.exec.paced import SLOWLY
@@ -109,6 +110,15 @@ class Cluster:
         """The node whose agent has said that a step was committed, last of all."""
         said = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
         return max((int(text), node) for node, text in said.items() if text.strip().isdigit())[1]
+
+    def assert_trained_as(self, calm: RunResult) -> None:
+        """Every step once, with the losses and at the end the states of a calm run on one machine, to the last bit."""
+        metrics, final = self.lines("metrics"), self.events("finished")[-1]["digests"]
+        assert [line["step"] for line in metrics] == list(range(len(calm.losses)))
+        assert [line["loss"] for line in metrics] == calm.losses
+        assert {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line} == calm.evaluations
+        assert final
+        assert final == {worker: {str(stage): of for stage, of in calm.digests[worker].items()} for worker in final}
 
     def kill(self, node: int) -> None:
         self.agents[node].kill()

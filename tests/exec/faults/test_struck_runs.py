@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from recycle import Worker
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
 from tests.exec.runs import (
