@@ -31,9 +31,9 @@ def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(m
         within (--in SECONDS): kill the worker when it has not left by then, and do the iteration again; else it has all
             the time.
     """
-    from recycle.exec.launch import drain as requests
+    from recycle.exec.launch import contact
 
-    requests.drain(run, worker, within, lambda line: print(line, flush=True))
+    contact.drain(run, worker, within, lambda line: print(line, flush=True))
 
 
 def report(run: Path) -> Result:

@@ -21,7 +21,7 @@ from recycle.ir.check import Finding, Findings
 from recycle.ir.check import check as findings_of
 from recycle.ir.check import explain as rule_of
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
-from recycle.ir.forward_only import forward_only as forwards_of
+from recycle.ir.lower import forward_only as forwards_of
 from recycle.ir.lower import lower as lowered
 from recycle.ir.replays import MOST_ROUNDS, with_replays
 from recycle.ir.rules import all_rules

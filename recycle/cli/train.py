@@ -24,7 +24,7 @@ from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
-from recycle.exec.launch.observer import Observer, sentence
+from recycle.exec.launch.dials import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price

@@ -25,7 +25,7 @@ from tests.conftest import Servers
 from tests.hugging_face.ours import our_logits
 from tests.megatron.jobs import SEQUENCE, Case, Jobs, build
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]
+pytestmark = pytest.mark.process
 
 JOB = """
 [shape]
@@ -189,7 +189,7 @@ def assert_same_tensors(here: Path, back: Path, least: int) -> None:
 def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, there: Path, command: Command) -> None:
     back = Path("iter_0000005").resolve()
     case = case_of(trained, ranks=1, tensor_parallel=2)
-    jobs.call(partial(_saved, there, back), case, seconds=120)  # each starts a process
+    jobs.call(partial(_saved, there, back), case)  # each starts a process
     lines = command(f"import-megatron {back} --job {trained.parents[2]}/job.toml -o back").out.splitlines()
     assert lines[0].endswith(" parameters, of iteration 5")
     assert lines[-1] == 'start from it with [model] weights = "back"'
@@ -259,7 +259,7 @@ def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
     """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
     back, run, path = Path("iter_0000002").resolve(), Path("run"), trained.parents[2] / "job.toml"
     case = case_of(trained, ranks=1, tensor_parallel=2)
-    jobs.call(partial(_saved_with_optimizer, there, back), case, seconds=120)
+    jobs.call(partial(_saved_with_optimizer, there, back), case)
     lines = command(f"import-megatron {back} --job {path} --run -o run").out.splitlines()
     assert lines[-1] == f"go on from it with: recycle train {path} --resume --run run"
     assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
