@@ -233,8 +233,10 @@ class _Builder:
         valid = np.flatnonzero(self.work.valid)
         kind = self.work.kind[valid]
         self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
-        makers = {value: [cls for cls in KIND_CLASSES if value in cls.row.produces] for value in ValueKind}
-        self.producer = {value: self.work.first(self.shape, self._rows(*found)) for value, found in makers.items()}
+        self.producer = {
+            value: self.work.first(self.shape, self._rows(*(cls for cls in KIND_CLASSES if value in cls.row.produces)))
+            for value in ValueKind
+        }
 
     def build(self) -> Dependencies:
         rows = self.nodes = len(self.columns)

@@ -259,12 +259,13 @@ class _TransferExamination:
 
     def _first_row(self, values: Rows, onward: bool = False) -> Rows:
         """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
-        return self._runs[self._runs_at(values, onward)] if len(values) else values
+        return self._runs.take(self._runs_at(values, onward)) if len(values) else values
 
     def _is_run_by(self, workers: Rows | Ints, values: Rows, onward: bool = False) -> Flags:
         """Whether each of the workers makes the value, or `onward` needs it."""
         rows = self._first_row(values, onward)
-        return (rows >= 0) & (self.columns.worker[rows] == workers)
+        found: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
+        return found
 
     def _lacking(self, code: str, verb: str, rows: Rows) -> None:
         """Report transfers whose other end is missing."""
