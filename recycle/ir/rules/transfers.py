@@ -255,11 +255,12 @@ class _TransferExamination:
         -1 behind them."""
         pieces = self.inspection.pieces
         firsts = [pieces.first(self.shape, pieces.of(*classes)) for classes in _SIDES.values()]
-        return np.append(pieces.row, -1)[np.append(np.concatenate(firsts), -1)]
+        found: Rows = np.append(pieces.row, -1)[np.append(np.concatenate(firsts), -1)]
+        return found
 
     def _first_row(self, values: Rows, onward: bool = False) -> Rows:
         """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
-        return self._runs.take(self._runs_at(values, onward)) if len(values) else values
+        return self._runs[self._runs_at(values, onward)] if len(values) else values
 
     def _is_run_by(self, workers: Rows | Ints, values: Rows, onward: bool = False) -> Flags:
         """Whether each of the workers makes the value, or `onward` needs it."""
