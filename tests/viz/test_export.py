@@ -60,7 +60,7 @@ def test_a_schedule_is_a_page_with_its_figures(schedule_file: Path, tmp_path: Pa
     assert outside_references(page) == []
     assert len(page) < 200_000  # lanes need no plotly.js
     assert '<th scope="row">makespan</th><td>11</td>' in page
-    assert '<th scope="row">lower bound</th><td>10</td>' in page
+    assert '<th scope="row">bound</th><td>10 (gap 10 %)</td>' in page
 
 
 def test_a_name_cannot_become_markup(tmp_path: Path, broken: Schedule) -> None:
