@@ -202,6 +202,7 @@ def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
     if stated is not None:
         gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
         found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
+    found.append(bubbles)
     ranks = timeline.schedule.shape.ranks
     peaks = [(peak, w % ranks) for w, peak in enumerate(timeline.peak_activations) if peak is not None]
     if peaks:
@@ -209,7 +210,7 @@ def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
         found.append(Figure("peak memory", short(peak) + (f" of {short(limits[rank])}" if limits else ""), PEAK))
     if usual := usual_period(timeline):
         found.append(Figure("1F1B", f"× {short(timeline.period / usual)}", RATIO))
-    return [*found, bubbles, Figure("makespan", makespan, MAKESPAN)]
+    return [*found, Figure("makespan", makespan, MAKESPAN)]
 
 
 def usual_period(timeline: Timeline) -> float | None:
