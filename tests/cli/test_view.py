@@ -189,7 +189,7 @@ def test_without_a_file_examples_are_shown_and_it_says_so(monkeypatch: pytest.Mo
 def test_a_job_and_its_library_open_the_plan_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import viz.app
     from recycle.job import Job
-    from recycle.solve.library.filling import plan_library
+    from recycle.solve.filling import plan_library
 
     (tmp_path / "job.toml").write_text("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n[planner]\nsteps = 1\n")
     plan_library(Job.load(tmp_path / "job.toml"), 1, tmp_path / "plans")
