@@ -445,7 +445,7 @@ def _measure(
         deaths.append([times[what, generation] - times["end", worker] for what in ("proposal", "run")])
     for what, seconds in zip(("have the proposal", "may run"), zip(*deaths, strict=True), strict=True):
         figures[f"death -> all {what}, s"] = statistics.mean(seconds)
-    own, etcd = _resident(os.getpid()), _resident(server.process.pid) if server is not None else 0.0
+    own, etcd = _resident(os.getpid()), _resident(server.members[0].pid) if server is not None else 0.0
     figures["memory, etcd included, MB"] = own + etcd
     figures["memory of the leader's process that is not of files, MB"] = _resident(os.getpid(), "RssAnon")
     if server is not None:

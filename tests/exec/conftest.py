@@ -67,7 +67,7 @@ def network(needs_etcd: None) -> Iterator[Network]:
     made.end()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Train a job in a fresh run directory: launch(job, steps, "kill:1.1@3", ...)."""
 

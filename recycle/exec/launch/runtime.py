@@ -64,7 +64,7 @@ from recycle.exec.protocol import (
     Rejected,
 )
 from recycle.job.shape import Worker, node_of
-from recycle.plans.shard_holders import plan_of
+from recycle.plans.shards import plan_of
 from recycle.runs.logs import merge_logs
 
 ALIVE_PER_LEASE = 6

@@ -45,7 +45,7 @@ from recycle.exec.protocol import (
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.unit_shards import shards_of
+from recycle.plans.shards import shards_of
 
 _Parts = Sequence[float]
 _Values: TypeAlias = tuple[_Parts | None, _Parts | None, int | None, tuple[int, int] | None]

@@ -27,7 +27,7 @@ from tests.exec.agents import Cluster, start_command
 from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.etcd_server import EtcdServer, keys
 from tests.exec.runs import Run, calm_run, heavy_libraries, job, processes_writing_below
-from tests.warm import WarmCommand
+from tests.warm import start_recycle
 
 pytestmark = pytest.mark.process
 
@@ -401,7 +401,7 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
     outputs = [(tmp_path / f"refused{number}.out").open("w+b") for number in range(len(refused))]
     first = start_command(tmp_path, *refused[0], *of, stdout=subprocess.DEVNULL, stderr=outputs[0])
     others = [
-        WarmCommand(["agent", *options, *of], tmp_path, output)
+        start_recycle(["agent", *options, *of], tmp_path, output)
         for options, output in zip(refused[1:], outputs[1:], strict=True)
     ]
     codes = [agent.wait(100) for agent in (first, *others)]

@@ -18,7 +18,7 @@ from tests.exec.sharded import require_equal, sharded, stored
 STEPS = 14
 PIECE = 49152
 """Bytes of a piece: a shard of the models here takes several iterations."""
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.xdist_group("copies")]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @cache

@@ -12,7 +12,7 @@ import pytest
 from recycle import Job
 from recycle.job.shape import place_workers
 from tests.exec.agents import Cluster
-from tests.exec.etcd_server import EtcdCluster
+from tests.exec.etcd_server import EtcdServer
 from tests.exec.network import Network
 from tests.exec.runs import Run, calm_run, job
 
@@ -57,7 +57,7 @@ class Nodes:
         self.network, self.steps, self._of = network, steps, of
         placed = place_workers(of().shape, of().cluster.workers_per_node)
         self._placed = [{str(worker) for worker in workers} for workers in placed]
-        self.etcd = EtcdCluster(directory, network.nodes)
+        self.etcd = EtcdServer(directory, network.nodes)
         self.cluster = Cluster(directory, of(), self.etcd, "run", "--steps", str(steps), nodes=network.nodes)
         for node in range(3):
             self.cluster.start(node)

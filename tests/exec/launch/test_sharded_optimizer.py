@@ -25,7 +25,6 @@ from tests.exec.runs import Run, calm_run, figures, job, kinds
 from tests.exec.sharded import joined, require_equal, sharded, stored
 
 STEPS = 3
-BETWEEN_PROCESSES = pytest.mark.xdist_group("sharded optimizer")
 """Runs with the same calm run."""
 
 
@@ -168,7 +167,6 @@ def require_as_calm(found: RunResult, of: PricedJob, launch: Run) -> None:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.parametrize(
     "faults",
     [
@@ -201,7 +199,6 @@ def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back(launch: Run) -> None:
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
     found = launch(sharded(emulated()), FAULTY, *faults)
@@ -211,7 +208,6 @@ def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_it_began(launch: Run) -> None:
     """Of four hosts 0 and 2 have no shard in common."""
     of = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
@@ -228,7 +224,6 @@ def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None:
     alone = sharded(emulated(), copies=1)
     begun = launch(alone, FAULTY // 2)
@@ -244,7 +239,6 @@ def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.soak), "bf16"])
 def test_a_model_survives_deaths_too(precision: str, launch: Run) -> None:
@@ -278,7 +272,6 @@ def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
     of = in_tensor_ranks()
@@ -299,7 +292,6 @@ def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 @pytest.mark.soak
 def test_tensor_ranks_go_on_from_shards_of_runs_without_them(launch: Run, tmp_path: Path) -> None:
@@ -315,7 +307,6 @@ def test_tensor_ranks_go_on_from_shards_of_runs_without_them(launch: Run, tmp_pa
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_model_with_a_shared_weight_survives_deaths_too_and_is_resumed_by_hosts_that_have_all(launch: Run) -> None:

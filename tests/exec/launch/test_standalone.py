@@ -7,7 +7,7 @@ import pytest
 from recycle import Job, Schedule, ScheduleError
 from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
-from recycle.ir.forward_only import forward_only
+from recycle.ir.lower import forward_only
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.slow

@@ -58,8 +58,7 @@ from recycle.exec.protocol import (
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.shard_holders import held_by
-from recycle.plans.unit_shards import shards_of
+from recycle.plans.shards import held_by, shards_of
 from tests.exec.leader.agent import Agent, Connection
 from tests.exec.leader.faults import strike
 from tests.exec.leader.plans import draw_plan
