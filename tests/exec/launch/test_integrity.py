@@ -193,7 +193,7 @@ REPLAYS = [
         for fault, every in (("activation", 1), ("input", 1), ("kernel", 3), ("weight", 3))
     ),
     row(
-        *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(4, 7), "1.1"),)),
+        *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(4, STEPS), "1.1"),)),
         sections=EVERY_OTHER,
         warned="states are compared every 2 iterations",
     ),
@@ -240,9 +240,9 @@ SHARDS = [
         )
     ),
     row(
-        *("no room for shards", 3, "emulated", {"every": "gaps"}, "flip=moment,40:1.1@4", ((range(5, 7), ""),), 2),
+        *("no room for shards", 3, "emulated", {"every": "gaps"}, "flip=moment,40:1.1@4", ((range(4, STEPS), ""),), 2),
         sections=EVERY_OTHER,
-        back=range(2, 7),
+        back=range(2, STEPS),
         warned="states are compared every 2 iterations",
     ),
     # What is struck lies in a shard that others hold, whose gather has not come yet.
