@@ -18,8 +18,7 @@ from recycle.errors import RecycleError, ScheduleError
 from recycle.files import entries
 from recycle.ir import formats, native
 from recycle.ir.formats import chrome_trace
-from recycle.ir.formats.bounds import unpack
-from recycle.ir.formats.schedule_input import ScheduleInput
+from recycle.ir.formats.schedule_input import ScheduleInput, unpack
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker

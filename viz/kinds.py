@@ -34,6 +34,8 @@ from recycle.ir.instruction import (
     SendGradient,
     StageWide,
     Transfer,
+    WaitSendActivation,
+    WaitSendGradient,
     WeightPart,
 )
 from recycle.ir.kinds import is_kind, reads_kinds
@@ -73,6 +75,8 @@ LOOKS: dict[type[Instruction], Look] = {
     GatherParameters: Look(words=("gather", "shard")),
     RedundantForward: Look(("redundant",), ("redundant",)),
     Replay: Look(("redundant",), ("replay", "check")),
+    WaitSendActivation: Look(("communication",), ("wait",)),
+    WaitSendGradient: Look(("communication",), ("wait",)),
 }
 
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
-from recycle.ir.simulate import Timeline
-from recycle.ir.slack import slack
+from recycle.ir.simulate import Timeline, slack
 from recycle.job.shape import Worker
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits

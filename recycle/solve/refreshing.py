@@ -1,0 +1,141 @@
+"""Profile drift: what a library's plans are worth under a new profile, and new plans for those that have gone stale.
+
+Times change: other hardware, another link, a stage that grew. The stored *order* stays valid as long as it fits the
+new memory limits, but it may no longer be a good one. Each is timed under the new profile and held against the new
+lower bound. A plan is stale when its gap has grown by more than a threshold since it was made: a gap that it always
+had is the search's, not the profile's, and planning again would not close it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recycle.errors import PlanError
+from recycle.ir.simulate import simulate
+from recycle.job import Job, PricedJob, price
+from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
+from recycle.solve.bounds import lower_bound
+from recycle.solve.filling import FillingProgress, fill
+from recycle.solve.problem import Problem
+
+THRESHOLD = 0.02
+"""Growth of the gap from which a plan is stale."""
+
+
+class PlanDrift(NamedTuple):
+    """A stored plan under another profile.
+
+    Attributes:
+        vector: dead workers of each rank.
+        stored_period, stored_gap: under the profile that it was planned with.
+        period: of the stored order under the new profile; None when it does not fit the new limits or techniques.
+        lower_bound: of the vector under the new profile.
+    """
+
+    vector: Vector
+    stored_period: float
+    stored_gap: float
+    period: float | None
+    lower_bound: float
+
+    @property
+    def gap(self) -> float | None:
+        """(period - lower bound) / lower bound under the new profile."""
+        return None if self.period is None else max(0.0, self.period / max(self.lower_bound, 1e-300) - 1)
+
+    @property
+    def growth(self) -> float | None:
+        """By how much the gap has grown; None when the plan cannot be used at all."""
+        return None if self.gap is None else self.gap - self.stored_gap
+
+    def is_stale(self, threshold: float) -> bool:
+        return self.growth is None or self.growth > threshold
+
+    def summary(self) -> dict[str, Any]:
+        """As `recycle plan --json` prints it."""
+        return {
+            "vector": list(self.vector),
+            "stored_period": self.stored_period,
+            "stored_gap": self.stored_gap,
+            "period": self.period,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "growth": self.growth,
+        }
+
+
+def refresh(
+    job: Job,
+    directory: str | Path,
+    threshold: float = THRESHOLD,
+    progress: FillingProgress | None = None,
+    *,
+    cache: str | Path | None = None,
+    processes: int = 1,
+    seconds: float | None = None,
+) -> tuple[list[PlanDrift], list[Entry]]:
+    """Bring a library to the job's present profile: its plans are timed again, and stale ones planned again.
+
+    A stale plan that still fits stays, under its new figures, until a better one is found. What an interrupted refresh
+    has done is kept, and the next one goes on with the rest.
+
+    Args:
+        threshold: growth of the gap from which a plan is stale.
+        progress, cache, processes, seconds: as in `plan_library`, for the plans that are made again.
+
+    Returns:
+        (drift of each plan that was made for another profile, what the library then holds for this one).
+
+    Raises:
+        PlanError: the library has no plan for this shape, cannot be written, or a plan cannot be made.
+    """
+    job = price(job)
+    library = PlanLibrary(Path(directory), job)
+    if not Path(directory).is_dir():
+        raise PlanError(f"{directory}: is no plan library: make one with --failures N")
+    library.prepare()
+    found = [entry for entry in library.entries().values() if len(entry.vector) == job.shape.ranks]
+    old = []
+    for entry in found:
+        plan = None if entry.job == library.key else library.read(entry)
+        if plan is not None and plan.shape == job.shape:
+            old.append((entry, *_priced(job, plan)))
+    if not old and not library.usable():
+        raise PlanError(f"{directory}: holds no plan for {job.shape}: make them with --failures N")
+    drifts = [drift for _, drift, _ in old]
+    entries = {entry.vector: entry for entry in library.usable()}
+    again = []
+    for entry, drift, plan in old:
+        stale = drift.is_stale(threshold)
+        if stale:
+            again.append(entry.vector)
+        if plan is not None:
+            quick = stale or entry.quick
+            entries[entry.vector] = library.add(replace(plan, planner={**plan.planner, "quick": quick}))
+    wanted = [*entries, *(vector for vector in again if vector not in entries)]
+    fill(job, library, wanted, entries, progress, cache=cache, processes=processes, seconds=seconds)
+    return drifts, library.usable()
+
+
+def _priced(job: PricedJob, plan: Plan) -> tuple[PlanDrift, Plan | None]:
+    """What a stored plan is worth now, and the plan with its new figures; None when it can no longer be used."""
+    profile, limits = job.prices, job.limits
+    problem = Problem.of(job, plan.schedule.failed)
+    bound = lower_bound(problem)
+    stored = (failure_vector(job.shape, plan.schedule.failed), plan.period, plan.gap)
+    is_split = bool(plan.planner.get("decoupled", True))
+    same_rules = (plan.schedule.optimizer, is_split) == (problem.optimizer, problem.split)
+    if not same_rules or errors(plan.schedule, job):
+        return PlanDrift(*stored, None, bound), None
+    timeline = simulate(plan.schedule, profile)
+    priced = replace(
+        plan,
+        makespan=timeline.makespan,
+        period=timeline.period,
+        lower_bound=bound,
+        profile=profile.digest(),
+        limits=None if limits is None else tuple(limits),
+    )
+    return PlanDrift(*stored, timeline.period, bound), priced

@@ -1,0 +1,79 @@
+from shutil import copytree
+
+import pytest
+
+from recycle.errors import PlanError
+from recycle.job.profile import Profile
+from recycle.plans import PlanLibrary
+from recycle.solve.filling import plan_library
+from recycle.solve.refreshing import refresh
+from tests.solve.jobs import job
+
+
+def under(tmp_path, name, limit=4, **times):
+    path = tmp_path / f"{name}.json"
+    Profile(**times).save(path)
+    return job(3, 4, 6, limit, profile=str(path), steps=600)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A library of single failures under unit times."""
+    folder = tmp_path_factory.mktemp("made")
+    plan_library(under(folder, "unit"), 1, folder / "plans")
+    return folder / "plans"
+
+
+@pytest.fixture
+def shelf(tmp_path, made):
+    """A copy of it, which the test may change."""
+    return copytree(made, tmp_path / "plans")
+
+
+@pytest.mark.slow
+def test_plans_that_scale_with_the_profile_are_kept_and_priced_anew(tmp_path, shelf):
+    before = {entry.vector: entry for entry in PlanLibrary(shelf).usable()}
+    twice = under(tmp_path, "twice", forward=2.0, backward_input=2.0, backward_weight=2.0)
+    drifts, entries = refresh(twice, shelf)
+    assert {drift.vector for drift in drifts} == set(before)
+    assert not any(drift.is_stale(0.02) for drift in drifts)
+    for entry in entries:
+        assert entry.period == 2 * before[entry.vector].period
+        assert entry.hash == before[entry.vector].hash
+        assert entry.profile == twice.profile().digest()
+    assert refresh(twice, shelf)[0] == []  # nothing is of another profile any more
+
+
+@pytest.mark.search
+def test_only_stale_plans_are_made_again(tmp_path, shelf):
+    before = {entry.vector: entry for entry in PlanLibrary(shelf).usable()}
+    heavy = under(tmp_path, "heavy", forward=[1.0, 1.0, 1.0, 3.0], backward_weight=[1.0, 1.0, 0.2, 1.0])
+    drifts, entries = refresh(heavy, shelf, 0.02)
+    stale = {drift.vector for drift in drifts if drift.is_stale(0.02)}
+    assert 0 < len(stale) < len(drifts)
+    priced = {drift.vector: drift.period for drift in drifts}
+    for entry in entries:
+        if entry.vector in stale:
+            assert entry.period <= priced[entry.vector]
+        else:
+            assert (entry.period, entry.hash) == (priced[entry.vector], before[entry.vector].hash)
+    assert any(entry.period < priced[entry.vector] for entry in entries)
+    everything, _ = refresh(under(tmp_path, "unit"), shelf, 10.0)
+    assert not any(drift.is_stale(10.0) for drift in everything)
+
+
+@pytest.mark.search
+def test_a_plan_that_no_longer_fits_the_memory_is_stale_and_replaced(tmp_path, shelf):
+    tight = under(tmp_path, "tight", limit=3, forward=1.5)
+    drifts, entries = refresh(tight, shelf, 10.0)
+    assert all(drift.period is None and drift.is_stale(10.0) for drift in drifts)
+    assert len(entries) == 5
+    assert all(plan.limits == (3.0,) * 4 for plan in PlanLibrary(shelf, tight).plans())
+
+
+def test_a_place_without_plans_is_refused(tmp_path):
+    made = under(tmp_path, "unit")
+    with pytest.raises(PlanError, match="is no plan library"):
+        refresh(made, tmp_path / "nowhere")
+    with pytest.raises(PlanError, match="holds no plan for D=3 P=4 m=6"):
+        refresh(made, tmp_path)
