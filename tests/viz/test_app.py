@@ -38,7 +38,6 @@ def views(component: Any) -> list[dict[str, Any]]:
 
 def table_of(cache: LaneCache, view: dict[str, Any]) -> LaneTable:
     shown = cache.get(Path(view["data-address"]).stem)
-    assert shown is not None
     return shown.table
 
 
@@ -154,7 +153,6 @@ def test_a_live_run_is_followed_to_its_last_committed_step(tmp_path: Path, make_
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[:-2]))  # two steps more are in the logs
     page = RunPage(LiveRun(load_run(path)))
-    assert page.run.trace is not None
     assert page.run.trace.steps[-1] == 8
     assert page.newest() == page.slider()["value"] == 6
 
