@@ -14,7 +14,7 @@ from recycle import RecycleError, Schedule, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
 from recycle.plans import PlanLibrary
-from recycle.solve.library.filling import plan_library
+from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import canvases, of_type, plain, words
 from viz.export import export
@@ -77,7 +77,7 @@ def test_the_answer_stands_beside_the_one_before_and_the_fault_free_one(page: Pl
     assert {"without 0.0, 1.1", "before: without 1.1", "all workers"} <= set(texts)
     row = texts.index("period")
     whole, before, now = (page.what_if.answer(dead(page, names)) for names in ("", "1.1", "0.0,1.1"))
-    expected = [f"{answer.plan.period:.5g}" for answer in (now, before, whole)]
+    expected = [f"{answer.plan.period:.3g}" for answer in (now, before, whole)]
     assert texts[row + 1 : row + 4] == expected
     assert any(text.startswith("The plan is planned now, in ") for text in texts)
 
