@@ -2,11 +2,13 @@
 view, its workers, and what a search found.
 
 A timeline is known by its address, behind which the lane cache keeps the table and what explains it. Answers are plain
-functions of what is kept there, so that tests need no browser.
+functions of what is kept there and of what the browser asks, so that tests need no browser.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import TITLES, range_statistics
 from viz.analysis.waits import name
-from viz.labels import listed, marks
+from viz.kinds import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
@@ -25,7 +27,6 @@ from viz.pages import parts
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
 BUBBLES_LOOKED_AT = 400
 """The longest ones, of which those that are alike are shown once."""
-NOT_KEPT = "These lanes are no longer kept. Load the page again."
 
 
 def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
@@ -54,7 +55,7 @@ def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
         free = f" {critical:,} of {int(work.sum()):,} instructions are critical: delaying one delays the iteration."
     return parts.card(
         "Critical path",
-        parts.table(("", "instructions", f"time{unit.word and f' ({unit.word})'}", "share"), cells),
+        parts.table(("", "instructions", f"time{unit.suffix}", "share"), cells),
         caption=f"One chain of waits over the makespan of {unit.amount(timeline.makespan)}; key p draws it.{free}",
     )
 
@@ -85,23 +86,17 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
     )
 
 
-def explained(shown: CachedLanes | None) -> list[Any]:
+def explained(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
     """The critical path and the bubbles."""
-    if shown is None:
-        return [html.P(NOT_KEPT, className="hint")]
-    if shown.explainer is None:
-        return [
-            parts.empty("Nothing more is known of these lanes.", "It takes a schedule that finishes, or a traced step.")
-        ]
-    return [critical_path(shown, shown.explainer), longest_bubbles(shown, shown.explainer)]
+    return [critical_path(shown, explainer), longest_bubbles(shown, explainer)]
 
 
-def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
-    """Work by kind and bubbles by cause between two times of the table; of all where `window` is no such times."""
-    if shown is None or shown.explainer is None:
-        return explained(shown)
-    explainer, unit = shown.explainer, shown.unit
-    begin, end = window if is_window(window) else (0.0, explainer.timeline.makespan)
+def in_view(shown: CachedLanes, explainer: Explainer, asked: Mapping[str, Any]) -> list[Any]:
+    """Work by kind and bubbles by cause between two times of the table; of all where no such times are asked for."""
+    unit, begin, end = shown.unit, 0.0, explainer.timeline.makespan
+    match asked.get("window"):
+        case [int() | float() as first, int() | float() as last] if isfinite(first) and isfinite(last):
+            begin, end = first, last
     found = range_statistics(explainer.timeline, explainer.bubbles.gaps, begin, end)
     rows: list[list[parts.Cell]] = []
     for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
@@ -112,15 +107,13 @@ def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
         rows.append([f"idle: {TITLES[cause]}", seconds * unit.scale, percent(found.share(seconds))])
     where = f"{short(found.begin * unit.scale, PLACE_DIGITS)} to {unit.text(found.end)}"
     words = f"From {where}: {found.operations:,} instructions on {found.workers:,} live workers."
-    head = ("", f"worker time{unit.word and f' ({unit.word})'}", "share")
-    return [html.P(words, className="hint"), parts.table(head, rows)]
+    head = ("", f"worker time{unit.suffix}", "share")
+    return [parts.hint(words), parts.table(head, rows)]
 
 
-def workers(shown: CachedLanes | None) -> list[Any]:
+def workers(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
     """Busy time, bubbles and peaks of every worker, or of those that wait longest between their instructions."""
-    if shown is None or shown.explainer is None:
-        return explained(shown)
-    explainer, unit = shown.explainer, shown.unit
+    unit = shown.unit
     timeline, shape = explainer.timeline, explainer.timeline.schedule.shape
     columns = zip(timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, strict=True)
     rows: list[list[parts.Cell]] = []
@@ -134,34 +127,27 @@ def workers(shown: CachedLanes | None) -> list[Any]:
         caption = f"{WORKERS_SHOWN} of {shape.worker_count}, largest inner bubble first. "
     if not explainer.limits:
         rows = [row[:-1] for row in rows]
-    of = f" ({unit.word})" if unit.word else ""
     head = (
         "worker",
-        f"busy{of}",
-        f"bubble{of}",
-        f"inner bubble{of}",
+        f"busy{unit.suffix}",
+        f"bubble{unit.suffix}",
+        f"inner bubble{unit.suffix}",
         "peak activations",
         *(["limit"] * bool(explainer.limits)),
     )
-    return [parts.table(head, rows), html.P(f"{caption}Activations are counted in chunks.", className="hint")]
+    return [parts.table(head, rows), parts.hint(f"{caption}Activations are counted in chunks.")]
 
 
-def hits(shown: CachedLanes | None, found: Any) -> Any:
-    """What the browser's search found, by time, with why each starts when it does; or what is wrong with the query.
+def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> list[Any]:
+    """What the browser's search found, by time, with why each starts when it does.
 
     Args:
-        found: as of `find` in `assets/lanes_search.js`; None where nothing was searched for.
+        found: as of `find` in `assets/modules/keys.js`.
     """
-    if not isinstance(found, dict):
-        return [html.P("Type a query above, and press Enter.", className="hint")]
-    if "problem" in found:
-        return parts.problems([str(found["problem"])])
-    if shown is None or shown.explainer is None:
-        return explained(shown)
-    table, explainer = shown.table, shown.explainer
+    table = shown.table
     chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
     if not chosen:
-        return parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")
+        return [parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")]
     unit, rows = shown.unit, []
     for operation in chosen:
         row = explainer.row(table, operation)
@@ -180,18 +166,8 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
         )
     total = int(found["total"])
     more = f"{total:,} found" + (f", the first {len(rows)} by time" if total > len(rows) else "")
-    of = f" ({unit.word})" if unit.word else ""
-    head = ("instruction", f"starts{of}", f"slack{of}", "why then", "")
-    return parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")
-
-
-def is_window(window: Any) -> bool:
-    """Whether the browser sent two times."""
-    return (
-        isinstance(window, list)
-        and len(window) == 2
-        and all(isinstance(time, int | float) and np.isfinite(time) for time in window)
-    )
+    head = ("instruction", f"starts{unit.suffix}", f"slack{unit.suffix}", "why then", "")
+    return [parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")]
 
 
 def kind_name(kind: int) -> str:

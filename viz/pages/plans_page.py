@@ -14,7 +14,8 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
 from recycle.plans import Move
-from viz.lane_cache import Explainer, LaneCache
+from viz.details import figures_beside
+from viz.lane_cache import LaneCache
 from viz.lanes import Panel
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
@@ -62,7 +63,7 @@ class PlansPage(Page):
         pressing = (
             "Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes"
         )
-        says = html.P(f"{self.caption()} {pressing} {FORMS}. {CHANGE_SHOWN}", className="hint")
+        says = parts.hint(f"{self.caption()} {pressing} {FORMS}. {CHANGE_SHOWN}")
         return [
             controls,
             parts.div("status", id=self.name("message"), role="status"),
@@ -135,7 +136,8 @@ class PlansPage(Page):
         if text and (not before or before[-1]):
             columns.append(("all workers", self._try("")))
         shown = [(title, one) for title, one in columns if one is not None]
-        rows = [[title, *(measure(one) for _, one in shown)] for title, measure in _MEASURES]
+        head, rows = figures_beside([(title, one.explainer) for title, one in shown])
+        rows.append(["answered in", *(f"{short(one.seconds)} s" for _, one in shown)])
         steps = [html.Span(self._title(step)) for step in before[-CRUMBS:]]
         crumbs = html.Nav(
             [*steps, html.Span(_title(asked), className="now")],
@@ -149,7 +151,7 @@ class PlansPage(Page):
             *([crumbs] if steps else []),
             parts.card(
                 _title(asked).capitalize(),
-                parts.table(("", *(title for title, _ in shown)), rows),
+                parts.table(head, rows),
                 caption=f"The plan is {came}, in {short(now.seconds)} s.{moved}{idle}",
             ),
         ]
@@ -158,14 +160,14 @@ class PlansPage(Page):
         """The lanes of the plan, the plan before as outlines."""
         now, old = self._answer(text), self._try(before[-1]) if before else None
         if old is not None:
-            self.cache.put(old.lanes, _explainer(old))
+            self.cache.put(old.lanes, old.explainer)
         return lanes_view(
             "",
             now.lanes,
             self.name("all"),
             self.cache,
             span=max(now.lanes.span, old.lanes.span if old else 0.0),
-            explainer=_explainer(now),
+            explainer=now.explainer,
             ghost=old.lanes if old else None,
         )
 
@@ -194,12 +196,17 @@ class PlansPage(Page):
         Raises:
             PlanError: no plan is for what it asks for.
         """
-        if pressed == self.name("undo"):
-            return (trail[-2], trail[:-1]) if len(trail) > 1 else None
         if pressed == self.name("restore"):
             return "", trail
         if pressed == FAILED:
             return text, trail
+        is_refused = self._try(text) is None
+        if pressed == self.name("undo"):
+            if is_refused:
+                return trail[-1], trail
+            return (trail[-2], trail[:-1]) if len(trail) > 1 else None
+        if is_refused:  # the lanes and buttons in sight are those of the text before
+            text = trail[-1]
         if pressed == store_id("choice"):
             worker = self.chosen(value)
             return None if worker is None else (self.toggled(text, [worker]), trail)
@@ -228,7 +235,7 @@ class PlansPage(Page):
         whole = self._try("")
         if whole is None:
             return [heading, library]
-        figures = parts.table(("", "all workers"), [[title, measure(whole)] for title, measure in _MEASURES])
+        figures = parts.table(*figures_beside([("all workers", whole.explainer)]))
         lanes = pictures(self.prefix, [Panel("All workers", whole.lanes)], "The plan holds no instruction.")
         return [heading, lanes, parts.card("Plan with all workers", figures), library]
 
@@ -267,7 +274,8 @@ class PlansPage(Page):
         return _title(parse(text, self.what_if.shape))
 
     def register(self, app: Dash) -> None:
-        text_now, trail_now = State(FAILED, "value"), self.state("trail", "data")
+        # What is searched and saved is the plan in sight: of the last text that was answered, whatever the field holds.
+        trail_now = self.state("trail", "data")
         keep_in_address(app, FAILED, State(FAILED, "type"))
 
         @app.callback(
@@ -281,7 +289,7 @@ class PlansPage(Page):
             self.input("restore", "n_clicks"),
             Input(FAILED, "n_submit"),
             Input(store_id("choice"), "data"),
-            text_now,
+            State(FAILED, "value"),
             trail_now,
             prevent_initial_call=True,
         )
@@ -334,15 +342,15 @@ class PlansPage(Page):
                 self.output("message", again=True),
                 self.output("searched", "data"),
                 self.input("longer", "n_clicks"),
-                text_now,
+                trail_now,
                 self.state("searched", "data"),
                 prevent_initial_call=True,
                 running=[(self.output("longer", "disabled"), True, False)],
             )
-            def search_longer(clicks: int, text: str | None, count: int) -> tuple[Any, Any]:
+            def search_longer(clicks: int, trail: Trail, count: int) -> tuple[Any, Any]:
                 if not clicks:
                     return no_update, no_update
-                is_better, said = self.searched(text or "")
+                is_better, said = self.searched(trail[-1])
                 return said, count + 1 if is_better else no_update
 
         # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
@@ -353,15 +361,11 @@ class PlansPage(Page):
         @app.callback(
             self.output("saved", "data"),
             self.input("save", "n_clicks"),
-            text_now,
+            trail_now,
             prevent_initial_call=True,
         )
-        def save(clicks: int, text: str | None) -> Any:
-            return self.saved(text or "") if clicks else no_update
-
-
-def _explainer(answer: Answer) -> Explainer:
-    return Explainer(answer.timeline, limits=answer.plan.limits, bound=(answer.plan.lower_bound, answer.plan.gap))
+        def save(clicks: int, trail: Trail) -> Any:
+            return self.saved(trail[-1]) if clicks else no_update
 
 
 def _title(asked: Condition) -> str:
@@ -396,19 +400,3 @@ def _what(move: Move) -> str:
         return move.role
     first, last = move.units[0], move.units[1] - 1
     return f"layer {first}" if first == last else f"layers {first} to {last}"
-
-
-def _memory(answer: Answer) -> str:
-    limits = answer.plan.limits
-    return short(answer.peak) + (f" of {short(max(limits))}" if limits else "")
-
-
-_MEASURES: tuple[tuple[str, Any], ...] = (
-    ("period", lambda answer: answer.plan.period),
-    ("lower bound", lambda answer: answer.plan.lower_bound),
-    ("gap", lambda answer: _gap(answer.plan.gap)),
-    ("makespan", lambda answer: answer.plan.makespan),
-    ("bubbles", lambda answer: percent(answer.timeline.bubble_ratio)),
-    ("peak activations", _memory),
-    ("answered in", lambda answer: f"{short(answer.seconds)} s"),
-)

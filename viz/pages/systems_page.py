@@ -8,7 +8,7 @@ from typing import Any
 from dash import Dash, dcc, html
 
 from viz.comparison import SystemComparison
-from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
+from viz.figures.charts import goodput_figure, lost_figure, rates_figure
 from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
@@ -76,7 +76,7 @@ class SystemsPage(Page):
         lost = parts.figure_view("", lost_figure(systems), self.name("lost"), spoken)
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
-            html.P([html.Span(word) for word in facts], className="chips"),
+            parts.chips(facts),
             parts.card(f"Goodput: {trace.name}", goodput, parts.table(HEAD, rows), caption=CAPTION),
             parts.card("Throughput and nodes alive", rates, caption=PAUSES),
             parts.card("Where the time went", lost, caption="The rest is progress at the fault-free rate."),

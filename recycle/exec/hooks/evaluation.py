@@ -20,8 +20,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Evaluated, EvaluationReport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.progress import Progress
-from recycle.ir.forward_only import forward_only
-from recycle.ir.lower import lower
+from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 

@@ -40,7 +40,7 @@ from recycle.ir.instruction import (
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import stage_units
-from recycle.plans.unit_shards import has_unit_shards
+from recycle.plans.shards import has_unit_shards
 
 if TYPE_CHECKING:
     from recycle.exec.model.split.backward import WeightGradientStore

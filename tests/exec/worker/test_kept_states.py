@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from recycle import RunError
-from recycle.exec.leader.verified_states import Comparison
+from recycle.exec.leader.commit import Comparison
 from recycle.exec.model import checksum
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.checksum import RunningChecksum
