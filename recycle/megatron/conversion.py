@@ -80,7 +80,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     iteration = verify_files(checkpoint).manifest.step + 1
     part = _unsplit(model)
     from recycle.exec.model.stored_tensors import StoredTensors
-    from recycle.exec.model.stored_weights import read_weights
+    from recycle.exec.model.weights import read_weights
     from recycle.megatron.arguments import EXPORTED, model_arguments
     from recycle.megatron.torch_dist import OF_OPTIMIZER, write
 
@@ -142,7 +142,7 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
         model = msgspec.structs.replace(model, vocabulary=checkpoint.vocabulary)
     part = _unsplit(model)
     unstated = _read(checkpoint, part, model)
-    from recycle.exec.model.stored_weights import named_weights
+    from recycle.exec.model.weights import named_weights
 
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
@@ -174,8 +174,7 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     model = job.without_weights().model
     part = _unsplit(model)
     from recycle.exec.data.loading import load_batches
-    from recycle.exec.model.stored_weights import named_weights
-    from recycle.exec.model.weights import global_names
+    from recycle.exec.model.weights import global_names, named_weights
 
     named: dict[str, torch.Tensor] = {}
     weights = f"{OF_OPTIMIZER}fp32_param." if checkpoint.has(f"{OF_OPTIMIZER}fp32_param.") else ""
@@ -251,7 +250,7 @@ def _unsplit(model: ModelSection) -> torch.nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # megatron-core tells of every optional package that is missing
         from recycle.exec.model.gpt import build_part
-        from recycle.exec.model.parallel_state import ensure_parallel_state
+        from recycle.exec.model.tensor_ranks import ensure_parallel_state
 
         ensure_parallel_state()
         try:

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.model.state.stored_names import HALVES
+from recycle.exec.model.state.optimizer import HALVES
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.protocol import Report
 from recycle.exec.transport.gloo import Gloo

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from recycle.exec.device.clock import HostClock
-from recycle.exec.device.device_progress import DeviceProgress
+from recycle.exec.device import DeviceProgress, HostClock, Progress
 from recycle.exec.hooks.hook import Generation, IterationHook, overridden
 from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Evaluated, EvaluationReport
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.exec.worker.progress import Progress
 from recycle.ir.forward_only import forward_only
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol
 
-from recycle.exec.device.clock import ExecutedInstruction
+from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.protocol import Commit, GenerationRecord, Report
 from recycle.exec.transport.groups import GroupTransport

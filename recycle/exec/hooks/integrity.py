@@ -8,7 +8,7 @@ import msgspec
 
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.leader.verified_states import Comparison, comparison
-from recycle.exec.model.checksum import layout_of
+from recycle.exec.model.integrity import layout_of
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Report
 from recycle.exec.worker.updates import Updates

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recycle.errors import JobError
-from recycle.exec.data.provided import DataProvider
+from recycle.exec.data.loading import DataProvider
 from recycle.exec.hooks.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.integrity import StateComparison

@@ -17,10 +17,10 @@ from typing import Any, get_type_hints
 import msgspec
 import torch
 from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
+from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.errors import JobError, first_line
-from recycle.exec.model.layers import transformer_engine
 from recycle.job import Job
 from recycle.job.architecture import config_of
 
@@ -34,6 +34,8 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 }
 """`activation_func` by name, as a job file can state it."""
 
+TRANSFORMER_ENGINE = "transformer_engine"
+"""The value of megatron-core's `transformer_impl` that asks for these modules; "local" are its own."""
 _SAID_ELSEWHERE = {
     "num_layers": "[model] layers says it",
     "hidden_size": "[model] hidden says it",
@@ -190,7 +192,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
             config = TransformerConfig(**(settings | changes))
     except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
         raise JobError(f"[model.config]: megatron-core refuses these values: {first_line(error)}") from None
-    transformer_engine.prepare(config)
+    prepare_for_engine(config)
     return config
 
 
@@ -207,8 +209,8 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             raise JobError(f"{key}: megatron-core's TransformerConfig has no such field{hint}")
         if name == "moe_router_load_balancing_type" and "global_aux_loss" in value:
             raise JobError(f"{key}: cannot be global_aux_loss: {_OWN_STATE}")
-        if name == "transformer_impl" and value not in ("local", transformer_engine.NAME):
-            raise JobError(f"{key}: {value!r} is none of local, {transformer_engine.NAME}")
+        if name == "transformer_impl" and value not in ("local", TRANSFORMER_ENGINE):
+            raise JobError(f"{key}: {value!r} is none of local, {TRANSFORMER_ENGINE}")
         if name == "activation_func":
             if value not in ACTIVATIONS:
                 raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")
@@ -226,3 +228,20 @@ def _types() -> dict[str, Any]:
     """Fields of TransformerConfig that can be given -> their types."""
     hints = get_type_hints(TransformerConfig)
     return {each.name: hints[each.name] for each in fields(TransformerConfig) if each.init and each.name[0] != "_"}
+
+
+def prepare_for_engine(config: TransformerConfig) -> None:
+    """Have linear layers delay their weight gradients, if the configuration asks for Transformer Engine's.
+
+    Raises:
+        JobError: it is not installed, or there are several tensor ranks.
+    """
+    if config.transformer_impl != TRANSFORMER_ENGINE:
+        return
+    key = f'[model.config] transformer_impl = "{TRANSFORMER_ENGINE}"'
+    if config.tensor_model_parallel_size > 1:
+        raise JobError(f'{key}: cannot be used with [shape] tensor_parallel > 1; write "local"')
+    if not HAVE_TE:
+        raise JobError(f'{key}: Transformer Engine is not installed: pip install "transformer-engine[pytorch]"')
+    # Set behind megatron-core's checks, which allow it only with an overlap of experts that no stage here has.
+    config.delay_wgrad_compute = True

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
-from recycle.exec.model.checksum import ChecksumBuilder
-from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
+from recycle.exec.data.loading import BatchesAhead
+from recycle.exec.model.integrity import ChecksumBuilder, flipped, flipped_tokens, strike_first_layer
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.split.incoming_gradients import Half, IncomingGradients
 from recycle.exec.model.stage import Naming, Stage, StoredPart, UnitState
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
-from recycle.exec.model.state.gradient_sums import GradientSums
-from recycle.exec.model.state.optimizer import decays
-from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.state.stored_names import StoredNames, without_shared
+from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
+from recycle.exec.model.state.optimizer import StoredNames, decays, without_shared
+from recycle.exec.model.state.shards import ShardedOptimizer
 from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.ir.instruction import (
     Backward,
@@ -43,7 +40,7 @@ from recycle.plans.hosting import stage_units
 from recycle.plans.unit_shards import has_unit_shards
 
 if TYPE_CHECKING:
-    from recycle.exec.model.split.backward import WeightGradientStore
+    from recycle.exec.model.backward import WeightGradientStore
 
 
 LOSS_EXPONENT = 16
@@ -85,12 +82,10 @@ class MegatronStage(Stage):
         evaluation: Batches | None = None,
         held: Mapping[int, UnitState] = MappingProxyType({}),
     ) -> None:
-        from recycle.exec.model.layers.expert_parallel import own_experts
-        from recycle.exec.model.layers.sequence_parallel import partly_computed
+        from recycle.exec.model.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
         from recycle.exec.model.part import StageModule
-        from recycle.exec.model.split.backward import WeightGradientStore, split_linears
-        from recycle.exec.model.split.delayed_layers import DelayedLayers
-        from recycle.exec.model.split.graph_split import GraphSplit
+        from recycle.exec.model.tensor_ranks import own_experts, partly_computed
         from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]

@@ -18,7 +18,7 @@ from recycle.job.named import function_named, name_of
 from recycle.job.sections import DataSection
 
 if TYPE_CHECKING:  # both have torch, which the process that names the functions for others lacks
-    from recycle.exec.data.provided import DataProvider
+    from recycle.exec.data.loading import DataProvider
     from recycle.exec.model.loss import LossFunction
 
 ModelProvider = Callable[..., Any]
@@ -38,7 +38,7 @@ class Providers:
 
     Attributes:
         model: builds a stage's module.
-        data: takes the job and returns what makes batches (see `recycle.exec.data.provided`).
+        data: takes the job and returns what makes batches (see `recycle.exec.data.loading`).
         loss: gives a micro-batch's sum and count of losses (see `recycle.exec.model.loss`).
         evaluation: as `data`, of what evaluations read.
     """

@@ -16,8 +16,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
-from recycle.exec.model.checksum import ChecksumBuilder
-from recycle.exec.model.flips import FlipsOfForwards, flip_largest
+from recycle.exec.model.integrity import ChecksumBuilder, FlipsOfForwards, flip_largest
 from recycle.exec.transport.base import Transport
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
@@ -330,7 +329,7 @@ class Stage(ABC):
             buffer.fill_(math.nan)
 
     def flip(self, target: str, bit: int) -> None:
-        """Flip one bit of the largest entry of what a fault of the hardware strikes (flips.py).
+        """Flip one bit of the largest entry of what a fault of the hardware strikes (integrity.py).
 
         Args:
             target: weight, moment, gradient (the sum), input, activation (of the next forward), or kernel: an

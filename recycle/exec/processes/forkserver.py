@@ -48,8 +48,8 @@ PRELOADED = {
         (
             "recycle.exec.model.gpt",
             "recycle.exec.model.part",
-            "recycle.exec.model.parallel_state",
-            "recycle.exec.model.split.backward",
+            "recycle.exec.model.tensor_ranks",
+            "recycle.exec.model.backward",
         ),
     ),
     "emulated": (),
@@ -249,7 +249,7 @@ def main(launcher: str) -> None:
     requests, answers = serve(launcher)
     _import(["recycle.exec.worker.worker"])
     importlib.import_module("recycle.ir.plugins").load_plugins()
-    importlib.import_module("recycle.exec.worker.warm_up").warm_up()
+    importlib.import_module("recycle.exec.worker.worker").warm_up()
     for request in map(json.loads, requests):
         match request:
             case int():

@@ -32,7 +32,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from recycle.errors import first_line
 from recycle.exec.transport.base import Messaged, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, leave_behind
 from recycle.exec.transport.outgoing import OutgoingLane, Sending
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu

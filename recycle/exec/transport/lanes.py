@@ -32,11 +32,10 @@ import torch
 from recycle.errors import RunError, first_line
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators, offer_of, offer_text
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.formation import TENSOR, CommunicatorPart, FormingStore, live_members, member_of, parts_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.parts import TENSOR, CommunicatorPart, live_members, member_of, parts_of
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
-from recycle.exec.transport.rooted_sums import RootedSums, communicators_of, with_owners
+from recycle.exec.transport.sharded_sums import RootedSums, communicators_of, with_owners
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.shape import Worker
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from recycle.exec.device.clock import ExecutedInstruction, HostClock, Mark
-from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.device.streams import Streams
-from recycle.exec.model.checksum import ChecksumBuilder
+from recycle.exec.device import DeviceProgress, ExecutedInstruction, HostClock, Mark, Streams
+from recycle.exec.model.integrity import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
 from recycle.errors import RunError
-from recycle.exec.device.device_progress import DeviceState
+from recycle.exec.device import DeviceState, Progress
 from recycle.exec.links import LinkClosed, connect_locally
 from recycle.exec.members import split_member
 from recycle.exec.protocol import (
@@ -49,7 +49,6 @@ from recycle.exec.protocol import (
     Warned,
     WorkerMessage,
 )
-from recycle.exec.worker.progress import Progress
 
 AGENT = "the agent of this node"
 INTERRUPT_SECONDS = 0.02

@@ -20,7 +20,7 @@ import torch
 from recycle import JobError, RunError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job
@@ -260,7 +260,7 @@ import os, signal, sys
 from pathlib import Path
 from typing import Any
 from tests.exec.checkpoint.test_checkpoint import JOB, store
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 
 places, put = int(sys.argv[2]), os.replace
 

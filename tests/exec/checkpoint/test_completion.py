@@ -15,7 +15,7 @@ from recycle import JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint

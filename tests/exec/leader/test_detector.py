@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from recycle import Job, Worker
+from recycle.exec.device import Progress
 from recycle.exec.leader.detector import Beats, FailureDetector, profiled_seconds, whom_to_fence
 from recycle.exec.protocol import Heartbeat
-from recycle.exec.worker.progress import Progress
 from tests.exec.leader.driver import beats_of
 from tests.exec.runs import job
 
@@ -116,7 +116,7 @@ def test_the_profile_counts_where_its_unit_is_known() -> None:
 
 def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("recycle.exec.worker.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("recycle.exec.device.time.monotonic", lambda: clock[0])
     progress = Progress()
     for worked, waited in ((2.0, 50.0), (1.0, 0.0)):
         progress.begins("1F")

@@ -12,15 +12,15 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle import MicroBatch, RunError
-from recycle.exec.model.config import transformer_config
-from recycle.exec.model.gpt import build_part
-from recycle.exec.model.parallel_state import ensure_parallel_state
-from recycle.exec.model.split.backward import (
+from recycle.exec.model.backward import (
     WeightGradientStore,
     require_all_split,
     require_tested_version,
     split_linears,
 )
+from recycle.exec.model.config import transformer_config
+from recycle.exec.model.gpt import build_part
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from tests.exec.drive import small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)

@@ -8,8 +8,8 @@ import torch
 from recycle import Job, JobError, MicroBatch
 from recycle.exec import run
 from recycle.exec.model.gpt import build_part
-from recycle.exec.model.layers.dropout import DropoutSeeds
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.part import DropoutSeeds
 from recycle.ir.families import one_f_one_b, zb_v
 from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import Run, job

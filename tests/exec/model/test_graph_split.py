@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from recycle import Job, MicroBatch
+from recycle.exec.model.backward import WeightGradientStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.other_layers import GraphSplit
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.split.backward import WeightGradientStore
-from recycle.exec.model.split.graph_split import GraphSplit
 from tests.exec.drive import CPU, differing, execute, gradients_by_name, micro_batches, one_f_one_b, small_job, split
 
 pytestmark = pytest.mark.slow

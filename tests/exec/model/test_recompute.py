@@ -13,7 +13,7 @@ import torch
 from recycle import JobError, MicroBatch
 from recycle.exec import run
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.profile.allocations import allocated_by
+from recycle.exec.profile.memory import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import job

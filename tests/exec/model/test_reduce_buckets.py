@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.accumulate import FlatLayout
 from tests.exec.drive import build_pipeline, execute, micro_batches, one_f_one_b, reduce_tied, run_pipelines, small_job

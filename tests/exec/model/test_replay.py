@@ -10,7 +10,7 @@ import torch
 from recycle import RunError
 from recycle.exec.checksums import NOTHING, MicroBatchChecksums, differing_bit
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import ChecksumBuilder, RunningChecksum, word_sums
+from recycle.exec.model.integrity import ChecksumBuilder, RunningChecksum, word_sums
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from recycle.job.shape import MicroBatch

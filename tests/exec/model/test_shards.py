@@ -11,11 +11,9 @@ import torch
 
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
-from recycle.exec.model.state.joined_sums import JoinedSums, Summed
-from recycle.exec.model.state.optimizer import UnitOptimizer
-from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.state.shards import Shards
-from recycle.exec.model.state.stored_names import StoredNames
+from recycle.exec.model.state.gradient_sums import JoinedSums, Summed
+from recycle.exec.model.state.optimizer import StoredNames, UnitOptimizer
+from recycle.exec.model.state.shards import ShardedOptimizer, Shards
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import TrainSection
 from tests.exec.sharded import joined, require_equal

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from recycle import RunError
-from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.transport.base import TransportError
 
 

@@ -12,8 +12,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle import Job
 from recycle.errors import JobError
+from recycle.exec.model import config as model_config
+from recycle.exec.model import gpt
 from recycle.exec.model.config import transformer_config
-from recycle.exec.model.layers import transformer_engine
 from tests.exec.drive import build_pipeline, differing, execute, gradients_by_name, micro_batches, one_f_one_b
 from tests.exec.drive import split as w_last
 from tests.exec.model.test_delayed_layers import Delays
@@ -79,8 +80,8 @@ class Backend(LocalSpecProvider):  # type: ignore[misc]
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_engine, "HAVE_TE", True)
-    monkeypatch.setattr(transformer_engine, "backend", Backend)
+    monkeypatch.setattr(model_config, "HAVE_TE", True)
+    monkeypatch.setattr(gpt, "backend", Backend)
 
 
 def asked(model: dict[str, Any]) -> dict[str, Any]:

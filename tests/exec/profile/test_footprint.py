@@ -15,8 +15,8 @@ from recycle import Job, Link, Profile, analytic, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
-from recycle.exec.profile.allocations import Allocated, allocated_by
 from recycle.exec.profile.measure import StageFigures, Subject, message_bytes
+from recycle.exec.profile.memory import Allocated, allocated_by
 from recycle.exec.profile.profiler import assemble
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.worker.interpreter import Interpreter

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from recycle import RunError
 from recycle.exec.leader.verified_states import Comparison
-from recycle.exec.model import checksum
+from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import RunningChecksum
+from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
@@ -130,7 +130,7 @@ def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages:
 def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_undone_as_ever(
     stages: list[Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checksum, "PIECE", 4)
+    monkeypatch.setattr(integrity, "PIECE", 4)
     updates, before = Updates(dict(enumerate(stages))), digests(stages)
     updates.compare_state(Comparison(-1))
     train(stages, updates, 0)

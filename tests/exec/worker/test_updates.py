@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from recycle import MicroBatch, RunError
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
 from recycle.exec.protocol import Commit

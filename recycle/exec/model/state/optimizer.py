@@ -1,4 +1,4 @@
-"""AdamW on the parameters of one unit of the model, held as one flat tensor.
+"""AdamW on the parameters of one unit of the model, held as one flat tensor; its rate, and its names in checkpoints.
 
 The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
 
@@ -7,20 +7,72 @@ and everything that a new host of the unit must copy is four tensors. The module
 anew, for a stage of other units, around the same tensors (`bind`). Learning rate and clip factor are pure functions, so
 that every worker derives the same step from the same record.
 
+Tensor ranks cut each half of a gated layer by itself, so each half has a name of its own in checkpoints. Of tied stages
+the first stores the shared weight.
+
 Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch.optim.adamw import adamw
 
 from recycle.exec.model.state.accumulate import FlatLayout
-from recycle.exec.model.state.learning_rate import learning_rate
+from recycle.exec.model.stored_tensors import piece_name, piece_of
 from recycle.job.footprint import ON_CPU, ON_GPU
 from recycle.job.sections import TrainSection
+
+FINAL_SHARE = 0.1
+"""Share of the peak learning rate at which the cosine ends."""
+DECAY_SHARE = 0.1
+"""Of the steps, in which the rate of "warmup-stable-decay" goes down (Hu et al., MiniCPM, arXiv 2404.06395)."""
+_SHARES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (math.cos(math.pi * progress) + 1.0),
+    "exponential": lambda progress: 2.0 * math.pow(0.5, progress) - 1.0,
+    "minus-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""From the highest to the lowest learning rate, by how much of the way is behind; megatron-core's."""
+
+
+def learning_rate(train: TrainSection, iteration: int) -> float:
+    """Learning rate of an iteration, counted from 0.
+
+    With a `schedule`, what megatron-core's `OptimizerParamScheduler` gives after that many iterations. Without, it
+    rises linearly over the first `warmup` iterations to `learning_rate`, then follows half a cosine down to a tenth of
+    it at the last of `steps`, and stays there. Depends on `steps`, so a run resumed with more steps has another course.
+    """
+    if train.schedule is not None:
+        return _scheduled(train, iteration)
+    if iteration < train.warmup:
+        return train.learning_rate * (iteration + 1) / train.warmup
+    span = max(train.steps - 1 - train.warmup, 1)
+    progress = min((iteration - train.warmup) / span, 1.0)
+    share = FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+    return train.learning_rate * share
+
+
+def _scheduled(train: TrainSection, iteration: int) -> float:
+    highest, lowest = train.learning_rate, train.minimum_learning_rate
+    if train.warmup > 0 and iteration <= train.warmup:
+        return highest * iteration / train.warmup
+    if train.schedule == "constant":
+        return highest
+    if iteration > train.steps:
+        return lowest
+    shape, begin = str(train.schedule), train.warmup
+    if shape == "warmup-stable-decay":
+        usual = max(round(DECAY_SHARE * train.steps), 1)
+        shape, begin = train.decay_shape, max(train.steps - (train.decay or usual), train.warmup)
+        if iteration <= begin:
+            return highest
+    share = _SHARES[shape]((iteration - begin) / (train.steps - begin))
+    return lowest + share * (highest - lowest)
+
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `StateNames.named`."""
@@ -288,3 +340,68 @@ class OptimizerPiece:
         live = self._optimizer.live
         is_rounded = live.dtype != torch.float32 and len(tensors) == UNROUNDED
         return self._names.named(self._optimizer, [*tensors, tensors[0].to(live.dtype)] if is_rounded else tensors)
+
+
+HALVES = (".gate", ".up")
+"""Behind the name of a gated layer's parameter: its halves."""
+
+
+class StoredNames:
+    """The names of one stage.
+
+    Args:
+        cut: parameter -> the dimension that tensor ranks cut; None where each has one of its own.
+        halved: parameters of gated layers.
+
+    Attributes:
+        cut, halved: as given.
+    """
+
+    def __init__(self, cut: Mapping[str, int | None], halved: Collection[str]) -> None:
+        self.cut, self.halved = dict(cut), set(halved)
+
+    def cuts(self) -> Mapping[str, int | None]:
+        """As `Stage.cuts`."""
+        counts = {f"{COUNTED}{name}": None for name, dimension in self.cut.items() if dimension is None}
+        return counts | {
+            f"{prefix}{name}{half}": dimension
+            for prefix in SHAPED
+            for name, dimension in self.cut.items()
+            for half in self._halves_of(name)
+        }
+
+    def _halves_of(self, name: str) -> Sequence[str]:
+        return HALVES if name in self.halved else ("",)
+
+    def between(
+        self,
+        shapes: Mapping[str, torch.Size],
+        places: Mapping[str, int],
+        begin: int,
+        end: int,
+        tells_shapes: bool = False,
+    ) -> StateNames:
+        """The names of a range of the state.
+
+        Args:
+            shapes: of parameters.
+            places: their first elements in one flat layout.
+            begin, end: elements of it at which the range begins and ends.
+            tells_shapes: as of `piece_name`.
+        """
+        shaped: dict[str, tuple[int, int, torch.Size]] = {}
+        for name, shape in shapes.items():
+            part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
+            for number, half in enumerate(self._halves_of(name)):
+                first = places[name] + number * part.numel()
+                low, high = max(first, begin), min(first + part.numel(), end)
+                if low < high:
+                    piece = piece_name(name + half, low - first, high - first, part, tells_shapes)
+                    shaped[piece] = low - begin, high - begin, part
+        return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
+
+
+def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
+    """The same tensors but those of the shared weight, or of a piece of it."""
+    dropped = {f"{prefix}{shared}" for prefix in (*SHAPED, COUNTED)}
+    return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in dropped}

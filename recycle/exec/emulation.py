@@ -28,10 +28,10 @@ from types import MappingProxyType
 
 import torch
 
-from recycle.exec.model.checksum import ChecksumBuilder
-from recycle.exec.model.flips import flipped
+from recycle.exec.model.integrity import ChecksumBuilder, flipped
 from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
-from recycle.exec.model.state.shards import Shards, SumBuffer
+from recycle.exec.model.state.gradient_sums import SumBuffer
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.model.stored_tensors import piece_name
 from recycle.ir.instruction import (
     Backward,
