@@ -83,7 +83,7 @@ def built(job: Job, place: int, copies: int) -> Stage:
 def update(stage: Stage, transport: GroupTransport, iteration: int) -> dict[str, float]:
     """What ends an iteration; seconds of its parts and of all together."""
     marks = [time.perf_counter()]
-    stage.layout.reduce(stage, transport, 1)
+    stage.layout.reduce(stage, transport, 0, 1)
     marks.append(time.perf_counter())
     for _ in stage.reduced():
         pass

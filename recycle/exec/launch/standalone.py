@@ -17,7 +17,7 @@ from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.stage import bucket_key
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
@@ -205,22 +205,18 @@ class LocalRun:
         self.exchange.reduced.clear()
         self.exchange.sums.clear()
         self.exchange.gathered.clear()
-        self.exchange.gradients.clear()
         buckets = self.schedule.buckets
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():
                 for bucket in range(buckets):
-                    key = (index, bucket if bucket < buckets - 1 else None)
-                    if isinstance(stage.layout, Shards):
-                        parts = stage.layout.bucket(stage, bucket, buckets)
-                        self.exchange.gradients.setdefault(key, {})[worker] = parts
-                    self.exchange.sums.setdefault(key, []).append(stage.gradient_bucket(bucket, buckets))
+                    parts = stage.layout.bucket(stage, bucket, buckets)
+                    self.exchange.sums.setdefault((index, bucket_key(bucket, buckets)), {})[worker] = parts
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):
                     if index in tie:
                         # Tied stages of one worker have one sum.
                         tied = self.stages[worker][index].tied_buffers()
-                        self.exchange.sums.setdefault((group, None), []).append(tied)
+                        self.exchange.sums.setdefault((group, None), {})[worker] = [[buffer] for buffer in tied]
                         break
 
 

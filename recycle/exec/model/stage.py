@@ -65,6 +65,11 @@ class StatePiece(UnitState, Protocol):
         """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
 
 
+def bucket_key(bucket: int, buckets: int) -> int | None:
+    """A bucket as `Transport.reduce` is told of it: None for the last."""
+    return bucket if bucket < buckets - 1 else None
+
+
 class StateLayout(ABC):
     """How the optimizer's state of a stage lies over its hosts: what this one has of it, piece by piece.
 
@@ -108,12 +113,12 @@ class StateLayout(ABC):
         """As `Stage.reduced`."""
 
     @abstractmethod
-    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        """Of each buffer of gradients that is reduced with a bucket the parts of all shards, in order."""
 
     @abstractmethod
-    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
-        """Sum the last bucket, and wait for the others."""
+    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        """Begin to sum a bucket of the stage's gradients over its hosts; with the last, wait for all."""
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors, one piece behind the other."""
@@ -179,11 +184,11 @@ class ReplicatedState(StateLayout):
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
         yield stage.index, stage.gradient_norms_squared(), stage.replicated(), stage.gradient_checksum()
 
-    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        transport.begin_reduce(stage.index, bucket, stage.gradient_bucket(bucket, buckets))
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        return [[buffer] for buffer in stage.gradient_bucket(bucket, buckets)]
 
-    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
-        transport.reduce(stage.index, stage.gradient_bucket(buckets - 1, buckets))
+    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.reduce(stage.index, stage.gradient_bucket(bucket, buckets), bucket_key(bucket, buckets))
 
 
 class Stage(ABC):

@@ -210,11 +210,14 @@ class LaneTransport(GroupTransport):
         self._communicators.forget_completed()
         super().send(instruction, tensor)
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         if stage not in self._sums:
             return
-        self.begin_reduce_scatter(stage, 0, buffers)
-        begun, sums = self._scattering.pop(stage), self._sharded(stage)
+        sums, begun = self._sharded(stage), self._scattering.setdefault(stage, [])
+        begun.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
+        if bucket is not None:
+            return
+        del self._scattering[stage]
 
         def add_up() -> None:
             for works, _ in begun:
@@ -224,12 +227,6 @@ class LaneTransport(GroupTransport):
             self._synchronize()
 
         self._settle_behind(add_up, self._sums[stage])
-
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        if stage in self._sums:
-            sums = self._sharded(stage)
-            works = [work for parts in buffers for work in sums.reduce(parts)]
-            self._scattering.setdefault(stage, []).append((works, buffers))
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage not in self._sums:

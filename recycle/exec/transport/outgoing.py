@@ -106,7 +106,7 @@ Start = Callable[["torch.Tensor", int], Any]
 
 
 class Sending:
-    """A message under way, which says whether it has arrived."""
+    """What a thread waits for, a message under way or a sum; says whether it is there."""
 
     def __init__(self, waiting: Future[Any]) -> None:
         self.waiting = waiting
@@ -115,7 +115,7 @@ class Sending:
         return self.waiting.done()
 
     def wait(self) -> Any:
-        """Wait until it has arrived. Raises RuntimeError when it cannot.
+        """Wait until it is there. Raises RuntimeError when it cannot be.
 
         Returns:
             of a part of a state when it has, monotonic seconds.

@@ -54,27 +54,23 @@ class ShardedSums:
         self._group, self._rank, self._owners, self._givers, self._wait = group, rank, owners, givers, wait
         self._peers = [peer for peer in range(size) if peer != rank]
 
-    def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """A call that sums the parts in place and returns when the sums are there and all is sent."""
-
-        def run() -> None:
-            sent, received, mine = list[Any](), list[Any](), list[int]()
-            for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
-                first, *others = owners
-                if first == self._rank:
-                    mine.append(shard)
-                    continue
-                for number, piece in enumerate(_pieces(part)):
-                    sent.append(self._send(piece, first, shard, number, _REDUCE))
-                    if self._rank in others:
-                        # The sum comes when the first owner has all of what is being sent from here.
-                        received.append(self._receive(piece, first, shard, number, _SUM))
-            for shard in mine:
-                sent += self._add_up(shard, parts[shard])
-            for work in [*received, *sent]:
-                self._wait(work)
-
-        return run
+    def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> None:
+        """Sum the parts in place; returns when the sums are there and all is sent."""
+        sent, received, mine = list[Any](), list[Any](), list[int]()
+        for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
+            first, *others = owners
+            if first == self._rank:
+                mine.append(shard)
+                continue
+            for number, piece in enumerate(_pieces(part)):
+                sent.append(self._send(piece, first, shard, number, _REDUCE))
+                if self._rank in others:
+                    # The sum comes when the first owner has all of what is being sent from here.
+                    received.append(self._receive(piece, first, shard, number, _SUM))
+        for shard in mine:
+            sent += self._add_up(shard, parts[shard])
+        for work in [*received, *sent]:
+            self._wait(work)
 
     def _add_up(self, shard: int, part: torch.Tensor) -> list[Any]:
         """Add what the peers have of a part, piece by piece, and send it to the other owners; what is being sent."""
@@ -105,22 +101,18 @@ class ShardedSums:
                 expect(number + AWAITED)
         return sent
 
-    def gather(self, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """A call that fills the parts that this host does not own and returns when that and all sends are done."""
-
-        def run() -> None:
-            works = []
-            for shard, (part, owners) in enumerate(zip(parts, self._givers, strict=True)):
-                for number, piece in enumerate(_pieces(part)):
-                    if owners[0] == self._rank:
-                        takers = (peer for peer in self._peers if peer not in owners)
-                        works += [self._send(piece, peer, shard, number, _GATHER) for peer in takers]
-                    elif self._rank not in owners:
-                        works.append(self._receive(piece, owners[0], shard, number, _GATHER))
-            for work in works:
-                self._wait(work)
-
-        return run
+    def gather(self, parts: Sequence[torch.Tensor]) -> None:
+        """Fill the parts that this host does not own; returns when that and all sends are done."""
+        works = []
+        for shard, (part, owners) in enumerate(zip(parts, self._givers, strict=True)):
+            for number, piece in enumerate(_pieces(part)):
+                if owners[0] == self._rank:
+                    takers = (peer for peer in self._peers if peer not in owners)
+                    works += [self._send(piece, peer, shard, number, _GATHER) for peer in takers]
+                elif self._rank not in owners:
+                    works.append(self._receive(piece, owners[0], shard, number, _GATHER))
+        for work in works:
+            self._wait(work)
 
     def _send(self, piece: torch.Tensor, peer: int, shard: int, number: int, purpose: int) -> Any:
         return self._group.send([piece], peer, self._tag(shard, number, purpose))

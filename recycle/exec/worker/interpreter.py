@@ -248,8 +248,7 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
-        summed = self.stages[stage]
-        summed.layout.reduce(summed, self.transport, self.buckets)
+        self.begin_reduce(stage, self.buckets - 1)
 
     def gather(self, stage: int) -> None:
         """Have the parameters of the stage that other hosts have stepped come from them, and give them this one's."""
@@ -258,7 +257,7 @@ class Interpreter:
     def begin_reduce(self, stage: int, bucket: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
         summed = self.stages[stage]
-        summed.layout.begin_reduce(summed, self.transport, bucket, self.buckets)
+        summed.layout.reduce(summed, self.transport, bucket, self.buckets)
 
 
 def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:

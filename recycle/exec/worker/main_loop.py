@@ -25,7 +25,7 @@ from recycle.exec.hooks.evaluation import evaluation_schedule
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.protocol import Commit, Copied, GenerationRecord
+from recycle.exec.protocol import Acknowledged, Commit, Copied, CutOff, Formed, GenerationRecord, Trouble
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -158,7 +158,8 @@ class MainLoop:
         self._reach("acknowledge", record)
         self.member.progress.ended()
         self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
-        self.member.acknowledge(self._undone == record.committed + 1, self.updates.is_stale(record.committed))
+        took_back = self._undone == record.committed + 1
+        self.member.say(Acknowledged(took_back, self.updates.is_stale(record.committed)))
         if not self.member.permitted("form"):
             return None
         self._undone = None
@@ -178,7 +179,7 @@ class MainLoop:
             if self.tensor_group is not None:
                 self.tensor_group.exchange = transport.exchange
             self.member.progress.ended()
-            self.member.formed(copied=copied)
+            self.member.say(Formed(copied=copied))
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
@@ -203,12 +204,12 @@ class MainLoop:
         except TransportError as error:
             if isinstance(error, Unreachable):
                 (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
-                self.member.cut_off(peer)
+                self.member.say(CutOff(peer))
             elif transport is None:
                 expired = time.monotonic() - began >= self.job.membership.form_timeout
-                self.member.formed(str(error), expired)
+                self.member.say(Formed(str(error), expired))
             else:
-                self.member.trouble(str(error))
+                self.member.say(Trouble(f"worker {self.member.name}: {error}"))
             return None
         except GenerationOver:
             return None

@@ -40,7 +40,7 @@ from recycle.exec.members import member_name
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.protocol import Commit, GenerationRecord, Report
+from recycle.exec.protocol import Commit, FinalState, GenerationRecord, Leaving, Ready, Report
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.outgoing import PacedLinks
 from recycle.exec.transport.plugin import TRANSPORTS, TransportSettings, transport_named, transport_of
@@ -112,7 +112,8 @@ def run_worker(text: str) -> None:
         specification.generation,
         transport.device_state,
     )
-    threading.Thread(target=_await_termination, args=(member.leaves, end), daemon=True).start()
+    leave = partial(member.say, Leaving(specification.incarnation))
+    threading.Thread(target=_await_termination, args=(leave, end), daemon=True).start()
     try:
         build = partial(build_stages, job, device=device, tensor_group=tensor_group)
         usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
@@ -144,11 +145,11 @@ def run_worker(text: str) -> None:
     )
     hooks: list[IterationHook] = [faults] if run.faults else []
     if isinstance(hosted, HostedShards):
-        hooks.append(BackgroundCopies(member.worker, hosted, member.has_copied, faults.reach, job.train.copy_bytes))
+        hooks.append(BackgroundCopies(member.worker, hosted, member.say, faults.reach, job.train.copy_bytes))
     if job.integrity.compares_states:
-        hooks.append(StateComparison(job, stages, updates, member.describe_state))
+        hooks.append(StateComparison(job, stages, updates, member.say, tensor_rank))
     deadline, waits = job.train.checkpoint_deadline, member.progress.set_waiting
-    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.saved, tensor_parallel, deadline, waits))
+    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.say, tensor_parallel, deadline, waits))
     every = trace_every(job.train.trace)
     if tensor_rank == 0 and every is not None:
         hooks.append(TraceLog(log_path(run.directory, worker), run.started, member.warn, every))
@@ -162,7 +163,7 @@ def run_worker(text: str) -> None:
             device=transport.progress,
         )
         hooks.append(evaluation)
-    member.ready()
+    member.say(Ready(specification.incarnation))
     try:
         is_finished = MainLoop(
             job=job,
@@ -179,7 +180,8 @@ def run_worker(text: str) -> None:
         if not is_finished:
             return
         member.progress.begins("digest")
-        member.leave_digests({number: text for stage in stages.values() for number, text in stage.digests().items()})
+        digests = {number: text for stage in stages.values() for number, text in stage.digests().items()}
+        member.say(FinalState(digests))
     except RunError as error:
         end(str(error))
 

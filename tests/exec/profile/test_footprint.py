@@ -63,7 +63,7 @@ class Echo(GroupTransport):
     def form(self) -> None:
         return
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         return
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState
+from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState, bucket_key
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, SumBuffer
 from recycle.exec.model.state.optimizer import (
@@ -135,14 +135,10 @@ class Shards(StateLayout):
         place = number - self._first
         return self._bounds[place], self._bounds[place + 1]
 
-    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        transport.begin_reduce_scatter(stage.index, bucket, self.bucket(stage, bucket, buckets))
-
-    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
-        transport.reduce_scatter(stage.index, self.bucket(stage, buckets - 1, buckets))
+    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
 
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
-        """Of each buffer that is reduced with a bucket the parts of all shards, in order."""
         return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
 
     def moments(self) -> list[torch.Tensor]:
