@@ -85,7 +85,7 @@ def update(stage: Stage, transport: GroupTransport, iteration: int) -> dict[str,
     marks = [time.perf_counter()]
     stage.layout.reduce(stage, transport, 0, 1)
     marks.append(time.perf_counter())
-    for _ in stage.reduced():
+    for _ in stage.layout.reduced(stage):
         pass
     stage.step(iteration, 1.0)
     marks.append(time.perf_counter())

@@ -176,11 +176,13 @@ def check_faults(
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
         if not kind.struck and alive[fault.worker] is True:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
-        if kind.of_link:
-            _check_link(fault, shape, alive)
-        elif fault.other is not None:
-            fenced = _check_pair(fault, shape, alive)
-            if fenced is not None:
+        if fault.other is not None:
+            shape.require(fault.other, f"fault {fault}")
+            if alive[fault.other] is False:
+                raise JobError(f"fault {fault}: worker {fault.other} is already dead at step {fault.step}")
+            if kind.of_link:
+                _check_link(fault, fault.other, shape)
+            elif (fenced := _check_pair(fault, fault.other, shape, alive)) is not None:
                 alive[fenced] = False
         else:
             hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
@@ -194,13 +196,9 @@ def check_faults(
                 alive[fault.worker] = not kind.ends
 
 
-def _check_link(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> None:
-    """Raise JobError when the second worker is dead, or when no stage of one comes behind a stage of the other."""
-    worker, other = fault.worker, fault.other
-    assert other is not None
-    shape.require(other, f"fault {fault}")
-    if alive[other] is False:
-        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
+    """Raise JobError when no stage of one worker comes behind a stage of the other."""
+    worker = fault.worker
     apart = (worker.rank - other.rank) % shape.ranks
     wraps = shape.chunks > 1 and apart in (1, shape.ranks - 1)
     if abs(worker.rank - other.rank) != 1 and (not wraps or worker.rank == other.rank):
@@ -209,17 +207,13 @@ def _check_link(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) ->
         )
 
 
-def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
+def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
     """The worker that a cut ends; None where the two send each other nothing as long as no other worker is dead.
 
     Raises:
-        JobError: one of the two is dead, or each is the last host of its stage.
+        JobError: each of the two is the last host of its stage.
     """
-    worker, other = fault.worker, fault.other
-    assert other is not None
-    shape.require(other, f"fault {fault}")
-    if alive[other] is False:
-        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+    worker = fault.worker
     apart = abs(worker.rank - other.rank)
     if apart > 1 and not (shape.chunks > 1 and apart == shape.ranks - 1):
         return None

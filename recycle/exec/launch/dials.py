@@ -16,7 +16,7 @@ from typing import Any
 
 from recycle.errors import JobError, first_line
 from recycle.exec.launch.observer import Observer, sentence
-from recycle.exec.model.state.optimizer import learning_rate
+from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.job import Job
 from recycle.job.analytic import model_flops
 

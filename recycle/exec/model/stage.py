@@ -22,6 +22,8 @@ from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""`[train] precision` -> type of weights, activations and messages."""
 Naming = Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
 
 
@@ -86,7 +88,7 @@ class StateLayout(ABC):
 
     @abstractmethod
     def units(self) -> Mapping[int, UnitState]:
-        """What moves with units of the model, in order."""
+        """What moves with units of the model, in order; complete before the first step."""
 
     @abstractmethod
     def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
@@ -110,7 +112,8 @@ class StateLayout(ABC):
 
     @abstractmethod
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """As `Stage.reduced`."""
+        """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
+        each owned shard, by the shard's number."""
 
     @abstractmethod
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
@@ -291,12 +294,12 @@ class Stage(ABC):
         """
 
     @abstractmethod
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
-        """W of a micro-batch whose I is done."""
+    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
+        """W of a micro-batch whose I is done.
 
-    @abstractmethod
-    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
-        """The share of a W that adds to a bucket, of `buckets` in all; the last one also does what belongs to none."""
+        Args:
+            bucket, buckets: only the share that adds to this bucket, of so many; the last has what belongs to none.
+        """
 
     @abstractmethod
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -403,10 +406,6 @@ class Stage(ABC):
         """
         return self.layout.keep(before, start)
 
-    def units(self) -> Mapping[int, UnitState]:
-        """What this stage holds of each of its units, in order, complete before the first step."""
-        return self.layout.units()
-
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors of all units, one unit behind the other; or of the owned shards."""
         return self.layout.state_tensors()
@@ -447,10 +446,12 @@ class Stage(ABC):
         """`state_digest` by the stage's number; or the digest of each owned shard that is complete by the shard's."""
         return {number: digest(part.tensors) for number, part in self._complete().items()}
 
-    def reduced(self) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
-        each owned shard, by the shard's number."""
-        return self.layout.reduced(self)
+    def placement(self) -> Mapping[str, str]:
+        """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
+
+        Those that had none since the stage was built are left out.
+        """
+        return {}
 
     @abstractmethod
     def held_micro_batches(self) -> int:

@@ -44,13 +44,7 @@ SEND_SECONDS = 0.1
 WORKER = "recycle.exec.worker.worker:run_worker"
 PRELOADED = {
     **dict.fromkeys(
-        ("gpt", "llama", "qwen", "mixtral"),
-        (
-            "recycle.exec.model.gpt",
-            "recycle.exec.model.part",
-            "recycle.exec.model.tensor_ranks",
-            "recycle.exec.model.backward",
-        ),
+        ("gpt", "llama", "qwen", "mixtral"), ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")
     ),
     "emulated": (),
     "checkpoints": (

@@ -32,7 +32,6 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from recycle.child import serve
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
 from recycle.exec.profile.memory import allocated_by, capacity
@@ -168,7 +167,7 @@ class Subject:
 
     def update(self, iteration: int) -> None:
         """What ends an iteration, but for the sum over the stage's hosts."""
-        for _ in self.stage.reduced():
+        for _ in self.stage.layout.reduced(self.stage):
             pass
         if self._job.planner.staggered:
             self._updates.step_ahead(self._index, iteration)
@@ -269,7 +268,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
         _size_of(stage.layout.gathered()),
-        dict(stage.placement()) if isinstance(stage, MegatronStage) else {},
+        dict(stage.placement()),
     )
 
 

@@ -170,7 +170,7 @@ class Hosted:
 
     def _placed(self) -> Iterator[tuple[int, UnitState]]:
         for stage in self.stages.values():
-            yield from stage.units().items()
+            yield from stage.layout.units().items()
 
 
 def copied_to(worker: Worker, copies: Iterable[Copy]) -> set[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -105,7 +105,8 @@ class Interpreter:
         self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
-            self._of_stage = {stage: _computes(program, stage) for stage in self.stages}
+            computes = [one for one in _unpaired(program) if isinstance(one, Compute)]
+            self._of_stage = {stage: [one for one in computes if one.stage == stage] for stage in self.stages}
         self._reads_left = dict(self._reads_again)
         self._beside.clear()
         for index, stage in self.stages.items():
@@ -121,10 +122,9 @@ class Interpreter:
     def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:
         """How often the values that have several readers in the program are read once the first has read them."""
         reads: Counter[Value] = Counter()
-        for one in program:
-            for piece in (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,):
-                if isinstance(piece, Send | Compute):
-                    reads.update(value for value in inputs(piece, self.model_stages) if value is not None)
+        for piece in _unpaired(program):
+            if isinstance(piece, Send | Compute):
+                reads.update(value for value in inputs(piece, self.model_stages) if value is not None)
         return {value: count - 1 for value, count in reads.items() if count > 1}
 
     def execute(self, instruction: Instruction) -> None:
@@ -260,11 +260,7 @@ class Interpreter:
         summed.layout.reduce(summed, self.transport, bucket, self.buckets)
 
 
-def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:
-    """What a program computes on a stage, those in overlapped pairs too."""
-    every = (
-        piece
-        for one in program
-        for piece in ((one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,))
-    )
-    return [one for one in every if isinstance(one, Compute) and one.stage == stage]
+def _unpaired(program: Sequence[Instruction]) -> Iterator[Instruction]:
+    """The instructions of a program, those in overlapped pairs one by one."""
+    for one in program:
+        yield from (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,)

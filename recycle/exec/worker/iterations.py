@@ -253,7 +253,9 @@ def report_of(
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
     checksums: dict[int, int] = {}
-    for number, found, all_have, checksum in (part for stage in stages.values() for part in stage.reduced()):
+    for number, found, all_have, checksum in (
+        part for stage in stages.values() for part in stage.layout.reduced(stage)
+    ):
         common = set(all_have)
         norms[number] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
         if common:

@@ -32,19 +32,19 @@ def test_weights_activations_and_messages_are_bf16_and_what_sums_and_updates_is_
         assert {parameter.dtype for parameter in stage.parameters.values()} == {torch.bfloat16}
         assert stage.gradient_buffers()[0].dtype == torch.float64
         assert {gradient.dtype for gradient in mean_gradients(stage).values()} == {torch.float32}
-        for unit in stage.units().values():
+        for unit in stage.layout.units().values():
             assert [t.dtype for t in unit.state_tensors()] == [torch.float32] * 4 + [torch.bfloat16]
 
 
 def test_working_weights_are_the_rounded_fp32_ones_which_start_as_without() -> None:
     (half,), (full,) = build_pipeline(small_job(ranks=1, train=HALF)), build_pipeline(small_job(ranks=1))
     layer = 1
-    assert half.units()[layer].state_tensors()[0].equal(full.units()[layer].state_tensors()[0])
+    assert half.layout.units()[layer].state_tensors()[0].equal(full.layout.units()[layer].state_tensors()[0])
     small = 1e-6  # far below what bf16 can tell from a weight, so only fp32 keeps it
     run_pipelines([[half]], 0, 4)
-    before = half.units()[layer].state_tensors()[0].clone()
+    before = half.layout.units()[layer].state_tensors()[0].clone()
     half.step(0, small)
-    after, *_, working = half.units()[layer].state_tensors()
+    after, *_, working = half.layout.units()[layer].state_tensors()
     assert not after.equal(before)
     assert working.equal(after.bfloat16())
     name = "decoder.layers.0.mlp.linear_fc1.weight"

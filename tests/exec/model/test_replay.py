@@ -115,7 +115,7 @@ def test_parts_of_a_weight_gradient_count_by_their_place_in_any_order() -> None:
         stage.forward(given, activation)
         stage.backward_input(given, None)
     for bucket in range(3):
-        home.backward_weight_part(given, bucket, 3)
+        home.backward_weight(given, bucket, 3)
     peer.backward_weight(given)
     assert home.made() == peer.made()
 

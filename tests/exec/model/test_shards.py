@@ -45,7 +45,7 @@ def summed() -> ExactSum:
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
-    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count).shards
+    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count)
 
 
 def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
@@ -142,8 +142,7 @@ def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: t
     for name, shape in zip(NAMES, SHAPES, strict=True):
         sums.add(order.index(name), torch.randn(shape, generator=generator))
     joined_sums = JoinedSums([Summed(sums, order)], DIVISOR)
-    found = ShardedOptimizer(named, GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
-    shards = found.shards
+    shards = ShardedOptimizer(named, GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]

@@ -97,7 +97,9 @@ def test_a_stage_may_have_no_layers(layers: list[int]) -> None:
     assert differing(gradients_by_name(whole), gradients_by_name(uneven)) == []
     for stage in uneven:
         stage.step(0, clip_factor=1.0)
-    counts = {unit: state.state_tensors()[3].tolist() for stage in uneven for unit, state in stage.units().items()}
+    counts = {
+        unit: state.state_tensors()[3].tolist() for stage in uneven for unit, state in stage.layout.units().items()
+    }
     assert counts == {
         0: [1.0, 0.0],
         **{unit: [1.0, 1.0] for unit in range(1, 6)},

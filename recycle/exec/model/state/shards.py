@@ -13,7 +13,8 @@ that has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -50,13 +51,8 @@ class Shards(StateLayout):
             those of one unit lie behind those of another.
         weights: the live parameters, flat [bounds[-1]].
         sums: of the gradients.
-        make: the initial state of the shard at a place.
-        norms: the squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`.
-        settled: called when no shard is made of the initial state any more.
-        common: places in `norms` of a range that all tensor ranks of a worker have alike.
 
     Attributes:
-        settled: as given.
         pieces: number in the whole model -> the state of a shard that this worker holds, in order.
     """
 
@@ -69,14 +65,24 @@ class Shards(StateLayout):
         bounds: Sequence[int],
         weights: torch.Tensor,
         sums: Sequence[SumBuffer],
-        make: Callable[[int], Shard],
-        norms: Callable[[int, int], list[float]],
-        settled: Callable[[], None] = lambda: None,
-        common: Callable[[int, int], Collection[int]] = lambda begin, end: (),
     ) -> None:
-        self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
-        self._weights, self._sums, self.settled, self._common = weights, list(sums), settled, common
+        self._first, self._bounds, self._weights, self._sums = first, list(bounds), weights, list(sums)
         self.pieces = {}
+
+    @abstractmethod
+    def _make(self, begin: int, end: int) -> Shard:
+        """The initial state of a shard, of a range of the parameters."""
+
+    @abstractmethod
+    def _norms(self, begin: int, end: int) -> list[float]:
+        """The squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`."""
+
+    @abstractmethod
+    def _common(self, begin: int, end: int) -> Collection[int]:
+        """Places in the norms of a range of those that all tensor ranks of a worker have alike."""
+
+    def settled(self) -> None:
+        """Shards come from their owners from now on, not from the initial state."""
 
     @property
     def all_numbers(self) -> range:
@@ -85,7 +91,7 @@ class Shards(StateLayout):
 
     def own(self, numbers: Collection[int]) -> None:
         """Hold the state of these shards of the stage too; of a new one the initial state."""
-        new = {number: self._make(number - self._first) for number in sorted(set(numbers) - self.pieces.keys())}
+        new = {number: self._make(*self._range(number)) for number in sorted(set(numbers) - self.pieces.keys())}
         self.pieces = dict(sorted((self.pieces | new).items()))
 
     def keep_only(self, numbers: Collection[int]) -> None:
@@ -161,7 +167,7 @@ class Shards(StateLayout):
                 shard.publish()
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(Shards):
     """What a stage's optimizer is where its state is sharded.
 
     Args:
@@ -189,39 +195,34 @@ class ShardedOptimizer:
         tells_shapes: bool = False,
     ) -> None:
         layout, listed = sums.layout, [parameters[name] for name in sums.names]
-        self._sums, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
+        self._joined, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
         self._initial: torch.Tensor | None = flattened(listed, layout)
         self._decays = [decays(parameter) for parameter in listed]
         is_rounded = working_type != torch.float32
-        self._weights = self._initial.to(working_type) if is_rounded else self._initial
-        for parameter, view in zip(listed, layout.views(self._weights), strict=True):
+        weights = self._initial.to(working_type) if is_rounded else self._initial
+        for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
         self._places = dict(zip(sums.names, layout.offsets, strict=True))
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        self._bounds = layout.shards(count, sums.grain)
+        bounds = layout.shards(count, sums.grain)
         if units is not None:
             ends = _ends_of_units(units[0], [units[1][name] for name in sums.names], layout)
             each = [layout.shards(count, sums.grain, begin, end) for begin, end in pairwise(ends)]
-            self._bounds = [*(bound for bounds in each for bound in bounds[:-1]), layout.size]
-        size = min(piece_of_step(self._weights.device), layout.size)
-        self._scratch = torch.empty(size, dtype=torch.float32, device=self._weights.device)
-        self.shards = Shards(
-            first,
-            self._bounds,
-            self._weights,
-            sums.buffers(),
-            self._make,
-            sums.norms_squared,
-            self._settled,
-            sums.common,
-        )
+            bounds = [*(bound for of_unit in each for bound in of_unit[:-1]), layout.size]
+        size = min(piece_of_step(weights.device), layout.size)
+        self._scratch = torch.empty(size, dtype=torch.float32, device=weights.device)
+        super().__init__(first, bounds, weights, sums.buffers())
 
-    def _settled(self) -> None:
-        """Shards come from their owners from now on, not from the initial state."""
+    def settled(self) -> None:
         self._initial = None
 
-    def _make(self, place: int) -> OptimizerPiece:
-        begin, end = self._bounds[place : place + 2]
+    def _norms(self, begin: int, end: int) -> list[float]:
+        return self._joined.norms_squared(begin, end)
+
+    def _common(self, begin: int, end: int) -> Collection[int]:
+        return self._joined.common(begin, end)
+
+    def _make(self, begin: int, end: int) -> OptimizerPiece:
         live = self._weights[begin:end]
         masters, working = live, None
         if live.dtype != torch.float32:
@@ -232,20 +233,19 @@ class ShardedOptimizer:
         is_new = self._initial is not None
         optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working, is_new)
         names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
-        return OptimizerPiece(optimizer, self._mean(begin), self._scratch, names)
+        return OptimizerPiece(
+            optimizer, lambda start, mean: self._joined.mean(begin + start, mean), self._scratch, names
+        )
 
     def _decayed(self, begin: int, end: int) -> slice:
         """The elements of a shard that decay, counted from its first."""
-        layout = self._sums.layout
+        layout = self._joined.layout
         ranges = zip(self._decays, layout.offsets, [*layout.offsets, layout.size][1:], strict=True)
         there = [(decays, low, high) for decays, low, high in ranges if low < end and begin < high]
         if sum(one[0] != other[0] for one, other in pairwise(there)) > 1:
             raise ValueError("parameters that decay must come first, or last")
         mine = [(max(low, begin) - begin, min(high, end) - begin) for decays, low, high in there if decays]
         return slice(mine[0][0], mine[-1][1]) if mine else slice(0, 0)
-
-    def _mean(self, begin: int) -> Callable[[int, torch.Tensor], object]:
-        return lambda start, mean: self._sums.mean(begin + start, mean)
 
 
 def _ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> list[int]:
