@@ -398,7 +398,7 @@ def measure(processes: int, commits: int, iteration: float, idle: float, with_et
         election = None
         if server is not None:
             election = Election.connect(RUN, job.membership)
-            closing.callback(election.close)
+            closing.callback(election.resign)
         leading = LeadingAgent(job, Path(folder) / "run", election)
         rarely_collect_garbage()
         emulators = Emulators(job, leading.port, iteration)

@@ -43,7 +43,7 @@ from unittest import mock
 
 import torch
 
-from recycle import Job, Link, Profile, Schedule, analytic, simulate
+from recycle import Job, Link, Profile, Schedule, simulate
 from recycle.exec.launch.launcher import train
 from recycle.exec.model.build import build_stages
 from recycle.exec.processes.forkserver import ForkServer
@@ -54,6 +54,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import lower
+from recycle.job import analytic
 from recycle.job.footprint import ON_CPU
 
 FOLDER = "RECYCLE_MEASURED_MEMORY"

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recycle import Job, JobError, Profile, RecycleError, Shape, lower, runs, simulate
+from recycle import Job, JobError, Profile, RecycleError, Shape, lower, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
 from recycle.job.reference import explain_job
+from recycle.runs import logs as runs
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
 quick = settings(derandomize=True, max_examples=80, deadline=None, database=None, suppress_health_check=[*HealthCheck])

@@ -25,10 +25,11 @@ from recycle.cli import main
 from recycle.cli.app import COMMANDS, command_of
 from recycle.ir import plugins
 from recycle.ir.families import BUILT_IN, FAMILIES
-from recycle.ir.kinds import KIND_CLASSES, unregister
+from recycle.ir.kinds import KIND_CLASSES
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
 from tests.cli.test_inputs import write_traces
+from tests.kinds import forget
 from tests.test_docs import blocks
 from tests.warm import run_torchrun, warm_children
 
@@ -211,7 +212,7 @@ def scene(
     for name in set(FAMILIES) - set(BUILT_IN):
         del FAMILIES[name]
     while len(KIND_CLASSES) > kinds:
-        unregister(KIND_CLASSES[-1])
+        forget(KIND_CLASSES[-1])
     for name in ("one_at_a_time", "rerun"):
         sys.modules.pop(name, None)
 

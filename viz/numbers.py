@@ -56,6 +56,11 @@ class TimeUnit(NamedTuple):
         return self.text(value, DIGITS)
 
     @property
+    def suffix(self) -> str:
+        """The unit after the heading of a column or an axis: " (ms)", or nothing for the times of a plan."""
+        return f" ({self.word})" if self.word else ""
+
+    @property
     def title(self) -> str:
         """What a time axis says of its unit."""
         return f"time ({self.word})" if self.word else "time (units of the profile)"

@@ -15,11 +15,12 @@ from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.plugin import transport_named
 from recycle.ir import plugins
 from recycle.ir.families import BUILT_IN, FAMILIES, register
-from recycle.ir.kinds import KIND_CLASSES, unregister
+from recycle.ir.kinds import KIND_CLASSES
 from recycle.systems import comparison
 from recycle.systems.hot_spare import HotSpare
 from recycle.systems.setting import Setting
 from tests.cli.command import Command
+from tests.kinds import forget
 from tests.test_docs import blocks
 from tests.warm import warm_children
 
@@ -60,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(FAMILIES) - set(BUILT_IN):
         del FAMILIES[name]
     while len(KIND_CLASSES) > kinds:
-        unregister(KIND_CLASSES[-1])
+        forget(KIND_CLASSES[-1])
     for name in set(sys.modules) - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -172,6 +173,7 @@ def test_a_broken_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
         import recycle.systems.comparison  # noqa: F401
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -10,7 +10,7 @@ import pytest
 from recycle.runs.read_report import load_report
 from recycle.runs.report import TimePart
 from tests.cli.command import Command
-from tests.test_report import assert_whole
+from tests.runs.test_report import assert_whole
 
 JOB = """
 [shape]

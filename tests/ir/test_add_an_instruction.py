@@ -25,6 +25,7 @@ from recycle.ir.instruction import KIND_CLASSES, Compute, OptimizerStep, StageWi
 from recycle.ir.kinds import InstructionKind, register, unregister
 from recycle.ir.rules import KIND_RULES, all_rules
 from tests.exec.runs import job
+from tests.kinds import forget
 from tests.test_docs import blocks
 from tests.viz.lanes_bin import decode
 from viz.kinds import LOOKS, table_as_json
@@ -47,9 +48,7 @@ def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     monkeypatch.chdir(tmp_path)
     module = import_module("rerun")
     yield module
-    for added in (RUNS, KIND_RULES, LOOKS):
-        del added[module.Rerun]
-    unregister(module.Rerun)
+    forget(module.Rerun)
     del sys.modules["rerun"]
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Profile, Shape, Timeline, lower, runs, simulate
+from recycle import Profile, Shape, Timeline, lower, simulate
 from recycle.ir.executed import executed_timeline, first_impossible, transfer_leads
 from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
 from recycle.ir.trace import Trace
 from recycle.job.shape import Worker
+from recycle.runs import logs as runs
 
 SHAPE = Shape(pipelines=2, ranks=3, micro_batches=3)
 PROFILE = Profile.uniform(link=0.25)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recycle import RecycleError, Shape, Worker, simulate
-from recycle.runs.logs import logs as runs
+from recycle.runs import logs as runs
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, runs, simulate
+from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.runs import logs as runs
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
 WITHOUT_1_1 = {

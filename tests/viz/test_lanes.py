@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, runs, simulate
+from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
 from recycle.ir.formats import run_trace
 from recycle.ir.instruction import OptimizerStep, OverlappedPair, SendActivation, SendGradient
+from recycle.runs import logs as runs
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
 

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from recycle import Schedule, Shape
-from recycle.ir.kinds import Compute, InstructionKind, register, unregister
+from recycle.ir.kinds import Compute, InstructionKind, register
+from tests.kinds import forget
 from tests.viz.lanes_bin import decode
 from viz.export import export
 from viz.figures import palette
@@ -44,8 +45,7 @@ def rerun() -> Iterator[ScheduleFile]:
     LOOKS[Rerun] = Look(("redundant",), ("twice",))
     programs = {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1 0RERUN0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
     yield schedule_source(Path("mine.json"), Schedule.from_text(Shape(1, 2, 2), programs))
-    del LOOKS[Rerun]
-    unregister(Rerun)
+    forget(Rerun)
 
 
 def test_it_is_drawn_labelled_and_described_by_its_row(rerun: ScheduleFile) -> None:

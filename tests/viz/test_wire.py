@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Shape, Timeline, Worker, runs, simulate
+from recycle import Shape, Timeline, Worker, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES, StageWide
+from recycle.runs import logs as runs
 from tests.viz.lanes_bin import decode
 from viz.figures.boxes import boxes
 from viz.figures.palette import PAINTS

@@ -41,7 +41,7 @@ def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: floa
         _add_points(figure, first, second, matches, time, delta)
     elif len(time):
         _add_envelope(figure, time, delta, span * scale)
-    title = "time in the first" + (f" ({unit.word})" if unit.word else "")
+    title = "time in the first" + unit.suffix
     figure.update_layout(frame(HEIGHT, 14, 40))
     figure.update_xaxes(unit.axis(span, title), gridcolor=GRID, zeroline=False)
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=RULE, zerolinewidth=2, zeroline=True, automargin=True)

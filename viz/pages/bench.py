@@ -44,7 +44,7 @@ def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
         mode: of the first page, where that has lanes; the others get theirs when they are opened, see `slots`.
     """
     modes = [page for page in pages if page.has_lanes]
-    first = {SELECTION: html.P(INVITATION, className="hint")}
+    first = {SELECTION: parts.hint(INVITATION)}
     above = {SCENARIO: [part for page in pages for part in page.scenario()]}
     shared = [
         _panel(name, title, [*above.get(name, []), html.Div(first.get(name), id=panel_id(name))])
@@ -165,7 +165,7 @@ def register(app: Dash, cache: LaneCache) -> None:
     @app.callback(panel(SELECTION), Output(store_id("links"), "data"), store_input("choice"), prevent_initial_call=True)
     def show_details(choice: Any) -> Any:
         card, links = answer(cache, choice)
-        return card or html.P(INVITATION, className="hint"), links
+        return card or parts.hint(INVITATION), links
 
     scenario_panel.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))

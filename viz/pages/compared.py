@@ -82,8 +82,9 @@ def figures(compared: ComparedTimelines) -> html.Div:
         period = None if operand.executed else t.period * unit.scale
         live = len(t.schedule.live)
         rows.append([operand.title, t.makespan * unit.scale, against, period, percent(t.bubble_ratio), live])
-    of = _of(unit)
-    return parts.table(("", f"makespan{of}", "against the first", f"period{of}", "bubbles", "live workers"), rows)
+    return parts.table(
+        ("", f"makespan{unit.suffix}", "against the first", f"period{unit.suffix}", "bubbles", "live workers"), rows
+    )
 
 
 def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
@@ -109,7 +110,7 @@ def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: Lan
         f"{pair.second.title} against {pair.first.title}",
         html.P(words, className="says"),
         html.Ul(divergences, className="says") if divergences else html.P("They do the same at the same times."),
-        parts.table((f"per live worker{_of(unit)}", "first", "second", "difference"), rows),
+        parts.table((f"per live worker{unit.suffix}", "first", "second", "difference"), rows),
         caption=(
             "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"
             " up to the makespan and their differences to the difference. Memory limits count where they are"
@@ -136,7 +137,14 @@ def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
                 signed(float(matches.delta[place]) * unit.scale),
             ]
         )
-    head = ("instruction", "worker", "worker in the second", "starts", "starts in the second", f"difference{_of(unit)}")
+    head = (
+        "instruction",
+        "worker",
+        "worker in the second",
+        "starts",
+        "starts in the second",
+        f"difference{unit.suffix}",
+    )
     title = f"Largest differences of {pair.second.title}"
     return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
@@ -167,7 +175,3 @@ def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:
     for paint, text in zip(SHADES, (*words, "only here *"), strict=True):
         entries.append(html.Li([html.Span(className="swatch", style={"background": paint.fill}), text]))
     return html.Ul(entries, className="legend")
-
-
-def _of(unit: TimeUnit) -> str:
-    return f" ({unit.word})" if unit.word else ""

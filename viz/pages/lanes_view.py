@@ -169,7 +169,7 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
         return [], None
     shown = cache.get(choice.get("address"))
     if shown is None:
-        return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
+        return parts.hint(parts.NOT_KEPT), None
     found = details(shown, choice)
     if found is None:
         return [], None

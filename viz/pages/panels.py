@@ -25,7 +25,6 @@ from viz.pages import parts
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
 BUBBLES_LOOKED_AT = 400
 """The longest ones, of which those that are alike are shown once."""
-NOT_KEPT = "These lanes are no longer kept. Load the page again."
 
 
 def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
@@ -54,7 +53,7 @@ def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
         free = f" {critical:,} of {int(work.sum()):,} instructions are critical: delaying one delays the iteration."
     return parts.card(
         "Critical path",
-        parts.table(("", "instructions", f"time{unit.word and f' ({unit.word})'}", "share"), cells),
+        parts.table(("", "instructions", f"time{unit.suffix}", "share"), cells),
         caption=f"One chain of waits over the makespan of {unit.amount(timeline.makespan)}; key p draws it.{free}",
     )
 
@@ -88,7 +87,7 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
 def explained(shown: CachedLanes | None) -> list[Any]:
     """The critical path and the bubbles."""
     if shown is None:
-        return [html.P(NOT_KEPT, className="hint")]
+        return [parts.hint(parts.NOT_KEPT)]
     if shown.explainer is None:
         return [
             parts.empty("Nothing more is known of these lanes.", "It takes a schedule that finishes, or a traced step.")
@@ -112,8 +111,8 @@ def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
         rows.append([f"idle: {TITLES[cause]}", seconds * unit.scale, percent(found.share(seconds))])
     where = f"{short(found.begin * unit.scale, PLACE_DIGITS)} to {unit.text(found.end)}"
     words = f"From {where}: {found.operations:,} instructions on {found.workers:,} live workers."
-    head = ("", f"worker time{unit.word and f' ({unit.word})'}", "share")
-    return [html.P(words, className="hint"), parts.table(head, rows)]
+    head = ("", f"worker time{unit.suffix}", "share")
+    return [parts.hint(words), parts.table(head, rows)]
 
 
 def workers(shown: CachedLanes | None) -> list[Any]:
@@ -134,16 +133,15 @@ def workers(shown: CachedLanes | None) -> list[Any]:
         caption = f"{WORKERS_SHOWN} of {shape.worker_count}, largest inner bubble first. "
     if not explainer.limits:
         rows = [row[:-1] for row in rows]
-    of = f" ({unit.word})" if unit.word else ""
     head = (
         "worker",
-        f"busy{of}",
-        f"bubble{of}",
-        f"inner bubble{of}",
+        f"busy{unit.suffix}",
+        f"bubble{unit.suffix}",
+        f"inner bubble{unit.suffix}",
         "peak activations",
         *(["limit"] * bool(explainer.limits)),
     )
-    return [parts.table(head, rows), html.P(f"{caption}Activations are counted in chunks.", className="hint")]
+    return [parts.table(head, rows), parts.hint(f"{caption}Activations are counted in chunks.")]
 
 
 def hits(shown: CachedLanes | None, found: Any) -> Any:
@@ -153,7 +151,7 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
         found: as of `find` in `assets/lanes_search.js`; None where nothing was searched for.
     """
     if not isinstance(found, dict):
-        return [html.P("Type a query above, and press Enter.", className="hint")]
+        return [parts.hint("Type a query above, and press Enter.")]
     if "problem" in found:
         return parts.problems([str(found["problem"])])
     if shown is None or shown.explainer is None:
@@ -180,8 +178,7 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
         )
     total = int(found["total"])
     more = f"{total:,} found" + (f", the first {len(rows)} by time" if total > len(rows) else "")
-    of = f" ({unit.word})" if unit.word else ""
-    head = ("instruction", f"starts{of}", f"slack{of}", "why then", "")
+    head = ("instruction", f"starts{unit.suffix}", f"slack{unit.suffix}", "why then", "")
     return parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")
 
 

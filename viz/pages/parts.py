@@ -7,7 +7,7 @@ the page's colours, light or dark, show through (`assets/style.css`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -22,6 +22,7 @@ from viz.lane_cache import CachedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
 
+NOT_KEPT = "These lanes are no longer kept. Load the page again."
 Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
 
@@ -71,15 +72,25 @@ def in_browser(app: Dash, function: str, *arguments: Any, prevent_initial_call: 
     add(ClientsideFunction("recycle", function), *arguments, prevent_initial_call=prevent_initial_call)
 
 
+def hint(text: str) -> html.P:
+    """A line that explains what stands beside it."""
+    return html.P(text, className="hint")
+
+
+def chips(words: Iterable[str]) -> html.P:
+    """Something in a few words, side by side."""
+    return html.P([html.Span(word) for word in words], className="chips")
+
+
 def card(title: str, *children: Any, caption: str = "") -> html.Section:
     """A titled block of the page."""
     head = [html.H2(title), *([html.P(caption, className="caption")] if caption else [])]
     return html.Section([html.Header(head), *children], className="card")
 
 
-def empty(text: str, hint: str = "") -> html.Div:
+def empty(text: str, more: str = "") -> html.Div:
     """What stands where there is nothing to draw: why, and what would put something there."""
-    return html.Div([html.P(text), *([html.P(hint, className="hint")] if hint else [])], className="empty")
+    return html.Div([html.P(text), *([hint(more)] if more else [])], className="empty")
 
 
 def awaited(identifier: str) -> dcc.Loading:

@@ -62,7 +62,7 @@ class PlansPage(Page):
         pressing = (
             "Press a worker's name to fail it, or to restore it; or select work, and press the key x. The field takes"
         )
-        says = html.P(f"{self.caption()} {pressing} {FORMS}. {CHANGE_SHOWN}", className="hint")
+        says = parts.hint(f"{self.caption()} {pressing} {FORMS}. {CHANGE_SHOWN}")
         return [
             controls,
             parts.div("status", id=self.name("message"), role="status"),
@@ -194,12 +194,17 @@ class PlansPage(Page):
         Raises:
             PlanError: no plan is for what it asks for.
         """
-        if pressed == self.name("undo"):
-            return (trail[-2], trail[:-1]) if len(trail) > 1 else None
         if pressed == self.name("restore"):
             return "", trail
         if pressed == FAILED:
             return text, trail
+        is_refused = self._try(text) is None
+        if pressed == self.name("undo"):
+            if is_refused:
+                return trail[-1], trail
+            return (trail[-2], trail[:-1]) if len(trail) > 1 else None
+        if is_refused:  # the lanes and buttons in sight are those of the text before
+            text = trail[-1]
         if pressed == store_id("choice"):
             worker = self.chosen(value)
             return None if worker is None else (self.toggled(text, [worker]), trail)
@@ -267,7 +272,8 @@ class PlansPage(Page):
         return _title(parse(text, self.what_if.shape))
 
     def register(self, app: Dash) -> None:
-        text_now, trail_now = State(FAILED, "value"), self.state("trail", "data")
+        # What is searched and saved is the plan in sight: of the last text that was answered, whatever the field holds.
+        trail_now = self.state("trail", "data")
         keep_in_address(app, FAILED, State(FAILED, "type"))
 
         @app.callback(
@@ -281,7 +287,7 @@ class PlansPage(Page):
             self.input("restore", "n_clicks"),
             Input(FAILED, "n_submit"),
             Input(store_id("choice"), "data"),
-            text_now,
+            State(FAILED, "value"),
             trail_now,
             prevent_initial_call=True,
         )
@@ -334,15 +340,15 @@ class PlansPage(Page):
                 self.output("message", again=True),
                 self.output("searched", "data"),
                 self.input("longer", "n_clicks"),
-                text_now,
+                trail_now,
                 self.state("searched", "data"),
                 prevent_initial_call=True,
                 running=[(self.output("longer", "disabled"), True, False)],
             )
-            def search_longer(clicks: int, text: str | None, count: int) -> tuple[Any, Any]:
+            def search_longer(clicks: int, trail: Trail, count: int) -> tuple[Any, Any]:
                 if not clicks:
                     return no_update, no_update
-                is_better, said = self.searched(text or "")
+                is_better, said = self.searched(trail[-1])
                 return said, count + 1 if is_better else no_update
 
         # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
@@ -353,11 +359,11 @@ class PlansPage(Page):
         @app.callback(
             self.output("saved", "data"),
             self.input("save", "n_clicks"),
-            text_now,
+            trail_now,
             prevent_initial_call=True,
         )
-        def save(clicks: int, text: str | None) -> Any:
-            return self.saved(text or "") if clicks else no_update
+        def save(clicks: int, trail: Trail) -> Any:
+            return self.saved(trail[-1]) if clicks else no_update
 
 
 def _explainer(answer: Answer) -> Explainer:

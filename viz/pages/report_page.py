@@ -69,7 +69,7 @@ class ReportPage(Page):
         bar = parts.figure_view("", parts_figure(report), self.name("bar"), spoken)
         shown = [
             parts.problems(self.run.problems),
-            html.P([html.Span(word) for word in facts(report)], className="chips"),
+            parts.chips(facts(report)),
             parts.card("Iterations over time", curves),
             parts.card("Where the time went", bar, parts.table(PARTS_HEAD, part_rows(report)), caption=PARTS_CAPTION),
         ]

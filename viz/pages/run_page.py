@@ -152,7 +152,7 @@ class RunPage(Page):
         plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),
-            html.P([html.Span(word) for word in self.facts()], className="chips"),
+            parts.chips(self.facts()),
             parts.card("Loss and live workers", curves),
             parts.card("Plans in use", plans, caption=PLANS_CAPTION),
         ]
@@ -298,12 +298,11 @@ class RunPage(Page):
             if isinstance(pressed, dict):
                 to = pressed["step"] if "step" in pressed else self.moved(step, pressed["how"])
                 return to, *(no_update,) * 3
-            is_tick = pressed == self.name("playing")
-            here = self.moved(step, "step after") if is_tick else step
-            # It goes on until the last step, while somebody watches; pressed it begins or pauses.
-            plays = (page == self.prefix if is_tick else paused) and self.moved(here, "step after") != here
+            is_tick, after = pressed == self.name("playing"), self.moved(step, "step after")
+            # It pauses a tick after the last step: what is set while it plays is no entry of the browser's history.
+            plays = (page == self.prefix if is_tick else paused) and after != step
             said = "Pause" if plays else "Play", "playing" if plays else ""
-            return here if is_tick and page == self.prefix else no_update, not plays, *said
+            return after if is_tick and plays else no_update, not plays, *said
 
         @app.callback(
             self.output("follow", "value"),

@@ -56,7 +56,7 @@ def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
     """A button per worker, pipeline and node; or how to name workers where there are too many."""
     dead = frozenset(failed)
     if shape.worker_count > BUTTONS:
-        return html.P(f"{shape.worker_count:,} workers: type names, or press a lane below.", className="hint")
+        return parts.hint(f"{shape.worker_count:,} workers: type names, or press a lane below.")
     rows = []
     for k in range(shape.pipelines):
         workers = [_button(str(Worker(k, r)), str(Worker(k, r)), shape, dead) for r in range(shape.ranks)]
@@ -98,7 +98,7 @@ def times(shown: CachedLanes | None) -> list[Any]:
     message = parts.div("status retime-message", role="status")
     below = parts.div("retime-buttons", reset, choose)
     fields = parts.div("retime", *rows, below, message)
-    return [parts.card("Times and limits", fields, html.P(HINT, className="hint"))]
+    return [parts.card("Times and limits", fields, parts.hint(HINT))]
 
 
 def _field(name: str, title: str, value: str) -> html.Label:

@@ -76,7 +76,7 @@ class SystemsPage(Page):
         lost = parts.figure_view("", lost_figure(systems), self.name("lost"), spoken)
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
-            html.P([html.Span(word) for word in facts], className="chips"),
+            parts.chips(facts),
             parts.card(f"Goodput: {trace.name}", goodput, parts.table(HEAD, rows), caption=CAPTION),
             parts.card("Throughput and nodes alive", rates, caption=PAUSES),
             parts.card("Where the time went", lost, caption="The rest is progress at the fault-free rate."),

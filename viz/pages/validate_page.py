@@ -81,7 +81,7 @@ class ValidatePage(Page):
         verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
         return parts.card(
             f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count),
-            html.P([html.Span(word) for word in words], className="chips"),
+            parts.chips(words),
         )
 
     def findings(self, file: Dropped) -> Any:
@@ -110,7 +110,7 @@ class ValidatePage(Page):
             span=table.span or None,
             explainer=explainer,
         )
-        return [*([html.P(order, className="hint")] if order else []), view]
+        return [*([parts.hint(order)] if order else []), view]
 
     def places(self, file: Dropped, finding: Finding) -> list[parts.LaneInterval]:
         """Where a finding lies: its own place first."""

@@ -179,6 +179,8 @@ class StoredTensors:
         Raises:
             `refusal`: there is no such tensor, or it has another shape.
         """
+        import torch
+
         mine = name if dimension is None or size == 1 else part_name(name, rank, size)
         if dimension is None or mine in self.places or mine in self._pieces:
             return self._tensor(mine)

@@ -35,7 +35,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from recycle.child import Child, die_with_parent, serve
-from recycle.errors import RunError
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.exit_description import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.worker.specification import REFUSED
 
@@ -196,7 +196,12 @@ class ForkServer:
                 self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
     def read_answers(self) -> None:
-        """Let the processes that the server has forked be known. Raises RunError when the server has ended."""
+        """Let the processes that the server has forked be known.
+
+        Raises:
+            JobError: what is installed beside recycle cannot be used.
+            RunError: the server has ended.
+        """
         self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
@@ -204,6 +209,8 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):  # the server has ended since, and its workers with it
                 process.descriptor, process.pid = os.pidfd_open(int(line)), int(line)
         code = self._child.process.poll()
+        if code == REFUSED:
+            raise JobError(next(last for log in self._logs if (last := last_lines(log, 1))))
         if code is not None:
             tail = next(filter(None, map(last_lines, self._logs)), "")
             raise RunError(f"the fork server {with_last_lines(describe_exit(code), tail)}")
@@ -241,9 +248,13 @@ def last_lines(log: Path, count: int = 8) -> str:
 def main(launcher: str) -> None:
     """The server's process, until standard input ends."""
     requests, answers = serve(launcher)
-    _import(["recycle.exec.worker.worker"])
-    importlib.import_module("recycle.ir.plugins").load_plugins()
-    importlib.import_module("recycle.exec.worker.worker").warm_up()
+    try:
+        _import(["recycle.exec.worker.worker"])
+        importlib.import_module("recycle.ir.plugins").load_plugins()
+        importlib.import_module("recycle.exec.worker.worker").warm_up()
+    except RecycleError as refusal:
+        print(refusal, file=sys.stderr)
+        sys.exit(REFUSED)
     for request in map(json.loads, requests):
         match request:
             case int():

@@ -239,7 +239,7 @@ def test_any_field_of_megatron_cores_configuration_is_passed_on() -> None:
         ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
         ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: each micro-batch's mean loss"),
         ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: no token is dropped"),
-        ({"kv_channels": "many"}, "kv_channels: Expected `int | null`, got `str`"),
+        ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
         ({"activation_func": "swish"}, "activation_func: 'swish' is none of gelu, silu"),
         ({"init_method": "normal"}, "init_method: cannot be set: it takes a function"),

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from recycle import Job, Link, Profile, analytic, simulate
+from recycle import Job, Link, Profile, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
@@ -24,6 +24,7 @@ from recycle.exec.worker.updates import Updates
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.job import analytic
 from recycle.job.footprint import ON_CPU, parameter_bytes
 from recycle.job.shape import Worker
 from recycle.plans.unit_shards import shards_of_schedule

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, runs, simulate
+from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.files import write_whole
 from recycle.ir import formats
 from recycle.ir.families import interleaved, one_f_one_b
 from recycle.ir.formats import chrome_trace
+from recycle.runs import logs as runs
 from tests.ir.random_schedules import random_schedule
 
 TIMES = Profile(1.0, 2.0, 0.5, latency=0.25, weight_stash=0.5)

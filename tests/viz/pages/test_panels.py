@@ -12,7 +12,7 @@ from recycle import Shape
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.lane_cache import CachedLanes, LaneCache
-from viz.pages import panels
+from viz.pages import panels, parts
 from viz.pages.bench import INVITATION, TITLES, bench, slot_id
 from viz.pages.lanes_view import answer
 from viz.pages.page import Mode
@@ -159,7 +159,7 @@ def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: Schedule
 def test_lanes_that_are_gone_and_lanes_that_nothing_explains_say_so(shown: CachedLanes) -> None:
     bare = CachedLanes(shown.table, b"", None)
     for panel in (panels.explained, panels.workers, lambda lanes: panels.in_view(lanes, None)):
-        assert words(plain(panel(None))) == [panels.NOT_KEPT]
+        assert words(plain(panel(None))) == [parts.NOT_KEPT]
         assert words(plain(panel(bare)))[0] == "Nothing more is known of these lanes."
 
 

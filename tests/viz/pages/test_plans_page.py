@@ -60,6 +60,13 @@ def test_a_press_fails_a_worker_another_restores_it_and_undo_goes_back(page: Pla
     assert press(page, "plans-restore", "1.1", ["", "1.1"]) == ("", ["", "1.1", ""])
 
 
+@pytest.mark.parametrize("refused", ["9.9", "stage:1"])
+def test_after_a_text_without_a_plan_presses_go_on_from_the_one_before(page: PlansPage, refused: str) -> None:
+    trail = ["", "1.1"]
+    assert page.changed("plans-undo", 1, refused, trail) == ("1.1", trail)
+    assert page.changed({"type": "fail", "workers": "0.0"}, 1, refused, trail) == ("0.0,1.1", trail)
+
+
 def test_what_has_no_plan_changes_nothing(page: PlansPage) -> None:
     with pytest.raises(PlanError, match="no live worker is left for stage 1"):
         page.toggled("0.1,1.1", [Worker(2, 1)])
