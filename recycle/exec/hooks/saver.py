@@ -21,7 +21,7 @@ from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_st
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.leader.checkpoints import writer_of
 from recycle.exec.members import split_member
-from recycle.exec.model.stage import Stage, StoredPart
+from recycle.exec.model.stage import Stage, StoredPart, copy_state
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 
 
@@ -112,13 +112,11 @@ class Saver(IterationHook):
         if not self._writing.done():
             raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; see to the disk")
 
-    @torch.no_grad()
     def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         copies = self._copies.get(index)
         if copies is None or [tensor.shape for tensor in copies] != [tensor.shape for tensor in live]:
             self._copies[index] = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in live]
-        for into, tensor in zip(self._copies[index], live, strict=True):
-            into.copy_(tensor, non_blocking=True)
+        copy_state(self._copies[index], live)
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.current_stream().synchronize()  # the next step changes them
         return self._copies[index]

@@ -185,9 +185,9 @@ class LocalRun:
         reports: dict[str, EvaluationReport] = {}
         running: dict[Worker, Evaluation] = {}
         for worker, stages in self.stages.items():
-            results = _LocalCommits(self.job, str(worker), reports)
-            running[worker] = Evaluation(job=self.job, results=results, stages=stages)
-            running[worker].begin_generation(self._generation(worker, step, results))
+            commits = _LocalCommits(self.job, str(worker), reports)
+            running[worker] = Evaluation(job=self.job, stages=stages)
+            running[worker].begin_generation(self._generation(worker, step, commits))
         order = _global_order(self.evaluated_by)
         for batch in range(self.job.evaluation.batches):
             for evaluation in running.values():

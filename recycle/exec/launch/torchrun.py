@@ -120,7 +120,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     if job.integrity.compares_states:
         hooks.append(StateComparison(job, stages, updates))
     if job.evaluation.every:
-        hooks.append(Evaluation(job=job, results=commits, stages=stages))
+        hooks.append(Evaluation(job=job, stages=stages))
     generation = Generation(
         record=msgspec.structs.replace(only_generation(workers), rounds=rotation.rounds),
         role=role,

@@ -248,7 +248,7 @@ class MegatronStage(Stage):
         if micro_batch in self._activations or micro_batch in self._store.waiting():
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
         entry, making = self._entry(Replay, micro_batch, activation), ChecksumBuilder()
-        with self._incoming.for_checksums_only(making):
+        with self._incoming.of(making, is_scratch=True):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)
             making.activation(output)
@@ -291,7 +291,7 @@ class MegatronStage(Stage):
         return self._sums.bucket_bounds(buckets)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        with self._incoming.of(self._making(micro_batch), None):
+        with self._incoming.of(self._making(micro_batch)):
             return self._run_backward(Backward, micro_batch, gradient)
 
     def gradient_buffers(self) -> list[torch.Tensor]:

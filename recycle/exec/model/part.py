@@ -252,12 +252,13 @@ class StageModule:
             self._require_same_buffers()
 
     def _returned(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        return self._megatrons(entry, batch) if self._is_megatrons else self._plain(entry, batch)
-
-    def _megatrons(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        output: torch.Tensor
+        if not self._is_megatrons:
+            output = self.module(batch["tokens"] if entry is None else entry)
+            return output
         if entry is not None:
             self.module.set_input_tensor(entry)
-        output: torch.Tensor = self.module(
+        output = self.module(
             input_ids=batch.get("tokens"),
             position_ids=batch.get("position_ids", self._positions),
             attention_mask=None,
@@ -266,10 +267,6 @@ class StageModule:
         if entry is not None:
             # The model would keep the last micro-batch's input alive.
             self.module.set_input_tensor(None)
-        return output
-
-    def _plain(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        output: torch.Tensor = self.module(batch["tokens"] if entry is None else entry)
         return output
 
     def require_message(self, output: torch.Tensor, of: torch.dtype) -> None:

@@ -147,7 +147,7 @@ class OutgoingLane:
         if hold > 0 or (self._held is not None and not self._held.is_completed()):
             self.last = self._held = Sending(self._thread.submit(self._send_later, asked, hold, tensor, tag))
         else:
-            self.last = self._sent(asked, self._start(tensor, tag))
+            self.last = Sending(self._thread.submit(self._arrive, asked, asked, self._start(tensor, tag)))
         return self.last
 
     def send_state(self, tensor: torch.Tensor, tag: int) -> Sending:
@@ -162,9 +162,6 @@ class OutgoingLane:
     def close(self) -> None:
         """Send nothing more."""
         self._thread.shutdown(wait=False)
-
-    def _sent(self, asked: float, work: Any) -> Sending:
-        return Sending(self._thread.submit(self._arrive, asked, asked, work))
 
     def _send_later(self, asked: float, hold: float, tensor: torch.Tensor, tag: int) -> None:
         began = max(asked, self._free)

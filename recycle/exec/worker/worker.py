@@ -156,7 +156,6 @@ def run_worker(text: str) -> None:
     if job.evaluation.every:
         evaluation = Evaluation(
             job=job,
-            results=member,
             stages=stages,
             hooks=list(hooks),
             progress=member.progress,

@@ -287,21 +287,15 @@ class IncomingGradients:
         self._is_scratch = False
 
     @contextmanager
-    def of(self, making: ChecksumBuilder | None, half: Half | None) -> Iterator[None]:
+    def of(self, making: ChecksumBuilder | None, half: Half | None = None, is_scratch: bool = False) -> Iterator[None]:
         """The gradients that come up inside are of one micro-batch.
 
         Args:
             making: takes their checksums.
             half: of the backward that is run; None for all of it.
+            is_scratch: they are for checksums alone.
         """
-        self.making, self._half = making, half
-        yield
-        self.making = None
-
-    @contextmanager
-    def for_checksums_only(self, making: ChecksumBuilder) -> Iterator[None]:
-        """The gradients that come up inside are for checksums alone."""
-        self.making, self._half, self._is_scratch = making, None, True
+        self.making, self._half, self._is_scratch = making, half, is_scratch
         yield
         self.making, self._is_scratch = None, False
 
