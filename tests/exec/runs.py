@@ -53,6 +53,15 @@ def figures(result: RunResult) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
 
 
+def assert_same_training(run: RunResult, reference: RunResult) -> None:
+    """Every loss, also of evaluations, and norm, and the final state of every worker that lives, to the last bit."""
+    assert figures(run) == figures(reference)
+    assert run.evaluations == reference.evaluations
+    assert run.digests
+    for worker, stages in run.digests.items():
+        assert stages == reference.digests[worker]
+
+
 _CALM: dict[tuple[str, int], RunResult] = {}
 
 

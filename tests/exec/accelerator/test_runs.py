@@ -39,14 +39,13 @@ from tests.exec.fault_matrix import (
     scenario_rows,
     some_phases,
 )
-from tests.exec.runs import Run, job, kinds
+from tests.exec.runs import Run, calm_run, job, kinds
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("accelerator")]
 
 SHORT = 9
 ENDS_SILENTLY = "cut"
 """The kind of fault that NCCL, and what simulates it, tells nobody of: see the test of it."""
-_CALM: dict[str, RunResult] = {}
 
 
 def over(plugin: type[Simulated], of: Job, **membership: float) -> Job:
@@ -61,18 +60,10 @@ def small(kind: str = "emulated", **sections: dict) -> PricedJob:
     return job(3, 2, 2, kind=kind, **{"train": {"clip": 1e9, "warmup": 2}, "membership": membership} | sections)
 
 
-def calm(launch: Run, of: Job, steps: int) -> RunResult:
-    """The run over gloo that nothing happens to, once per job and length."""
-    key = f"{steps} {of.to_toml()}"
-    if key not in _CALM:
-        _CALM[key] = launch(of, steps)
-    return _CALM[key]
-
-
 @pytest.mark.parametrize("kind", [pytest.param("emulated", marks=pytest.mark.soak), "gpt"])
 def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
     run = launch(over(Simulated, small(kind)), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert same_training(run, calm(launch, small(kind), SHORT))
+    assert same_training(run, calm_run(small(kind), launch, SHORT))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 6
 
@@ -95,24 +86,24 @@ def test_a_kind_of_fault_is_detected_in_its_phases_and_changes_no_bit(
     def strike(faults: Sequence[str]) -> RunResult:
         return launch(over(Simulated, JOB), STEPS, *faults)
 
-    assert matrix_row(name, struck, strike, calm(launch, JOB, STEPS))[-1] == "identical"
+    assert matrix_row(name, struck, strike, calm_run(JOB, launch, STEPS))[-1] == "identical"
 
 
 def test_a_cut_that_nobody_notices_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
     run = launch(over(Simulated, small(), transport_timeout=1.5), SHORT, "cut=1.0:1.1@3")
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 
 
 def test_hosts_that_a_full_launch_queue_holds_up_behind_a_slow_peer_are_not_taken_to_hang(launch: Run) -> None:
     run = launch(over(Full, small(), hung_after=2.0), SHORT)
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     assert kinds(run) == ["generation"]
 
 
 def test_a_device_that_is_stuck_is_fenced_and_its_peers_are_not(launch: Run) -> None:
     run = launch(over(Stuck, small(), hung_after=2.0), SHORT)
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     (found,) = (event for event in run.events if event["kind"] == "detected")
     assert (found["worker"], found["step"]) == (str(STRUCK), STRUCK_AT)
     assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", found["cause"])
@@ -142,19 +133,19 @@ def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(lau
 @pytest.mark.soak
 def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
     run = launch(over(Full, small(), hung_after=2.0), SHORT, f"kill:0.0@{STRUCK_AT}")
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
 
 
 def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
     run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     assert kinds(run).count("detected") == 1
 
 
 def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run, tmp_path: Path) -> None:
     run = launch(over(Failing, small()), SHORT, directory=tmp_path)
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     found = [(event["worker"], event["step"]) for event in run.events if event["kind"] == "detected"]
     assert found == [(str(STRUCK), STRUCK_AT)]
     said = (tmp_path / "logs" / f"{STRUCK}.log").read_text()
@@ -163,7 +154,7 @@ def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run,
 
 def test_a_joiner_whose_source_dies_before_its_state_has_come_gets_it_from_another(launch: Run) -> None:
     run = launch(over(SlowCopies, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6", "kill=0.3:0.1@6.copy")
-    assert same_training(run, calm(launch, small(), SHORT))
+    assert same_training(run, calm_run(small(), launch, SHORT))
     rejoined = [(event["worker"], event["copied_from"]) for event in run.events if event["kind"] == "rejoined"]
     assert rejoined == [("1.1", "2.1")]
 
@@ -173,7 +164,7 @@ def test_a_run_goes_on_from_its_checkpoint(launch: Run, servers: dict[str, ForkS
     resume = partial(train, of, tmp_path, planner=plan_for_training, server=servers["gpt"])
     resume(steps=5)
     run = resume(steps=SHORT, resume=True)
-    reference = calm(launch, small("gpt"), SHORT)
+    reference = calm_run(small("gpt"), launch, SHORT)
     assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
     assert run.digests == reference.digests
 
@@ -181,7 +172,7 @@ def test_a_run_goes_on_from_its_checkpoint(launch: Run, servers: dict[str, ForkS
 def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run) -> None:
     pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
-    assert same_training(run, calm(launch, pair, 7))
+    assert same_training(run, calm_run(pair, launch, 7))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 2
 
@@ -214,7 +205,7 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     ]
     train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
     run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
-    assert same_training(run, calm(launch, JOB, 4 * kills))
+    assert same_training(run, calm_run(JOB, launch, 4 * kills))
     struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
     found = [event for event in run.events if event["kind"] == "detected"]
     dead = Counter(event["worker"] for event in found)
@@ -230,5 +221,5 @@ def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_change_no_bit(laun
         return launch(over(Simulated, JOB), STEPS, *faults)
 
     scenarios = [one for one in SCENARIOS if not any(fault.startswith(ENDS_SILENTLY) for fault in one.faults)]
-    rows = list(scenario_rows(strike, calm(launch, JOB, STEPS), scenarios))
+    rows = list(scenario_rows(strike, calm_run(JOB, launch, STEPS), scenarios))
     assert [row[-1] for row in rows] == ["identical"] * (len(SCENARIOS) - 1)

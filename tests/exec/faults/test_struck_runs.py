@@ -17,7 +17,7 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
-from tests.exec.runs import Run, job, kinds, processes_writing_below
+from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, processes_writing_below
 
 STEPS = 7
 FAULT = ["generation", "fault", "detected", "generation", "recovered"]
@@ -27,22 +27,6 @@ FAULT = ["generation", "fault", "detected", "generation", "recovered"]
 def emulated() -> Job:
     """Steps are staggered from the second on, and silence shows soon."""
     return job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
-
-
-_FAULT_FREE: list[RunResult] = []
-
-
-def assert_same_training(run: RunResult, of: Job, launch: Run) -> None:
-    """Losses, norms and every surviving stage's final parameters and optimizer state, to the last bit."""
-    if not _FAULT_FREE:
-        _FAULT_FREE.append(launch(of, STEPS))
-    (reference,) = _FAULT_FREE
-    assert [(m["step"], m["loss"], m["grad_norm"]) for m in run.metrics] == [
-        (m["step"], m["loss"], m["grad_norm"]) for m in reference.metrics
-    ]
-    assert run.digests
-    for worker, stages in run.digests.items():
-        assert stages == reference.digests[worker]
 
 
 def causes(run: RunResult) -> list[tuple[str, str]]:
@@ -55,7 +39,7 @@ def test_a_stopped_worker_is_found_by_its_silence_fenced_and_worked_around(
 ) -> None:
     """In its reduce, so that its peers wait in theirs."""
     run = launch(emulated, STEPS, "stop:2.0@3.reduce", directory=tmp_path)
-    assert_same_training(run, emulated, launch)
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert causes(run) == [("2.0", "no heartbeat for 3 s")]
     assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
@@ -97,7 +81,7 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
     """Continued at once it may still end its iteration with the others, who leave: that is void, and repeated."""
     going_on = _Continue(tmp_path, Worker(2, 0), at_once, monkeypatch)
     run = launch(emulated, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
-    assert_same_training(run, emulated, launch)
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert causes(run) == [("2.0", "no heartbeat for 3 s")]
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
     assert "2.0" not in run.digests
@@ -112,7 +96,7 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
 
 def test_a_stopped_worker_comes_back_as_a_new_process(emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, "stop:2.0@2", "rejoin:2.0@4")
-    assert_same_training(run, emulated, launch)
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 6, 6, 6]
     assert "2.0" in run.digests
 
@@ -129,7 +113,7 @@ def test_a_worker_that_fails_by_itself_leaves_its_last_lines_and_the_run_goes_on
     fault: str, cause: str, says: str, emulated: Job, launch: Run
 ) -> None:
     run = launch(emulated, STEPS, fault)
-    assert_same_training(run, emulated, launch)
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert causes(run) == [("1.1", cause)]
     assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
     assert run.directory is not None
@@ -145,7 +129,7 @@ def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_fo
 ) -> None:
     of = msgspec.structs.replace(emulated, membership=msgspec.structs.replace(emulated.membership, hung_after=4.0))
     run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
-    assert_same_training(run, emulated, launch)
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert causes(run) == [("1.1", "no progress for 4 s in undo")]
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
@@ -215,10 +199,7 @@ def test_a_flip_that_no_sum_shows_goes_into_the_losses_or_states_that_it_should(
     target: str, wrong_losses: list[int], wrong_states: set[str], emulated: Job, launch: Run
 ) -> None:
     """Nothing is computed from the state of emulated stages, so what is wrong there stays there."""
-    run = launch(emulated, STEPS, f"flip={target}:1.1@3")
-    if not _FAULT_FREE:
-        _FAULT_FREE.append(launch(emulated, STEPS))
-    (reference,) = _FAULT_FREE
+    run, reference = launch(emulated, STEPS, f"flip={target}:1.1@3"), calm_run(emulated, launch, STEPS)
     assert [step for step in range(STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
     assert {worker for worker in run.digests if run.digests[worker] != reference.digests[worker]} == wrong_states
     assert kinds(run) == ["generation", "fault", *(["corrupt"] if wrong_states == {"1.1"} else [])]
