@@ -189,9 +189,9 @@ def initialise(
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def named_weights(part: torch.nn.Module, first_layer: int = 0) -> dict[str, torch.Tensor]:
+def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Views of a part's parameters by the names that they have in checkpoints, the halves of gated layers apart."""
-    return {name: piece for name, _, piece in _pieces(part, first_layer)}
+    return {name: piece for name, _, piece in _pieces(part, 0)}
 
 
 def _pieces(part: torch.nn.Module, first_layer: int) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:

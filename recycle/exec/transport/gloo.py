@@ -78,7 +78,7 @@ class Gloo(TransportPlugin):
 
     def wake(self) -> None:
         if self._kept is not None:
-            shut_sockets(self._kept, self.settings.kept_addresses)
+            shut_sockets(self._kept)
 
 
 class GlooTransport(GroupTransport):

@@ -7,7 +7,7 @@ subclass in a file of its own, and its line in `TRANSPORTS`; docs/transports.md 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar, TypeGuard
@@ -33,7 +33,6 @@ class TransportSettings:
         device: that the stages of this process compute on.
         address: of this machine, by which peers reach it.
         tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
-        kept_addresses: (address, port) of connections that are not the transport's and may be made at any time.
         links: what makes messages take longer; None for nothing. Of a plug-in that has `paces_links`.
         limits: seconds of a wait (`transport_timeout`, the last resort), of forming groups (`form_timeout`), and of a
             connection without an answer, whose peer is out of reach then (`dead_after`).
@@ -43,7 +42,6 @@ class TransportSettings:
     device: torch.device = torch.device("cpu")  # noqa: RUF009  (immutable)
     address: str = "127.0.0.1"
     tensor: tuple[int, int] = (0, 1)
-    kept_addresses: Collection[tuple[str, int]] = ()
     limits: MembershipSection = MembershipSection()  # noqa: RUF009  (immutable)
     links: PacedLinks | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -336,7 +335,7 @@ class FormingKeys:
     """
 
     def __init__(self, address: str) -> None:
-        self._link, self._lock, self._pid = connect_locally(address, Values, AGENT), threading.Lock(), os.getpid()
+        self._link, self._lock = connect_locally(address, Values, AGENT), threading.Lock()
 
     def _ask(self, request: SetKey | GetKeys) -> list[bytes | None]:
         try:

@@ -85,17 +85,8 @@ def run_worker(text: str) -> None:
     device = plugin.device(specification.local_index)
     links = PacedLinks.of(job, worker)
     keys = FormingKeys(run.agent)
-    transport = plugin(
-        TransportSettings(
-            keys,
-            device,
-            run.address,
-            (tensor_rank, tensor_parallel),
-            (),
-            job.membership,
-            links,
-        )
-    )
+    tensor = tensor_rank, tensor_parallel
+    transport = plugin(TransportSettings(keys, device, run.address, tensor, job.membership, links))
 
     def end(reason: str, code: int = 3) -> NoReturn:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.optim.adamw import adamw
@@ -27,7 +28,7 @@ from recycle.job.footprint import ON_CPU, ON_GPU
 from recycle.job.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `StateNames.named`."""
+"""Before a parameter's name: what of the state has its shape, see `OptimizerPiece.named_state`."""
 UNROUNDED = 4
 """Tensors of a state without rounded parameters."""
 COUNTED = "step."
@@ -239,29 +240,17 @@ class UnitOptimizer(FlatOptimizer):
         return state if self._working is None else [*state, self._working]
 
 
-class StateNames:
+class StateNames(NamedTuple):
     """What lies where in a range of the state.
 
-    Args:
+    Attributes:
         shaped: name in checkpoints of a parameter, a half of one, or the part of it that the range has -> first element
             and end in the range, and the shape of all of it.
         counted: parameters that begin in the range -> their first element.
     """
 
-    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
-        self._shaped, self._counted = shaped, counted
-
-    def named(self, optimizer: FlatOptimizer, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of tensors laid out as the optimizer's state, rounded parameters behind: each parameter under its name,
-        its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under
-        `rounded.`."""
-        named = {
-            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
-            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
-            for name, (begin, end, shape) in self._shaped.items()
-        }
-        counts = {f"{COUNTED}{name}": optimizer.count_of(tensors[3], place) for name, place in self._counted.items()}
-        return named | counts
+    shaped: Mapping[str, tuple[int, int, torch.Size]]
+    counted: Mapping[str, int]
 
 
 class OptimizerPiece:
@@ -288,10 +277,22 @@ class OptimizerPiece:
         self._optimizer.step(self._gradient, iteration, clip_factor, before, kept, self._scratch)
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Rounded parameters that are no part of the state are made of the others: to read them changes nothing."""
+        """Each parameter under its name, its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before
+        it, a rounded one under `rounded.`.
+
+        Rounded parameters that are no part of the state are made of the others: to read them changes nothing.
+        """
         live = self._optimizer.live
-        is_rounded = live.dtype != torch.float32 and len(tensors) == UNROUNDED
-        return self._names.named(self._optimizer, [*tensors, tensors[0].to(live.dtype)] if is_rounded else tensors)
+        if live.dtype != torch.float32 and len(tensors) == UNROUNDED:
+            tensors = [*tensors, tensors[0].to(live.dtype)]
+        named = {
+            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
+            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
+            for name, (begin, end, shape) in self._names.shaped.items()
+        }
+        for name, place in self._names.counted.items():
+            named[COUNTED + name] = self._optimizer.count_of(tensors[3], place)
+        return named
 
 
 HALVES = (".gate", ".up")
