@@ -150,9 +150,6 @@ class EmulatedUnits(ReplicatedState):
     def weights(self) -> list[torch.Tensor]:
         return [piece.parameters for piece in self.pieces.values()]
 
-    def moments(self) -> list[torch.Tensor]:
-        return [piece.count for piece in self.pieces.values()]
-
 
 class EmulatedStage(Stage):
     """A stage without a model.

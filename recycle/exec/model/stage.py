@@ -99,10 +99,6 @@ class StateLayout(ABC):
         """The live tensors that forwards compute with."""
 
     @abstractmethod
-    def moments(self) -> list[torch.Tensor]:
-        """The live tensors of the optimizer's first moments."""
-
-    @abstractmethod
     def gathered(self) -> list[torch.Tensor]:
         """The live parameters, which come from the hosts that step them; [] where each host steps all."""
 
@@ -122,6 +118,10 @@ class StateLayout(ABC):
     @abstractmethod
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; with the last, wait for all."""
+
+    def moments(self) -> list[torch.Tensor]:
+        """The live tensors of the optimizer's first moments, which come second in each piece."""
+        return [piece.state_tensors()[1] for piece in self.pieces.values()]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors, one piece behind the other."""

@@ -76,7 +76,6 @@ class FlatOptimizer:
 
     Attributes:
         parameters: as given.
-        averages: fp32 [n], the first moments.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class FlatOptimizer:
         begin, end = decayed.start, decayed.stop
         self._parts = (decayed, slice(0, begin) if begin else slice(end, len(parameters)))
         make = torch.zeros_like if is_new else torch.empty_like
-        self.averages = make(parameters)
+        self._averages = make(parameters)
         self._squares = make(parameters)
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=parameters.device)
@@ -148,7 +147,7 @@ class FlatOptimizer:
                 adamw(
                     [self.parameters[piece]],
                     [mean],
-                    [self.averages[piece]],
+                    [self._averages[piece]],
                     [self._squares[piece]],
                     [],
                     [count.clone()],
@@ -182,11 +181,11 @@ class FlatOptimizer:
 
     def _shaped(self) -> list[torch.Tensor]:
         """What of the state is laid out as the parameters are, in the order of SHAPED."""
-        return [self.parameters, self.averages, self._squares]
+        return [self.parameters, self._averages, self._squares]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts: the live tensors."""
-        return [self.parameters, self.averages, self._squares, self._counts]
+        return [self.parameters, self._averages, self._squares, self._counts]
 
     def count_of(self, counts: torch.Tensor, element: int) -> torch.Tensor:
         """Of step counts, [1], that of an element."""

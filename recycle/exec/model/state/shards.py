@@ -147,9 +147,6 @@ class Shards(StateLayout):
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
         return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
 
-    def moments(self) -> list[torch.Tensor]:
-        return [shard.state_tensors()[1] for shard in self.pieces.values()]
-
     def weights(self) -> list[torch.Tensor]:
         """The live parameters of all shards, in order, whoever owns them."""
         return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]

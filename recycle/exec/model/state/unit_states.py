@@ -108,6 +108,3 @@ class UnitOptimizers(ReplicatedState):
 
     def weights(self) -> list[torch.Tensor]:
         return [optimizer.live for optimizer in self.optimizers.values()]
-
-    def moments(self) -> list[torch.Tensor]:
-        return [optimizer.averages for optimizer in self.optimizers.values()]
