@@ -117,8 +117,9 @@ class MegatronStage(Stage):
         )
         is_shared = shared in self.parameters
         self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device, units)
+        hosted = range(*stage_units(job.layers_per_stage())[index])
         if job.train.sharded_optimizer:
-            count, hosted = job.shape.pipelines, range(*stage_units(job.layers_per_stage())[index])
+            count = job.shape.pipelines
             self.layout = ShardedOptimizer(
                 self.parameters,
                 self._names,
@@ -131,7 +132,17 @@ class MegatronStage(Stage):
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = self._unit_optimizers(job, named, held)
+            self.layout = UnitOptimizers(
+                hosted,
+                self._units_of(job, named),
+                self.parameters,
+                self._sums.all(),
+                job.train,
+                self._type,
+                self._divisor,
+                held,
+                self._names,
+            )
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -151,21 +162,6 @@ class MegatronStage(Stage):
     def tied_sum(self) -> Accumulator | None:
         """Sum of the gradients of the weight that first and last stage share; None where there is none."""
         return self._sums.tied
-
-    def _unit_optimizers(
-        self, job: Job, named: Mapping[str, torch.nn.Parameter], held: Mapping[int, UnitState]
-    ) -> UnitOptimizers:
-        return UnitOptimizers(
-            range(*stage_units(job.layers_per_stage())[self.index]),
-            self._units_of(job, named),
-            self.parameters,
-            self._sums.all(),
-            job.train,
-            self._type,
-            self._divisor,
-            held,
-            self._names,
-        )
 
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
         """The unit of each parameter."""

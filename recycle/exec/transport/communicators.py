@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -180,14 +180,3 @@ class Communicators:
         with self._lock:
             unfit, self._unfit = self._unfit, []
         return [one.backend for one in unfit]
-
-
-def offer_text(offer: Mapping[str, int]) -> str:
-    """What is left with the agent."""
-    return "\n".join(f"{name} {begun}" for name, begun in offer.items())
-
-
-def offer_of(text: str) -> dict[str, int]:
-    """What was left with the agent."""
-    pairs: Sequence[list[str]] = [line.rsplit(" ", 1) for line in text.splitlines()]
-    return {name: int(begun) for name, begun in pairs}

@@ -146,12 +146,6 @@ def parts_of(groups: GroupsOfGeneration, tensor_rank: int, tensor_parallel: int)
     return parts
 
 
-def live_members(groups: GroupsOfGeneration, tensor_parallel: int) -> set[str]:
-    """All processes of the generation."""
-    processes = [groups.processes.get(role, role) for role in groups.members]
-    return {member_of(process, rank, tensor_parallel) for process in processes for rank in range(tensor_parallel)}
-
-
 PAUSE_SECONDS = (0.001, 0.05)
 """How often a group that forms looks for its members: at first, and after a while."""
 

@@ -16,7 +16,7 @@ operations of a communicator in the order of the shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,13 +202,3 @@ class RootedSums:
         self, operation: Callable[[list[torch.Tensor], int], Any], part: torch.Tensor, group: Communicator, root: Worker
     ) -> Any:
         return self.attempt(lambda: operation([part], self.rank(group, root)))
-
-
-def communicators_of(
-    numbers: Sequence[int | None], owners: Sequence[Sequence[Worker]], role: Worker, sums: Mapping[int, Communicator]
-) -> list[Communicator | None]:
-    """The communicator of each shard's owners, where this host is one of several."""
-    return [
-        sums[number] if number is not None and role in mine else None
-        for number, mine in zip(numbers, owners, strict=True)
-    ]
