@@ -17,6 +17,7 @@ from recycle.exec.profile.measure import StageFigures
 from recycle.exec.profile.memory import allocated_by, capacity, machine_memory
 from recycle.exec.profile.profiler import assemble, fit_link, measure
 from recycle.ir.families import one_f_one_b
+from recycle.job import PricedJob
 from recycle.solve.planner import plan
 from tests.exec.runs import Run, job
 
@@ -30,7 +31,7 @@ TOKEN = SEQUENCE * ROWS * 4
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Job:
+def gpt() -> PricedJob:
     return job(2, 2, 2, kind="gpt", data={"micro_batch_size": ROWS})
 
 
@@ -91,7 +92,7 @@ def test_times_have_the_relations_that_must_hold(gpt: Job, profile: Profile) -> 
 
 
 def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
-    gpt: Job, profile: Profile, launch: Run, tmp_path: Path
+    gpt: PricedJob, profile: Profile, launch: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "measured.json"
     profile.save(file)
@@ -100,8 +101,7 @@ def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
     static, activation = profile.per_stage("static", 2), profile.per_stage("activation", 2)
     fixed = [profile.fixed_bytes([stage], 2) for stage in range(2)]
     room = int(max(fixed) + 2.5 * max(activation))
-    of = msgspec.structs.replace(
-        gpt,
+    of = gpt.with_sections(
         times=msgspec.structs.replace(gpt.times, profile=str(file)),
         memory=msgspec.structs.replace(gpt.memory, limit=f"{room} B"),
         membership=msgspec.structs.replace(gpt.membership, drift=0.0),
