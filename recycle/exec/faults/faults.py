@@ -133,40 +133,25 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
     return value
 
 
-def check_faults_of_job(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
-    """`check_faults` for a run of `steps` iterations of a job."""
-    compares, replays = job.integrity.compares_states, bool(job.integrity.every)
-    copies = job.train.optimizer_copies if job.train.sharded_optimizer else None
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, compares, copies, replays)
-
-
-def check_faults(
-    faults: Sequence[Fault],
-    shape: Shape,
-    steps: int,
-    absent: frozenset[Worker] = frozenset(),
-    tensor_parallel: int = 1,
-    are_compared: bool = False,
-    copies: int | None = MAJORITY_HOSTS,
-    are_replayed: bool = False,
-) -> None:
+def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
 
+    Where hosts compare their states whoever is struck in memory is fenced some time later, and where they replay each
+    other's work whoever computes wrong is.
+
     Args:
-        absent: workers that the job starts without.
-        tensor_parallel: processes of each worker.
-        are_compared: hosts compare their states, so that whoever is struck in memory is fenced some time later.
-        copies: hosts of each shard of the optimizer's state; None where each host has all of it.
-        are_replayed: hosts replay each other's work, so that whoever computes wrong is.
+        steps: iterations of the run.
+        absent: workers that it starts without.
     """
+    shape, copies = job.shape, job.train.optimizer_copies if job.train.sharded_optimizer else None
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
         kind = KINDS[fault.kind]
         shape.require(fault.worker, f"fault {fault}")
-        if fault.tensor_rank >= tensor_parallel:
+        if fault.tensor_rank >= job.grid.tensor_parallel:
             raise JobError(
-                f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
-                " ranks count from 0"
+                f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel ="
+                f" {job.grid.tensor_parallel}; ranks count from 0"
             )
         if fault.phase == "gather" and copies is None:
             raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; take phase step")
@@ -187,7 +172,9 @@ def check_faults(
         else:
             hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
             target = None if fault.target is None else kind.targets[fault.target]
-            is_found = target is not None and (are_compared if target.shows_in_state else are_replayed)
+            is_found = target is not None and (
+                job.integrity.compares_states if target.shows_in_state else bool(job.integrity.every)
+            )
             if target is not None and is_found and not target.ends:
                 alive[fault.worker] = None
             elif target is not None and target.ends:
