@@ -40,7 +40,7 @@ kernels: $(VENV)/.installed
 bytecode: $(VENV)/.installed
 	-@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq > /dev/null
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --alone
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
 
 tests: $(VENV)/.installed
 	$(PYTEST)
@@ -51,7 +51,7 @@ quick: $(VENV)/.installed
 
 # What takes too long for every change: the whole fault matrix, long runs, large grids.
 soak: $(VENV)/.installed
-	$(PYTEST) -m soak -o faulthandler_timeout=1800
+	$(PYTEST) -m soak --timeout 1800 -o faulthandler_timeout=2400
 
 # Strikes every fault in every phase and writes the tables of docs/faults.md.
 faults: $(VENV)/.installed

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recycle.exec.election import Election, LeaderAddress
 from recycle.exec.launch.agent import rarely_collect_garbage
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
@@ -47,7 +47,7 @@ from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.leader.state import Phase
 from recycle.exec.links import Hub, Link, connect_to
 from recycle.exec.members import members_of, split_member
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
     Acknowledged,
     Batch,
@@ -445,7 +445,7 @@ def _measure(
         deaths.append([times[what, generation] - times["end", worker] for what in ("proposal", "run")])
     for what, seconds in zip(("have the proposal", "may run"), zip(*deaths, strict=True), strict=True):
         figures[f"death -> all {what}, s"] = statistics.mean(seconds)
-    own, etcd = _resident(os.getpid()), _resident(server.process.pid) if server is not None else 0.0
+    own, etcd = _resident(os.getpid()), _resident(server.members[0].pid) if server is not None else 0.0
     figures["memory, etcd included, MB"] = own + etcd
     figures["memory of the leader's process that is not of files, MB"] = _resident(os.getpid(), "RssAnon")
     if server is not None:

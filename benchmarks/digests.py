@@ -37,9 +37,9 @@ from recycle import Job, MicroBatch
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import Fault
 from recycle.exec.faults.punisher import punish
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.launch.observer import Observer
-from recycle.exec.leader.verified_states import Comparison
+from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.updates import Updates
 from recycle.job import PricedJob, price

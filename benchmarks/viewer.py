@@ -4,14 +4,12 @@ Plotly bar per instruction, as public viewers draw schedules.
     python benchmarks/viewer.py [--rounds N] [--only million|four|bars|times|exported]
 
 The server is `recycle view FILE`, a process of its own. First paint is from the start of the navigation to the frame
-that shows all lanes and their axes, as the browser itself says (its largest contentful paint): cold in a browser that
-was just started, warm on a second visit. It is the server's picture; ready is when the canvas has taken over,
-and lanes can be zoomed. A step is from
-the call that asks for a new window to the second frame after it is drawn; it runs from everything to half a percent of
-64 lanes and back. Hover is what the page spends on one pointer movement. Browser CPU seconds are those of all of
-Chromium's processes; they tell a busy machine from a slow page. Other times: from a key in a field of the panel of the
-scenario to the second frame after the lanes of these times are drawn, with their headline and critical path, at a
-hundred thousand instructions. Ends with exit code 1 where a target is missed.
+that shows all lanes and their axes, which can be zoomed from then on: cold in a browser that was just started, warm on
+a second visit. A step is from the call that asks for a new window to the second frame after it is drawn; it runs from
+everything to half a percent of 64 lanes and back. Hover is what the page spends on one pointer movement. Browser CPU
+seconds are those of all of Chromium's processes; they tell a busy machine from a slow page. Other times: from a key in
+a field of the panel of the scenario to the second frame after the lanes of these times are drawn, with their headline
+and critical path, at a hundred thousand instructions. Ends with exit code 1 where a target is missed.
 
 Needs Debian's `chromium` and Playwright for Python: pip install 'recycle-pipeline[test]'.
 """
@@ -53,17 +51,9 @@ TARGETS = {
     "server MB": 1000.0,
     "requests in steps": 0.0,
     "other times ms": 100.0,
-    "ready cold s": 2.0,
     "exported MB": 20.0,
     "exported, opens in s": 3.0,
 }
-PAINTED = """() => new Promise(done => {
-  new PerformanceObserver((list) => {
-    const found = list.getEntries().find((entry) => entry.element && entry.element.closest('.lanes-first'));
-    if (found) done(found.renderTime / 1000);
-  }).observe({ type: 'largest-contentful-paint', buffered: true });
-  setTimeout(() => done(null), 20000);
-})"""
 READY = """() => new Promise(done => {
   const look = () => {
     const view = window.recycle && window.recycle.active;
@@ -149,20 +139,15 @@ def canvas(path: Path, shape: Shape, rounds: int) -> dict[str, float]:
     with served(path) as (server, address):
         figures["server ready s (reads, checks, simulates)"] = time.monotonic() - began
         cold, warm, spent = [], [], []
-        ready: tuple[list[float], list[float]] = [], []
         for _ in range(rounds):
             with chromium() as browser:
                 page = browser.page()
                 used = browser.cpu_seconds()
-                for times, one in zip((cold, ready[0]), visit(page, address), strict=True):
-                    times.append(one)
+                cold.append(visit(page, address))
                 spent.append(browser.cpu_seconds() - used)
-                for _ in range(2):
-                    for times, one in zip((warm, ready[1]), visit(page, address), strict=True):
-                        times.append(one)
+                warm += [visit(page, address) for _ in range(2)]
         figures["first paint cold s"] = statistics.median(cold)
         figures["first paint warm s"] = statistics.median(warm)
-        figures["ready cold s"], figures["ready warm s"] = map(statistics.median, ready)
         figures["first visit, browser CPU s"] = statistics.median(spent)
         with chromium() as browser:
             figures |= looking_around(browser, address, shape)
@@ -171,16 +156,12 @@ def canvas(path: Path, shape: Shape, rounds: int) -> dict[str, float]:
     return figures
 
 
-def visit(page: Any, address: str) -> tuple[float, float]:
-    """(first paint, ready) in seconds from the start of the navigation.
-
-    Where the canvas took over before the server's picture was painted, nothing says when, and the first paint is that
-    of the canvas.
-    """
+def visit(page: Any, address: str) -> float:
+    """First paint in seconds from the start of the navigation."""
     page.goto(address, wait_until="commit")
-    painted, ready = page.evaluate(f"() => Promise.all([({PAINTED})(), ({READY})()])")
+    painted: float = page.evaluate(READY)
     page.wait_for_load_state("networkidle")
-    return ready if painted is None else painted, ready
+    return painted
 
 
 def looking_around(browser: Browser, address: str, shape: Shape) -> dict[str, float]:

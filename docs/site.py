@@ -173,7 +173,9 @@ def playground() -> str:
     schedule = FAMILIES["zb-v"](Shape(1, RANKS, MICRO_BATCHES, chunks=chunks))
     page = html([schedule_source(Path("Example: zb-v"), schedule)])
     script = (ROOT / "docs" / "playground.js").read_text(encoding="utf-8")
-    return page.replace("<main>", f"<main>{PLAYGROUND}", 1).replace("</body>", f"<script>{script}</script></body>", 1)
+    return page.replace("<main>", f"<main>{PLAYGROUND}", 1).replace(
+        "</body>", f'<script type="module">{script}</script></body>', 1
+    )
 
 
 def reference() -> str:

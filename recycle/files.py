@@ -6,7 +6,6 @@ JSON in them is read strictly: into a type, or an object key by key, where a key
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -119,9 +118,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises:
         RecycleError: there is something at `path`, or it cannot be written.
     """
-    taken = f"{path}: exists already; remove it, or choose another name with -o"
-    if path.exists() or path.is_symlink():
-        raise RecycleError(taken)
+    require_absent(path)
     try:
         private = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:
@@ -133,11 +130,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
         os.rename(scratch, path)
         sync(path.parent)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and error.filename2 == str(path):
-            raise RecycleError(taken) from None
+        require_absent(path)  # made by someone else meanwhile
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def require_absent(path: Path) -> None:
+    """Raise RecycleError where there is something already; for use before long computations, too."""
+    if path.exists() or path.is_symlink():
+        raise RecycleError(f"{path}: exists already; remove it, or choose another name with -o")
 
 
 def sync(folder: Path) -> None:

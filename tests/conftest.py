@@ -5,6 +5,7 @@ One thread, no chatter about closed sockets, a terminal of one width, Ctrl-C.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ os.environ["COLUMNS"] = "120"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ("tests.cost", "tests.flaky", "tests.crashes")
+pytest_plugins = ("tests.cost",)
 
 
 class Servers(dict[str, "ForkServer"]):
@@ -33,6 +34,13 @@ class Servers(dict[str, "ForkServer"]):
         alike = next((other for other in self if PRELOADED[other] == PRELOADED[kind]), None)
         self[kind] = self[alike] if alike else ForkServer(kind, checkpoints=True)
         return self[kind]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """What is imported stays: the viewer, which collects often, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

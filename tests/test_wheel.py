@@ -33,7 +33,7 @@ def test_a_wheel_holds_what_the_commands_need(tmp_path: Path) -> None:
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
     (wheel,) = tmp_path.glob("recycle_pipeline-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"recycle/py.typed", "viz/py.typed", "viz/assets/lanes_search.js"} <= set(names)
+    assert {"recycle/py.typed", "viz/py.typed", "viz/assets/modules/search.js"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"recycle", "viz", wheel.name.split("-py3")[0] + ".dist-info"}
     subprocess.run([*pip, "install", "--no-deps", "--target", installed, wheel], check=True)
     command = "import sys, recycle; from recycle.cli import main; print(recycle.__file__); main(sys.argv[1:])"

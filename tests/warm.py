@@ -2,13 +2,14 @@
 
 A run starts two planners, a fork server is started per kind of model, and other tests need processes of their own:
 hundreds in all, whose imports took more of the processor than what they do. The server is that of `multiprocessing`,
-one per test process. Some agents, torchrun and the examples are started as users start them (docs/testing.md), and
+one per test process. What users start in another way is started that way once (docs/testing.md), and
 tests/test_child.py starts `recycle.child.Child` itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -18,12 +19,12 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Self
 
 from recycle import child
 
@@ -40,6 +41,9 @@ PRELOADED = (
     "safetensors.torch",
     "tests.warmed",
 )
+ANSWER_SECONDS = 240.0
+ABANDONED_SECONDS = 1200.0
+"""After which a process of a pool ends, whatever it does."""
 
 
 def warm_context() -> ForkServerContext:
@@ -52,6 +56,7 @@ def warm_context() -> ForkServerContext:
 def _address_of_server() -> str:
     """Where the server listens, for processes that are forked from it and start further ones."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
+    warm_context()
     server.ensure_running()
     address: str = server._forkserver_address
     return address
@@ -61,22 +66,6 @@ def _share_server(address: str) -> None:
     """Have this process ask the server that it was forked from; by itself it would start one of its own, and import."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server._forkserver_address, server.ensure_running = address, lambda: None
-
-
-def end_processes(members: Iterable[tuple[Any, Any]]) -> None:
-    """End processes that end when None comes through their pipe; kill who does not within 10 s.
-
-    Args:
-        members: (process, this end of its pipe) each.
-    """
-    members = list(members)
-    for _, pipe in members:
-        with contextlib.suppress(OSError):
-            pipe.send(None)
-    for process, _ in members:
-        process.join(10.0)
-        if process.is_alive():
-            process.kill()
 
 
 class _Descriptor:
@@ -93,64 +82,29 @@ def _detach(passed: Any) -> int:
     return int(passed.detach())
 
 
-class _WarmProcess:
-    """What `recycle.child.Child` uses of `subprocess.Popen`, for `python -m module PARENT arguments...`."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: int,
-        stdout: int,
-        stderr: Any,
-        env: Mapping[str, str],
-        start_new_session: bool,
-    ) -> None:
-        module, _, *arguments = command[2:]
-        requests, to_requests = os.pipe()
-        from_answers, answers = os.pipe()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        errors = 2 if stderr is None else nowhere if stderr == subprocess.DEVNULL else stderr.fileno()
-        streams = [_Descriptor(number) for number in (requests, answers, errors)]
-        self._process = warm_context().Process(
-            target=_run, args=(_address_of_server(), module, arguments, streams, dict(env), os.getcwd()), daemon=True
-        )
-        self._process.start()
-        for number in (requests, answers, nowhere):
-            os.close(number)
-        self.stdin, self.stdout = os.fdopen(to_requests, "wb"), os.fdopen(from_answers, "rb")
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self) -> None:
-        self._process.join()
-
-
-class WarmCommand:
-    """The command line in a process of its own, with what tests use of `subprocess.Popen`.
+class WarmProcess:
+    """A process with a session and streams of its own, with what tests use of `subprocess.Popen`.
 
     Args:
-        arguments: of `recycle`.
-        directory: to run in.
-        output: takes standard output and standard error.
+        function: is called with `arguments`.
+        streams: the process's descriptor -> that of this process.
+        directory, environment: those of this process when left out.
 
     Attributes:
         pid: of the process.
     """
 
-    def __init__(self, arguments: Sequence[str], directory: Path, output: IO[bytes]) -> None:
-        streams = [_Descriptor(output.fileno()) for _ in range(2)]
-        self._process = warm_context().Process(
-            target=_run_command,
-            args=(_address_of_server(), list(arguments), streams, dict(os.environ), str(directory)),
-            daemon=True,
-        )
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        streams: Mapping[int, int],
+        directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        passed = {target: _Descriptor(source) for target, source in streams.items()}
+        settings = _address_of_server(), passed, str(directory or Path.cwd()), dict(environment or os.environ)
+        self._process = warm_context().Process(target=_run, args=(*settings, function, *arguments), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -160,9 +114,9 @@ class WarmCommand:
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
-        code = self._process.exitcode
+        code = self.poll()
         if code is None:
-            raise subprocess.TimeoutExpired("recycle", timeout or 0.0)
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -173,97 +127,123 @@ class WarmCommand:
         self.send_signal(signal.SIGKILL)
 
 
-def run_torchrun(arguments: Sequence[str], directory: Path, limit: float = 240.0) -> str:
-    """What the processes of `torchrun *arguments` print: `--nproc-per-node N`, then a script or `-m MODULE`.
+def _run(
+    server: str,
+    streams: dict[int, int],
+    directory: str,
+    environment: dict[str, str],
+    function: Callable[..., object],
+    *arguments: object,
+) -> None:
+    _share_server(server)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    os.setsid()
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    for target, source in streams.items():
+        os.dup2(source, target)
+        os.close(source)
+    with warm_children():
+        function(*arguments)
+
+
+def run_recycle(*arguments: str) -> None:
+    """The command line."""
+    from recycle.cli import main
+
+    main(list(arguments))
+
+
+def run_python(*command: str) -> None:
+    """What Python does with a script, or `-m` and a module, and arguments."""
+    sys.argv = list(command[command[0] == "-m" :])
+    if command[0] == "-m":
+        warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported already
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(command[0]).parent.absolute()))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def start_recycle(arguments: Sequence[str], directory: Path, output: IO[bytes]) -> WarmProcess:
+    """Start the command line; `output` takes standard output and standard error."""
+    return WarmProcess(run_recycle, *arguments, streams=dict.fromkeys((1, 2), output.fileno()), directory=directory)
+
+
+def outputs_of_scripts(command: Sequence[str], directory: Path, variables: Sequence[Mapping[str, str]] = ({},)) -> str:
+    """What Python processes print: one for each of these variables, all with the same command.
 
     Raises:
-        AssertionError: one of them fails, or they take longer than `limit` seconds.
+        AssertionError: one of them fails, or they take longer than `ANSWER_SECONDS`.
     """
+    with contextlib.ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in variables]
+        processes = [
+            WarmProcess(
+                *(run_python, *command),
+                streams=dict.fromkeys((1, 2), output.fileno()),
+                directory=directory,
+                environment={**os.environ, **own},
+            )
+            for output, own in zip(outputs, variables, strict=True)
+        ]
+        ends = time.monotonic() + ANSWER_SECONDS
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in processes:
+                process.wait(max(0.0, ends - time.monotonic()))
+        codes = [process.poll() for process in processes]
+        for process in processes:
+            process.kill()
+        printed = ""
+        for output in outputs:
+            output.seek(0)
+            printed += output.read().decode()
+    assert codes == [0] * len(codes), printed[-4000:]
+    return printed
+
+
+def run_torchrun(arguments: Sequence[str], directory: Path) -> str:
+    """What the processes of `torchrun *arguments` print: `--nproc-per-node N`, then a script or `-m MODULE`."""
     option, count, *command = arguments
     assert option == "--nproc-per-node"
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's own process has it
-    context = warm_context()  # before the server is asked for its address, which starts it
-    processes, outputs = [], []
-    for rank in range(int(count)):
-        environment = {
-            **os.environ,
-            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"},
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-        outputs.append(tempfile.TemporaryFile())  # noqa: SIM115
-        streams = [_Descriptor(outputs[-1].fileno()) for _ in range(2)]
-        started = (_address_of_server(), list(command), streams, environment, str(directory))
-        processes.append(context.Process(target=_run_python, args=started, daemon=True))
-        processes[-1].start()
-    ends = time.monotonic() + limit
-    for process in processes:
-        process.join(max(0.0, ends - time.monotonic()))
-    printed = ""
-    for process, output in zip(processes, outputs, strict=True):
-        process.kill()
-        output.seek(0)
-        printed += output.read().decode()
-        output.close()
-    assert [process.exitcode for process in processes] == [0] * len(processes), printed[-4000:]
-    return printed
+    common = {
+        **{"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)},
+        **{"GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    }
+    ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(count))]
+    return outputs_of_scripts(command, directory, ranks)
 
 
-def _run_python(
-    server: str, command: list[str], streams: list[int], environment: dict[str, str], directory: str
-) -> None:
-    _share_server(server)
-    _settle(streams, environment, directory, first=1)
-    sys.argv = command[command[0] == "-m" :]
-    if command[0] == "-m":
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(directory, command[0]).parent))
-        runpy.run_path(str(Path(directory, command[0])), run_name="__main__")
+class _WarmChild(WarmProcess):
+    """What `recycle.child.Child` uses of `subprocess.Popen`, for `python -m module PARENT arguments...`."""
+
+    def __init__(self, command: Sequence[str], *, stderr: Any, env: Mapping[str, str], **_: object) -> None:
+        module, _parent, *arguments = command[2:]
+        requests, to_requests = os.pipe()
+        from_answers, answers = os.pipe()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        errors = 2 if stderr is None else nowhere if stderr == subprocess.DEVNULL else stderr.fileno()
+        super().__init__(_run_child, module, *arguments, streams={0: requests, 1: answers, 2: errors}, environment=env)
+        for number in (requests, answers, nowhere):
+            os.close(number)
+        self.stdin, self.stdout = os.fdopen(to_requests, "wb"), os.fdopen(from_answers, "rb")
 
 
-def _run_command(
-    server: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str
-) -> None:
-    _share_server(server)
-    _settle(streams, environment, directory, first=1)
-    from recycle.cli import main
-
-    with warm_children():
-        main(arguments)
-
-
-def _settle(streams: list[int], environment: dict[str, str], directory: str, first: int) -> None:
-    """What a process of its own has: its streams from number `first` on, variables, directory; it may have children."""
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    os.setsid()
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
-    for target, source in enumerate(streams, first):
-        os.dup2(source, target)
-        os.close(source)
-
-
-def _run(
-    server: str, module: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str
-) -> None:
-    _share_server(server)
-    _settle(streams, environment, directory, first=0)
+def _run_child(module: str, *arguments: str) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.argv = [module, str(os.getppid()), *arguments]
-    warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported already
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _start(command: Sequence[str], **options: Any) -> Any:
-    start: Any = _WarmProcess if command[0] == _PYTHON else subprocess.Popen
-    return start(command, **options)
+    run_python("-m", module, str(os.getppid()), *arguments)
 
 
 _PYTHON = sys.executable
+
+
+def _start(command: Sequence[str], **options: Any) -> Any:
+    start: Any = _WarmChild if command[0] == _PYTHON else subprocess.Popen
+    return start(command, **options)
 
 
 @contextlib.contextmanager
@@ -272,3 +252,92 @@ def warm_children() -> Iterator[None]:
     child.subprocess = SimpleNamespace(Popen=_start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     yield
     child.subprocess = subprocess
+
+
+class Failure(NamedTuple):
+    """An error in a process of a pool."""
+
+    text: str
+
+
+class WarmPool:
+    """Processes that answer one request after another; use as a context manager.
+
+    Args:
+        count: how many.
+        make: importable; in each process it is called with the store, the number of the process and `arguments`, and
+            returns what is called with each request.
+
+    Attributes:
+        store: of torch, which all share.
+    """
+
+    def __init__(self, count: int, make: Callable[..., Callable[..., Any]], *arguments: object) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._arguments = make, self.store.port, arguments
+        self._members = [self._start(rank) for rank in range(count)]
+
+    def _start(self, rank: int) -> tuple[Any, Any]:
+        context = warm_context()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_answer, args=(theirs, rank, *self._arguments), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def await_end(self, rank: int) -> None:
+        """Wait until a process has ended by itself, and start another in its place."""
+        process, _ = self._members[rank]
+        process.join(ANSWER_SECONDS)
+        assert process.exitcode is not None, f"process {rank} does not end"
+        self._members[rank] = self._start(rank)
+
+    def send(self, rank: int, *request: object) -> None:
+        self._members[rank][1].send(request)
+
+    def receive(self, rank: int) -> Any:
+        """A process's answer, or its `Failure`."""
+        pipe = self._members[rank][1]
+        assert pipe.poll(ANSWER_SECONDS), f"process {rank} hangs"
+        return pipe.recv()
+
+    def ask(self, count: int, *request: object) -> list[Any]:
+        """The answers of the first `count` processes to the same request. Raises RuntimeError where one failed."""
+        assert count <= len(self._members), "too few processes were started"
+        for rank in range(count):
+            self.send(rank, *request)
+        answers = [self.receive(rank) for rank in range(count)]
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, Failure):
+                raise RuntimeError(f"process {rank}: {answer.text}")
+        return answers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _, pipe in self._members:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for process, _ in self._members:
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
+
+
+def _answer(pipe: Any, rank: int, make: Callable[..., Callable[..., Any]], port: int, arguments: Sequence[Any]) -> None:
+    import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    faulthandler.dump_traceback_later(ABANDONED_SECONDS, exit=True)
+    torch.set_num_threads(1)
+    answer = make(TCPStore("127.0.0.1", port, is_master=False), rank, *arguments)
+    with contextlib.suppress(EOFError):
+        while (request := pipe.recv()) is not None:
+            try:
+                pipe.send(answer(*request))
+            except Exception as error:
+                pipe.send(Failure(f"{type(error).__name__}: {error}"))
+    os._exit(0)  # to leave torch's groups in order would wait for processes that are gone

@@ -9,7 +9,6 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
+from viz.export import MODULES, import_map
 from viz.pages import bench, lanes_view
 from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
@@ -49,16 +49,19 @@ def build_app(
         sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example, run_folders=run_folders
     )
     pages = open_pages(workspace)
-    opened = pages[0].preloaded_lanes()
+    modules = {
+        file.name: f"./assets/modules/{file.name}?m={file.stat().st_mtime_ns}" for file in sorted(MODULES.glob("*.js"))
+    }
     app = Dash(
         "viz",
-        index_string=_index(opened, has_graphs=pages[0].begins_with_graph),
+        index_string=_index(pages[0], modules),
         title=f"{pages[0].title} · recycle",
         update_title="",
-        assets_folder=str(files("viz") / "assets"),
+        assets_folder=str(MODULES.parent),
+        assets_path_ignore=["modules"],  # which import each other
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
-    protect(app, allowed_hosts)
+    protect(app, allowed_hosts, [import_map(modules)])
     # Browsers may keep assets for ever: the address of each carries the time of its last change.
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
     # Dash calls a callable layout for every visit, so that a live run is shown as it is then.
@@ -66,7 +69,6 @@ def build_app(
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, workspace.cache)
     bench.register(app, workspace.cache)
-    lanes_view.draw(opened, workspace.cache)
     keep_in_address(app, TABS, State(TABS, "children"))
     _register_opening(app, pages)
     for page in pages:
@@ -80,18 +82,19 @@ _ASKED = "_dash-layout", "_dash-dependencies"
 """Addresses that Dash asks for when all scripts have run."""
 
 
-def _index(lanes: Sequence[str], has_graphs: bool) -> str:
-    """The HTML around the page, which makes the browser fetch what the first picture needs before any script runs.
+def _index(page: Page, modules: Mapping[str, str]) -> str:
+    """The HTML around the pages, which makes the browser fetch what the first one needs before any script runs.
 
     Args:
-        lanes: addresses of the timelines of the page that comes first.
-        has_graphs: whether that page has any; browsers warn of a preloaded script that is not used.
+        modules: file name of each module -> its address.
     """
-    head = "".join(f'<link rel="preload" as="image" href="{lanes_view.picture_address(address)}">' for address in lanes)
-    head += "".join(f'<link rel="preload" as="fetch" crossorigin href="/{answer}">' for answer in _ASKED)
-    early = _EARLY if has_graphs else ()
+    fetched = [*page.preloaded_lanes(), *(f"/{answer}" for answer in _ASKED)]
+    head = f'<script type="importmap">{import_map(modules)}</script>'
+    head += "".join(f'<link rel="modulepreload" href="{address}">' for address in modules.values())
+    head += f'<script type="module" async src="{modules["main.js"]}"></script>'
+    head += "".join(f'<link rel="preload" as="fetch" crossorigin href="{address}">' for address in fetched)
+    early = _EARLY if page.begins_with_graph else ()  # browsers warn of a preloaded script that is not used
     head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in early)
-    head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'
         f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
@@ -101,19 +104,10 @@ def _index(lanes: Sequence[str], has_graphs: bool) -> str:
 
 def _layout(pages: Sequence[Page], title: str) -> html.Div:
     """All pages, the first with its components; others get theirs when opened, else all callbacks would run at once."""
-    first: Any = _fresh(pages[0])
-    tabs = [
-        dcc.Tab(
-            [] if page.has_lanes else html.Div([] if place else [first], id={"type": "page", "page": page.prefix}),
-            label=page.title,
-            value=page.prefix,
-        )
-        for place, page in enumerate(pages)
-    ]
+    tabs = [dcc.Tab(label=page.title, value=page.prefix) for page in pages]
     is_named = title and pages[0].title != title  # else the mode that comes first says it
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
-    workbench = bench.bench(pages, first if isinstance(first, Mode) else None)
-    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), workbench]
+    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, _fresh(pages[0]))]
     opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
     top = html.Header([*heading], className="top")
     return html.Div([top, html.Main(content), bench.bar(), opened], className="application")
@@ -121,7 +115,6 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
 
 def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     @app.callback(
-        Output({"type": "page", "page": ALL}, "children"),
         *(Output(bench.slot_id(slot, ALL), "children") for slot in bench.SLOTS),
         Output(OPENED, "data"),
         Input(TABS, "value"),
@@ -130,14 +123,9 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     )
     def open_page(chosen: str, opened: list[str]) -> tuple[Any, ...]:
         page = next(page for page in pages if page.prefix == chosen)
-        content = no_update if chosen in opened else _fresh(page)
-        filled = bench.slots(content) if isinstance(content, Mode) else {}
-
-        def of_pages(has_lanes: bool, what: Any) -> list[Any]:
-            return [what if one is page else no_update for one in pages if one.has_lanes == has_lanes]
-
-        modes = [of_pages(True, filled.get(slot, no_update)) for slot in bench.SLOTS]
-        return of_pages(False, content), *modes, no_update if content is no_update else [*opened, chosen]
+        filled = {} if chosen in opened else bench.slots(_fresh(page))
+        places = [[filled.get(slot, no_update) if one is page else no_update for one in pages] for slot in bench.SLOTS]
+        return *places, [*opened, chosen] if filled else no_update
 
 
 def _fresh(page: Page) -> html.Div | Mode:

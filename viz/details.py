@@ -1,42 +1,35 @@
-"""What the page says of a selection: an operation with its inputs and what it waited for, a gap's cause, a worker.
+"""What the page says of a selection: an operation with its inputs and what it waited for, a gap's cause, a worker; and
+the figures of a timeline that stand above it.
 
-Slack, causes and memory come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
+Slack and causes come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
 arrows between. Of a table without a timeline only the operation itself is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from recycle.ir.dependencies import Cause
+from recycle.ir.event_graph import EventGraph, event_graph
+from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Beside, is_kind
-from recycle.ir.simulate import TOLERANCE
-from viz.analysis.memory import memory_curve, sampled
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
+from recycle.job.profile import Profile
+from recycle.job.shape import Shape, Worker
+from viz.analysis.memory import memory_curve
 from viz.analysis.waits import WHY
-from viz.labels import describe, listed
+from viz.kinds import describe, listed
 from viz.lane_cache import CachedLanes
 from viz.lanes import Flag
 from viz.numbers import percent, short
-
-MEMORY_PIXELS = 4000
-"""Pixels that a memory curve is sampled for; it is drawn in one piece however far the reader zooms in."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a worker holds over time, in activations (chunks): steps of `held` from each `time` on."""
-
-    worker: str
-    time: list[float]
-    held: list[float]
-    limit: float | None
-    peak: float
-    peak_time: float
-    peak_set_by: str
+from viz.operands import stated_bound, stated_limits
+from viz.scenario import is_loosened
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,6 @@ class Details:
         needs: a row for each thing that an operation needed: its text, its worker, why, when it was there, its slack.
         inputs, outputs: operations that the selection needed, and that need it.
         waited: the operation that decided its start, -1 when none did.
-        memory: of the worker that it is about.
     """
 
     title: str
@@ -57,7 +49,6 @@ class Details:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     waited: int = -1
-    memory: Memory | None = None
 
 
 def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
@@ -96,7 +87,7 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
     users = [place_of(user.row) for user in explainer.waits.outputs(row)]
     waited = place_of(inputs[0].row) if decided else -1
-    return Details(title, lines, needs, _drawn(values), _drawn(users), waited, _memory(shown, lane))
+    return Details(title, lines, needs, _drawn(values), _drawn(users), waited)
 
 
 def _drawn(operations: list[int]) -> list[int]:
@@ -117,7 +108,7 @@ def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
         while gap is not None and gap.start < end - slack:
             lines.append(bubbles.reason(gap, unit))
             gap = bubbles.next(worker, gap.start)
-    return Details(title, lines, memory=_memory(shown, lane))
+    return Details(title, lines)
 
 
 def of_worker(shown: CachedLanes, lane: int) -> Details:
@@ -134,12 +125,13 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
         lines.append(f"{away} of them re-routed to it")
     if table.failed[lane]:
         lines.append("has failed")
-    memory = _memory(shown, lane)
-    if memory is not None:
-        limit = f" of {short(memory.limit)}" if memory.limit is not None else ""
-        setter = f", from {memory.peak_set_by} on" if memory.peak_set_by else ""
-        lines.append(f"holds at most {short(memory.peak)}{limit} activations{setter}")
-    return Details(f"Worker {table.labels[lane]}", lines, memory=memory)
+    worker, explainer = _worker(shown, lane), shown.explainer
+    if worker is not None and explainer is not None and not table.failed[lane]:
+        peak, _, row = memory_curve(explainer.timeline, worker).peak
+        limit = f" of {short(explainer.limits[worker % len(explainer.limits)])}" if explainer.limits else ""
+        setter = f", from {explainer.timeline.schedule.instruction(row)} on" if row >= 0 else ""
+        lines.append(f"holds at most {short(peak)}{limit} activations{setter}")
+    return Details(f"Worker {table.labels[lane]}", lines)
 
 
 def _worker(shown: CachedLanes, lane: int) -> int | None:
@@ -154,14 +146,97 @@ def _worker(shown: CachedLanes, lane: int) -> int | None:
     return int(shown.explainer.timeline.schedule.columns.worker[shown.explainer.row(shown.table, first)])
 
 
-def _memory(shown: CachedLanes, lane: int) -> Memory | None:
-    worker, explainer = _worker(shown, lane), shown.explainer
-    if worker is None or explainer is None or shown.table.failed[lane]:
+class Figure(NamedTuple):
+    """A figure of the headline.
+
+    Attributes:
+        name, value: what is shown.
+        meaning: a sentence for those who do not know the word.
+    """
+
+    name: str
+    value: str
+    meaning: str
+
+
+PERIOD = "Distance between two iterations in steady state, which throughput follows."
+MAKESPAN = "From the first start to the last end of one iteration that begins idle."
+BOUND = (
+    "No schedule for these failures, times and limits has a shorter period; the gap is how far this one may be above"
+    " the best."
+)
+BUBBLES = "Share of the time of all live workers in which they do not compute."
+PEAK = "Most activations, in chunks, that a worker holds at a time: of all workers, the one closest to its limit."
+RATIO = "Period divided by that of 1F1B with all workers, for the same times per layer."
+
+
+def headline(shown: CachedLanes) -> list[Figure]:
+    """The figures of cached lanes; of lanes that nothing explains, none."""
+    explainer = shown.explainer
+    if explainer is None:
+        return []
+    timeline, unit = explainer.timeline, shown.unit
+    found = []
+    if explainer.executed:
+        found.append(
+            Figure("iteration", unit.amount(timeline.makespan), "From its first start to its last end, as executed.")
+        )
+    else:
+        found.append(Figure("period", unit.amount(timeline.period), PERIOD))
+        stated = explainer.bound
+        if stated is None and not is_loosened(explainer, stated_limits(timeline.schedule)):
+            stated = stated_bound(timeline)
+        if stated is not None:
+            gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
+            found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
+    found.append(Figure("bubbles", percent(timeline.bubble_ratio), BUBBLES))
+    peaks = [
+        (peak, w % timeline.schedule.shape.ranks)
+        for w, peak in enumerate(timeline.peak_activations)
+        if peak is not None
+    ]
+    if peaks and not explainer.executed:
+        limits = explainer.limits
+        peak, rank = max(peaks, key=lambda one: one[0] / ((limits[one[1]] or 1.0) if limits else 1.0))
+        found.append(Figure("peak memory", short(peak) + (f" of {short(limits[rank])}" if limits else ""), PEAK))
+    usual = None if explainer.executed else usual_period(timeline)
+    if usual:
+        found.append(Figure("1F1B", f"× {short(timeline.period / usual)}", RATIO))
+    if not explainer.executed and abs(timeline.makespan - timeline.period) > 1e-9 * timeline.makespan:
+        found.append(Figure("makespan", unit.amount(timeline.makespan), MAKESPAN))
+    return found
+
+
+def usual_period(timeline: Timeline) -> float | None:
+    """The period of 1F1B with all workers in the times of `timeline`; None where nothing is alike: workers or links of
+    unlike speed, or layers cut anew.
+
+    Its pipelines are alike and have no work in common, so one of them has the period of all.
+    """
+    shape, profile = timeline.schedule.shape, timeline.profile
+    hosted = _stages_per_rank(timeline.schedule)
+    if shape.cut or profile.speed or profile.links or hosted is None:
         return None
-    limit = explainer.limits[worker % explainer.timeline.schedule.shape.ranks] if explainer.limits else None
-    curve = memory_curve(explainer.timeline, worker)
-    time, held = sampled(curve, 0.0, explainer.timeline.makespan, MEMORY_PIXELS)
-    label = shown.table.labels[lane]
-    peak, peak_time, row = curve.peak
-    setter = str(explainer.timeline.schedule.instruction(row)) if row >= 0 else ""
-    return Memory(label, time.tolist(), held.tolist(), limit, peak, peak_time, setter)
+    times = {name: profile.per_stage(name, shape.stages) for name in _TIMES}
+    per_rank: dict[str, Any] = {name: [sum(of[s] for s in stages) for stages in hosted] for name, of in times.items()}
+    message = max(profile.per_stage("message", shape.stages))
+    usual = Profile(**per_rank, latency=profile.latency, bandwidth=profile.bandwidth, message=message)
+    return time_graph(_usual(shape.ranks, shape.micro_batches), usual).period
+
+
+@lru_cache(8)
+def _usual(ranks: int, micro_batches: int) -> EventGraph:
+    return event_graph(lower(one_f_one_b(Shape(1, ranks, micro_batches))))
+
+
+def _stages_per_rank(schedule: Schedule) -> list[tuple[int, ...]] | None:
+    """The stages that each rank hosts in a pipeline which has all of them; None where no pipeline does."""
+    shape = schedule.shape
+    for pipeline in range(shape.pipelines):
+        hosted = [schedule.stages_of(Worker(pipeline, rank)) for rank in range(shape.ranks)]
+        if sorted(stage for stages in hosted for stage in stages) == list(range(shape.stages)):
+            return hosted
+    return None
+
+
+_TIMES = "forward", "backward_input", "backward_weight", "reduce", "step"

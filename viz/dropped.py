@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from recycle.errors import RecycleError, ScheduleError
 from recycle.files import entries
 from recycle.ir import formats, native
-from recycle.ir.check import Finding, Findings, check
 from recycle.ir.formats import chrome_trace
-from recycle.ir.formats.bounds import unpack
-from recycle.ir.formats.schedule_input import ScheduleInput
+from recycle.ir.formats.schedule_input import ScheduleInput, unpack
 from recycle.ir.instruction import Transfer, parse_instruction
-from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline
-from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from viz.lanes import LaneTable
-from viz.sources import executed_source, timed
+from viz.sources import ScheduleFile, executed_source, schedule_source
 
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CHUNKS, MOST_CELLS = 1_000_000, 8192, 2**18, 2**22
@@ -41,75 +34,20 @@ _MOST_LEFT_OUT = 1000
 """Beyond that a file is no schedule with mistakes but something else."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dropped:
-    """A dropped file as far as it could be read.
-
-    Attributes:
-        name: as a line of printable text.
-        schedule: None when it could not be read; `problem` then says why.
-        findings: what the checker says.
-        timeline: None when the order cannot finish; `lanes` then shows it as far as it runs.
-        lanes: what can be drawn, None when there is no schedule.
-        problem: what could not be done, "" when all could.
-        left_out: what could not be read of it and is not in `schedule`, a line each.
-        origin: row of `lanes` instructions -> row of the schedule as dropped, -1 for what lowering added.
-        executed: whether the timeline is what ran, in seconds.
-    """
-
-    name: str
-    schedule: Schedule | None
-    findings: Findings
-    timeline: Timeline | None
-    lanes: LaneTable | None
-    problem: str
-    left_out: tuple[str, ...] = ()
-    origin: np.ndarray | None = None
-    executed: bool = False
-
-    def places(self, finding: Finding) -> list[tuple[int, float, float]]:
-        """(lane, start, end) of the instruction that a finding points at, then of those that it is at odds with; none
-        when it points nowhere."""
-        if self.schedule is None or self.lanes is None or finding.worker is None:
-            return []
-        others = [self._place(other.worker, other.position) for other in finding.others]
-        return [self._place(finding.worker, finding.position), *others]
-
-    def _place(self, worker: str, position: int | None) -> tuple[int, float, float]:
-        assert self.schedule is not None
-        assert self.lanes is not None
-        w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
-        # A transfer that takes no time is not drawn: the first instruction after it is, or the last of this worker.
-        mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
-        if position is None or not len(mine):
-            return w, 0.0, lanes.span
-        row = int(self.schedule.columns.offsets[w]) + position
-        rows = self._rows()[mine]
-        after = np.flatnonzero(rows >= row)
-        at = int(mine[after[rows[after].argmin()]]) if len(after) else int(mine[-1])
-        return w, float(lanes.start[at]), float(lanes.end[at])
-
-    def _rows(self) -> np.ndarray:
-        assert self.lanes is not None
-        ids = self.lanes.instruction_id.astype(np.int64)
-        return ids if self.origin is None else self.origin[ids]
-
-
-def read_dropped(contents: str, name: str) -> Dropped:
+def read_dropped(contents: str, name: str) -> ScheduleFile:
     """A dropped file as the browser sends it, read, checked and timed.
 
     Args:
         contents: `data:…;base64,…` as `dcc.Upload` gives it.
         name: of the file, which may be anything.
+
+    Raises:
+        RecycleError: it is no schedule, or is too large.
     """
-    name = _printable(name)
-    try:
-        return inspect(_content(contents, name), name)
-    except RecycleError as error:
-        return Dropped(name, None, Findings(), None, None, str(error))
+    return inspect(_content(contents, printable(name)), printable(name))
 
 
-def inspect(content: bytes, name: str) -> Dropped:
+def inspect(content: bytes, name: str) -> ScheduleFile:
     """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
     unpacked = unpack(content, name)
     text = unpacked.text
@@ -131,20 +69,9 @@ def inspect(content: bytes, name: str) -> Dropped:
             raise
         schedule, left_out = saved
         source = ScheduleInput(name, schedule)
-    schedule = source.schedule
-    _refuse_large(schedule.shape, len(schedule.columns), name)
-    if (ran := executed_source(Path(name), source)) is not None:
-        return Dropped(name, schedule, ran.findings, ran.timeline, ran.lanes, "", executed=True)
-    profile = source.planned or Profile.uniform()
-    findings = check(schedule, profile=profile)
-    violations = [
-        int(schedule.columns.offsets[schedule.shape.worker_index(Worker.parse(f.worker))]) + f.position
-        for f in findings
-        if f.worker is not None and f.position is not None
-    ]
-    _, origin = lower_with_origin(schedule)
-    lowered = np.flatnonzero(np.isin(origin, violations)).tolist()
-    return Dropped(name, schedule, findings, *timed(schedule, profile, lowered), tuple(left_out), origin)
+    _refuse_large(source.schedule.shape, len(source.schedule.columns), name)
+    ran = executed_source(Path(name), source)
+    return ran or schedule_source(Path(name), source.schedule, source.planned, left_out)
 
 
 def _salvage(content: bytes, name: str, most: int) -> tuple[Schedule, list[str]] | None:
@@ -221,6 +148,7 @@ def _refuse_large(shape: Shape, instructions: int, name: str) -> None:
         )
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
+    """The name of a file as a short line of printable text."""
     line = str(RecycleError(name.replace("\\", "/").rsplit("/", 1)[-1])) or "file"
     return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 12]}…{line[-11:]}"

@@ -6,12 +6,15 @@ plotly, SVG without Pillow too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from string import punctuation
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
@@ -80,7 +83,6 @@ def html(
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> str:
     """The page that `export` writes."""
-    from viz.export import static_html
     from viz.pages.page import Workspace
     from viz.pages.registry import open_pages
 
@@ -88,20 +90,32 @@ def html(
     content = static_html([page.exported() for page in open_pages(workspace)])
     names = [*(source.name for source in sources), *(comparisons or {})]
     title = escape(names[0] if len(names) == 1 else "recycle")
-    assets = sorted((files("viz") / "assets").iterdir(), key=lambda file: file.name)
-    style, script = (
-        "".join(file.read_text(encoding="utf-8") for file in assets if file.name.endswith(suffix))
-        for suffix in (".css", ".js")
-    )
+    style = "".join(file.read_text(encoding="utf-8") for file in sorted(MODULES.parent.glob("*.css")))
+    modules = {file.name: file.read_text(encoding="utf-8") for file in sorted(MODULES.glob("*.js"))}
+    held = import_map({name: f"data:text/javascript,{quote(text, _PLAIN)}" for name, text in modules.items()})
     return (
         "<!DOCTYPE html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{title} · recycle</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style}{_STYLE}</style></head><body>\n'
         f'<header class="top"><span class="mark">recycle</span><h1>{title}</h1></header>\n'
-        f"<main>\n{content}\n</main><script>{_SCRIPT}{script}</script></body></html>\n"
+        f'<main>\n{content}\n</main><script>{_SCRIPT}</script><script type="importmap">{held}</script>'
+        '<script type="module">import "viz/main.js";</script></body></html>\n'
     )
 
 
+def import_map(addresses: Mapping[str, str]) -> str:
+    """Where browsers find the modules of the viewer, which import each other as `viz/NAME`: the text of an import map.
+
+    Args:
+        addresses: file name of each module -> its address.
+    """
+    return json.dumps({"imports": {f"viz/{name}": address for name, address in addresses.items()}})
+
+
+MODULES = Path(str(files("viz"))) / "assets" / "modules"
+"""The folder of the viewer's JavaScript."""
+_PLAIN = "".join(set(punctuation) - set("%#<")) + " "
+"""What may stand in an address that holds a module, beside letters and digits."""
 _STYLE = "[data-action=memory], [data-action=held] { display: none; }"
 _SCRIPT = "window.dash_clientside = { set_props() {} };\n"
 """There is no Dash that a selection could be told to."""

@@ -1,5 +1,5 @@
-"""What the viewer keeps: the lanes that pages show, by content, from which `lanes/<hash>.bin`, its PNG and the details
-are made; and freed memory given back to the system, as a viewer is open long after it has loaded.
+"""What the viewer keeps: the lanes that pages show, by content, from which `lanes/<hash>.bin` and the details are made;
+and freed memory given back to the system, as a viewer is open long after it has loaded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ import numpy as np
 
 from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
-from recycle.ir.simulate import Timeline
-from recycle.ir.slack import slack
+from recycle.ir.simulate import Timeline, slack
 from recycle.job.shape import Worker
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
-from viz.figures.raster import png
 from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, time_unit
 from viz.wire import encode
@@ -82,7 +80,6 @@ class BoundedCache(Generic[K, V]):
             return self._kept.get(key)
 
 
-WHOLE = 1200, 600
 MOST_BYTES = 400_000_000
 """What a lane cache may hold; the tables used last stay, and at least four, as many as one page compares."""
 TABLE_BYTES = 60
@@ -168,11 +165,6 @@ class CachedLanes:
     def unit(self) -> TimeUnit:
         """The unit of that axis, in which everything is told of these lanes."""
         return time_unit(self.table, self.span)
-
-    @cached_property
-    def picture(self) -> bytes:
-        """A PNG of all lanes, WHOLE pixels wide and high."""
-        return png(self.table, *WHOLE, clear=True)
 
 
 class LaneCache:

@@ -7,7 +7,7 @@ A place on a time axis is no amount: it keeps as many digits as tell it from its
 from __future__ import annotations
 
 from math import floor, log10
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from viz.lanes import LaneTable
 
@@ -36,8 +36,6 @@ def signed_percent(share: float) -> str:
     return f"{signed(100 * share)} %"
 
 
-OVERHANG = 0.004
-"""Share of the time axis that is shown before its begin and after its end."""
 MOST_TICKS = 10
 
 
@@ -59,16 +57,6 @@ class TimeUnit(NamedTuple):
     def suffix(self) -> str:
         """The unit after the heading of a column or an axis: " (ms)", or nothing for the times of a plan."""
         return f" ({self.word})" if self.word else ""
-
-    @property
-    def title(self) -> str:
-        """What a time axis says of its unit."""
-        return f"time ({self.word})" if self.word else "time (units of the profile)"
-
-    def axis(self, span: float, title: str = "") -> dict[str, Any]:
-        """Title and range of a Plotly axis from time 0 to `span`."""
-        length, title = span * self.scale, title or self.title
-        return {"title": {"text": title, "standoff": 6}, "range": [-OVERHANG * length, (1 + OVERHANG) * length]}
 
 
 PLAN_UNIT = TimeUnit(1.0, "")
@@ -92,9 +80,9 @@ def tick_step(length: float) -> float:
     return float(f"{power * next(f for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9)):.3g}")
 
 
-def ticks(length: float, overhang: float = 0.0) -> list[float]:
-    """Round numbers from 0 to `length`, on an axis that shows a share of it more at both ends."""
+def ticks(length: float) -> list[float]:
+    """Round numbers from 0 to `length`."""
     if length <= 0:
         return [0.0]
-    step = tick_step(length * (1 + 2 * overhang))
-    return [round(i * step, 12) for i in range(int(length * (1 + overhang) / step + 1e-9) + 1)]
+    step = tick_step(length)
+    return [round(i * step, 12) for i in range(int(length / step + 1e-9) + 1)]

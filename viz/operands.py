@@ -7,9 +7,9 @@ plans are stretched to seconds, by the job's profile where that says seconds, el
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from recycle.errors import RecycleError
 from recycle.ir.schedule import Schedule
@@ -19,55 +19,33 @@ from viz.lane_cache import Explainer
 from viz.lanes import LaneTable
 
 
-@dataclass(frozen=True, eq=False)
-class Operand:
-    """One timeline to compare.
+class Operand(NamedTuple):
+    """One timeline to compare: its lanes by the rows of what explains them.
 
     Attributes:
-        timeline: planned, or executed with times in seconds.
-        executed: whether it ran.
         seconds_per_unit: of a plan's times, where the job knows it.
-        limits: activations that the worker of each rank may hold, where plan or job say so.
-        in_seconds: whether its times are seconds for certain.
-        drawn: its lanes where they are made already.
     """
 
-    key: str
     title: str
-    timeline: Timeline
-    executed: bool
+    explainer: Explainer
+    lanes: LaneTable
     seconds_per_unit: float | None = None
-    limits: tuple[float, ...] | None = None
-    in_seconds: bool = False
-    drawn: LaneTable | None = None
 
     @property
-    def unit(self) -> Literal["s", ""]:
-        """Of its times: seconds for certain, or what the profile says."""
-        return "s" if self.in_seconds else ""
-
-    @property
-    def explainer(self) -> Explainer:
-        """What knows why its instructions start when they do."""
-        return Explainer(self.timeline, limits=self.limits, executed=self.executed)
-
-    @property
-    def lanes(self) -> LaneTable:
-        """Its lanes, computed at every call unless they were `drawn` before."""
-        return self.drawn or replace(LaneTable.from_timeline(self.timeline), unit=self.unit)
+    def timeline(self) -> Timeline:
+        """Planned, or executed with times in seconds."""
+        return self.explainer.timeline
 
 
 class Comparable(Protocol):
     """A source of things to compare; `place` is its own among all sources and stands in its keys."""
 
-    def choices(self, place: int) -> dict[str, str]:
-        """What can be compared of it: unique keys, and their titles for people."""
+    def choices(self, place: int) -> Mapping[str, tuple[str, Callable[[str], Operand]]]:
+        """What can be compared of it: unique keys, titles for people, and what makes the operand of a title. That
+        raises RecycleError where there is no timeline."""
 
     def suggested(self, place: int) -> list[str]:
         """Keys of its own that are compared at first: one for a file, a plan and what ran of it for a run."""
-
-    def operand(self, key: str, title: str) -> Operand:
-        """What a choice of its own stands for. Raises RecycleError when it has no timeline."""
 
 
 class Operands:
@@ -78,19 +56,18 @@ class Operands:
     """
 
     def __init__(self, now: Callable[[], Sequence[Comparable]]) -> None:
-        self._now = now
+        self.now = now
 
-    @property
-    def sources(self) -> list[Comparable]:
-        return list(self._now())
+    def _choices(self) -> dict[str, tuple[str, Callable[[str], Operand]]]:
+        return dict(choice for place, source in enumerate(self.now()) for choice in source.choices(place).items())
 
     def choices(self) -> dict[str, str]:
         """All choices, key -> title, source by source."""
-        return dict(choice for place, source in enumerate(self.sources) for choice in source.choices(place).items())
+        return {key: title for key, (title, _) in self._choices().items()}
 
     def first_choice(self) -> list[str]:
         """What is compared at first: the first two files, or of a run the step worth a look and its plan."""
-        suggested = [source.suggested(place) for place, source in enumerate(self.sources)]
+        suggested = [source.suggested(place) for place, source in enumerate(self.now())]
         files = [keys[0] for keys in suggested if len(keys) == 1]
         pairs = [keys for keys in suggested if len(keys) > 1]
         if len(files) >= 2 or not pairs:
@@ -99,10 +76,11 @@ class Operands:
 
     def get(self, key: str) -> Operand:
         """The operand of a key. Raises RecycleError when there is none, or it has no timeline."""
-        for place, source in enumerate(self.sources):
-            if (title := source.choices(place).get(key)) is not None:
-                return source.operand(key, title)
-        raise RecycleError(f"compare: {key!r} is not there to be compared")
+        choice = self._choices().get(key)
+        if choice is None:
+            raise RecycleError(f"compare: {key!r} is not there to be compared")
+        title, make = choice
+        return make(title)
 
 
 def stated_limits(schedule: Schedule) -> tuple[float, ...] | None:
@@ -137,19 +115,21 @@ def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
     Raises:
         RecycleError: an executed one's workers had clocks that contradict each other, or it is of another plan.
     """
-    ran = next((operand for operand in operands if operand.executed), None)
+    ran = next((operand for operand in operands if operand.explainer.executed), None)
     if ran is None:
         return list(operands), []
     aligned, notes = [], []
     for operand in operands:
-        if operand.executed:
+        if operand.explainer.executed:
             checked, uncertainty = require_one_clock(operand.timeline)
             notes.append(f"{operand.title}: from its first start. {_checked(checked, uncertainty)}")
             aligned.append(operand)
             continue
         scale, method = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
         notes.append(f"{operand.title}: 1 unit = {scale:.4g} s; {method}.")
-        aligned.append(replace(operand, timeline=scaled(operand.timeline, scale), in_seconds=True, drawn=None))
+        timeline = scaled(operand.timeline, scale)
+        lanes = replace(LaneTable.from_timeline(timeline), unit="s")
+        aligned.append(Operand(operand.title, Explainer(timeline, limits=operand.explainer.limits), lanes))
     return aligned, notes
 
 

@@ -7,7 +7,9 @@ itself; and browsers are told to run and load nothing but what this server sends
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Collection
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 from dash import Dash
@@ -29,14 +31,16 @@ _POLICY = {
 }
 
 
-def protect(app: Dash, allowed: Collection[str] = ()) -> None:
+def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] = ()) -> None:
     """Refuse requests under other names and posts of other pages with 403, scripts that Dash does not have with 404 and
     callbacks that the page does not have with 400; and send browsers what they may load.
 
     Args:
         allowed: names or addresses beside those of loopback under which the viewer is reached, without a port: a
             tunnel or proxy may have another one.
+        scripts: texts of script elements that the page holds beside Dash's.
     """
+    hashes = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
     names = LOOPBACK | {name.lower() for name in allowed}
 
     def refuse() -> Response | None:
@@ -54,8 +58,8 @@ def protect(app: Dash, allowed: Collection[str] = ()) -> None:
         return None
 
     def add_headers(response: Response) -> Response:
-        scripts = " ".join(("'self'", *app.csp_hashes()))
-        policy = {**_POLICY, "script-src": scripts}
+        sources = ["'self'", *app.csp_hashes(), *(f"'sha256-{digest}'" for digest in hashes)]
+        policy = {**_POLICY, "script-src": " ".join(sources)}
         response.headers["Content-Security-Policy"] = "; ".join(f"{of} {what}" for of, what in policy.items())
         response.headers["X-Frame-Options"] = "DENY"
         response.headers["X-Content-Type-Options"] = "nosniff"

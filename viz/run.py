@@ -8,9 +8,9 @@ folder that is no run directory at all is an error. A live run has no `trace.jso
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,17 @@ class Run:
             except RecycleError as error:
                 self.problems.append(str(error))
         return self._plans[digest]
+
+    def _timeline(self, digest: str | None) -> Timeline | None:
+        """The timeline of a plan; None when there is none, and a problem when the plan cannot be timed."""
+        plan = self.plan(digest)
+        if digest is not None and plan is not None and digest not in self._timelines:
+            self._timelines[digest] = None
+            try:
+                self._timelines[digest] = simulate(plan, self.profile)
+            except RecycleError as error:
+                self._complain(f"plan {digest}: {error}")
+        return self._timelines.get(digest or "")
 
     @cached_property
     def report(self) -> RunReport | None:
@@ -247,13 +258,8 @@ class Run:
 
     def figures(self, digest: str | None) -> PlanFigures | None:
         """Period, bound and gap of a plan: as its planner wrote them, else simulated; None when it cannot be timed."""
-        plan = self.plan(digest)
-        if plan is None:
-            return None
-        try:
-            timeline = simulate(plan, self.profile)
-        except RecycleError as error:
-            self._complain(f"plan {digest}: {error}")
+        plan, timeline = self.plan(digest), self._timeline(digest)
+        if plan is None or timeline is None:
             return None
         stated = {name: _number(plan.metadata.get(name)) for name in ("period", "lower_bound", "gap")}
         period = stated["period"] if stated["period"] is not None else timeline.period
@@ -267,15 +273,9 @@ class Run:
         """The lanes of the plan that `step` ran by; of one that deadlocks, as far as it runs; None without a plan."""
         chosen = self._chosen(step, generation)
         digest = self.plan_of(step, chosen)
-        plan = self.plan(digest)
-        if digest is None or plan is None:
+        plan, timeline = self.plan(digest), self._timeline(digest)
+        if plan is None:
             return None
-        if digest not in self._timelines:
-            try:
-                self._timelines[digest] = simulate(plan, self.profile)
-            except RecycleError:
-                self._timelines[digest] = None
-        timeline = self._timelines[digest]
         if timeline is None:
             return Drawn(LaneTable.until_stuck(plan, self.profile))
         event = self.generations.get(chosen, {}) if chosen is not None else {}
@@ -320,15 +320,17 @@ class Run:
                     shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", drawn.lanes))
         return shown
 
-    def choices(self, place: int) -> dict[str, str]:
+    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], Operand]]]:
         """Its plans, then its last STEPS_OFFERED executed steps."""
-        found: dict[str, str] = {}
+        found: dict[str, tuple[str, Callable[[str], Operand]]] = {}
         for segment in self.segments:
             if segment.plan:
                 title = f"{self.name}: plan of steps {segment.steps}, {segment.alive}"
-                found.setdefault(f"plan/{place}/{segment.plan}", title)
-        steps = (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]
-        return found | {f"step/{place}/{step}": f"{self.name}: executed step {step}" for step in steps}
+                found.setdefault(f"plan/{place}/{segment.plan}", (title, partial(self._planned_operand, segment.plan)))
+        for step in (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]:
+            title = f"{self.name}: executed step {step}"
+            found[f"step/{place}/{step}"] = title, partial(self._executed_operand, step)
+        return found
 
     @property
     def step_to_show(self) -> int | None:
@@ -343,18 +345,20 @@ class Run:
         was_traced = self.trace is not None and step in self.trace.steps
         return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and was_traced else []
 
-    def operand(self, key: str, title: str) -> Operand:
-        kind, _, name = key.split("/")
-        if kind == "step":
-            window = self._ran(int(name), None)
-            assert window is not None
-            executed = executed_timeline(window, self.profile)
-            return Operand(key, title, executed, executed=True, limits=self._limits, in_seconds=True)
-        plan = self.plan(name)
-        if plan is None:
-            raise RecycleError(f"{self.name}: plan {name} cannot be read")
-        unit, limits = self.job.seconds_per_unit if self.job else None, stated_limits(plan) or self._limits
-        return Operand(key, title, simulate(plan, self.profile), executed=False, seconds_per_unit=unit, limits=limits)
+    def _executed_operand(self, step: int, title: str) -> Operand:
+        window = self._ran(step, None)
+        assert window is not None
+        timeline = executed_timeline(window, self.profile)
+        lanes = replace(LaneTable.from_timeline(timeline), unit="s")
+        return Operand(title, Explainer(timeline, limits=self._limits, executed=True), lanes)
+
+    def _planned_operand(self, digest: str, title: str) -> Operand:
+        plan, timeline = self.plan(digest), self._timeline(digest)
+        if plan is None or timeline is None:
+            raise RecycleError(f"{self.name}: plan {digest} cannot be {'timed' if plan else 'read'}")
+        unit = self.job.seconds_per_unit if self.job else None
+        explainer = Explainer(timeline, limits=stated_limits(plan) or self._limits)
+        return Operand(title, explainer, LaneTable.from_timeline(timeline), unit)
 
     @cached_property
     def _limits(self) -> tuple[float, ...] | None:

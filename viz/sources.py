@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from recycle.errors import RecycleError, ScheduleError
 from recycle.ir import formats
-from recycle.ir.check import Findings, check
+from recycle.ir.check import Finding, Findings, check
 from recycle.ir.families import FAMILIES
 from recycle.ir.formats.schedule_input import ScheduleInput
+from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
 from recycle.job.profile import Profile
-from recycle.job.shape import Shape
+from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE
 from viz.lane_cache import Explainer, release_memory
 from viz.lanes import LaneTable, Panel
@@ -31,9 +35,11 @@ class ScheduleFile:
         timeline: None when the order deadlocks; `lanes` then shows it as far as it runs.
         findings: what the checker says of it.
         problem: why there is no timeline, "" when there is one.
+        origin: row of `lanes` instructions -> row of `schedule`, -1 for what lowering added; None where they are alike.
         chunk_time: of each of F, I and W of a chunk, where nobody said and files of one page have unlike numbers of
             chunks per worker (see `equal_work`); else None.
         executed: whether the timeline is what ran, in seconds.
+        left_out: what could not be read of it and is not in `schedule`, a line each.
     """
 
     path: Path
@@ -41,9 +47,11 @@ class ScheduleFile:
     timeline: Timeline | None
     lanes: LaneTable
     findings: Findings
-    problem: str
+    problem: str = ""
+    origin: npt.NDArray[np.int64] | None = None
     chunk_time: float | None = None
     executed: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,35 +70,59 @@ class ScheduleFile:
         title = f"{self.name}: does not run to its end, drawn as far as it does" if self.problem else self.name
         return [Panel(title, self.lanes, period=period)] if len(self.lanes) else []
 
-    def choices(self, place: int) -> dict[str, str]:
-        return {f"file/{place}": self.name} if self.timeline is not None else {}
+    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], Operand]]]:
+        explainer = self.explainer
+        if explainer is None:
+            return {}
+        return {f"file/{place}": (self.name, lambda title: Operand(title, explainer, self.lanes))}
 
     def suggested(self, place: int) -> list[str]:
         return list(self.choices(place))
 
-    def operand(self, key: str, title: str) -> Operand:
-        if self.timeline is None:
-            raise RecycleError(f"{self.name}: {self.problem}")
-        limits = stated_limits(self.schedule)
-        return Operand(
-            key,
-            title,
-            self.timeline,
-            executed=self.executed,
-            limits=limits,
-            in_seconds=self.executed,
-            drawn=self.lanes,
-        )
+    def places(self, finding: Finding) -> list[tuple[int, float, float]]:
+        """(lane, start, end) of the instruction that a finding points at, then of those that it is at odds with; none
+        when it points nowhere."""
+        if finding.worker is None:
+            return []
+        others = [self._place(other.worker, other.position) for other in finding.others]
+        return [self._place(finding.worker, finding.position), *others]
+
+    def _place(self, worker: str, position: int | None) -> tuple[int, float, float]:
+        w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
+        # A transfer that takes no time is not drawn: the first instruction after it is, or the last of this worker.
+        mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
+        if position is None or not len(mine):
+            return w, 0.0, lanes.span
+        rows = lanes.instruction_id.astype(np.int64)[mine]
+        rows = rows if self.origin is None else self.origin[rows]
+        after = np.flatnonzero(rows >= int(self.schedule.columns.offsets[w]) + position)
+        at = int(mine[after[rows[after].argmin()]]) if len(after) else int(mine[-1])
+        return w, float(lanes.start[at]), float(lanes.end[at])
 
 
-def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:
-    """A schedule as if it had been read from `path`, checked, and timed by `profile` (1 for each of F, I and W)."""
+def schedule_source(
+    path: Path, schedule: Schedule, profile: Profile | None = None, left_out: Iterable[str] = ()
+) -> ScheduleFile:
+    """A schedule as if it had been read from `path`, checked, and timed by `profile` (1 for each of F, I and W); what
+    breaks a rule is marked in its lanes."""
     profile = profile or Profile.uniform()
     findings = check(schedule, profile=profile)
     release_memory()
-    timeline, lanes, problem = timed(schedule, profile)
+    origin, marked = None, []
+    if findings:
+        begins, index = schedule.columns.offsets, schedule.shape.worker_index
+        placed = [(f.worker, f.position) for f in findings if f.worker is not None and f.position is not None]
+        broken = [int(begins[index(Worker.parse(worker))]) + position for worker, position in placed]
+        _, origin = lower_with_origin(schedule)
+        marked = np.flatnonzero(np.isin(origin, broken)).tolist()
+    timeline, problem = None, ""
+    try:
+        timeline = timeline_of(schedule, profile)
+        lanes = LaneTable.from_timeline(timeline, violations=marked)
+    except RecycleError as error:
+        lanes, problem = LaneTable.until_stuck(schedule, profile, marked), str(error)
     release_memory()
-    return ScheduleFile(path, schedule, timeline, lanes, findings, problem)
+    return ScheduleFile(path, schedule, timeline, lanes, findings, problem, origin, left_out=tuple(left_out))
 
 
 def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
@@ -99,22 +131,7 @@ def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
     if ran is None:
         return None
     lanes = replace(LaneTable.from_timeline(ran), unit="s")
-    return ScheduleFile(path, source.schedule, ran, lanes, check(source.schedule), "", executed=True)
-
-
-def timed(
-    schedule: Schedule, profile: Profile, violations: Iterable[int] = ()
-) -> tuple[Timeline | None, LaneTable, str]:
-    """(timeline, lanes, why there is no timeline) of a schedule; the lanes of one that deadlocks show it until then.
-
-    Args:
-        violations: rows of the lowered schedule that break a rule.
-    """
-    try:
-        timeline = timeline_of(schedule, profile)
-    except RecycleError as error:
-        return None, LaneTable.until_stuck(schedule, profile, violations), str(error)
-    return timeline, LaneTable.from_timeline(timeline, violations=violations), ""
+    return ScheduleFile(path, source.schedule, ran, lanes, check(source.schedule), executed=True)
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:

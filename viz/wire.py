@@ -31,7 +31,7 @@ from viz.figures.palette import (
     Paint,
     shade_of,
 )
-from viz.labels import LABEL, LABEL_AWAY, LINES, MARKS, kinds
+from viz.kinds import LABEL, LABEL_AWAY, LINES, MARKS, kinds
 from viz.lanes import Flag, LaneTable
 from viz.numbers import time_unit
 

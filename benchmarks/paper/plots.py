@@ -12,7 +12,7 @@ from pathlib import Path
 from recycle.files import write_whole
 from recycle.systems.cluster import CAUSES
 from recycle.systems.comparison import Compared
-from viz.figures.comparison import COLOURS
+from viz.figures.charts import COLOURS
 from viz.figures.palette import FAILURE, FONT, GRID, INK, MUTED, PAPER
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 900, 170, 60, 56, 28, 18

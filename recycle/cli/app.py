@@ -1,47 +1,40 @@
-"""The command line's group: a command is a file here, named as the command and its function, and a line in `COMMANDS`.
+"""The command line's group: a command is a function, named in `COMMANDS` with its file.
 
-A hyphen in a command's name is an underscore in those of its file and function.
+A hyphen in a command's name is an underscore in that of its function, which is imported when the command is called.
+`recycle --help` imports none of them: the line of help of each is read from its source.
 
-A command's file is imported when the command is called. `recycle --help` imports none of them: the line of help of each
-is read from its source.
+The options of a command are its parameters, described in the docstring below "Args:" as `name (FLAGS METAVAR): help`.
+A parameter without a default and without flags is an argument. What else there is to say of one (limits, variables of
+the environment) is in its annotation, as typer has it.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module, metadata, resources
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+from typer.models import OptionInfo
 
+from recycle.cli.terminal import JsonOption, Result
 from recycle.errors import JobError, PlanError
 
-COMMANDS = (
-    "schedule",
-    "check",
-    "simulate",
-    "convert",
-    "plan",
-    "train",
-    "agent",
-    "drain",
-    "report",
-    "tokenize",
-    "import-hf",
-    "export-hf",
-    "import-megatron",
-    "export-megatron",
-    "profile",
-    "compare",
-    "view",
-)
-"""In the order of `recycle --help`."""
+COMMANDS = {
+    **{"schedule": "schedule", "check": "schedule", "simulate": "simulate", "convert": "schedule", "plan": "plan"},
+    **{"train": "train", "agent": "train", "drain": "runs", "report": "runs", "tokenize": "conversion"},
+    **dict.fromkeys(("import-hf", "export-hf", "import-megatron", "export-megatron"), "conversion"),
+    **{"profile": "profile", "compare": "compare", "view": "view"},
+}
+"""Command -> its file, in the order of `recycle --help`."""
+_ARGUMENT = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 ImportOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -69,24 +62,29 @@ class LazyGroup(TyperGroup):
 def command_of(name: str) -> Any:
     """The command `name`, whose file this imports."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    function = name.replace("-", "_")
-    single.command(name)(_with_imports(getattr(import_module(f"recycle.cli.{function}"), function)))
+    function = getattr(import_module(f"recycle.cli.{COMMANDS[name]}"), name.replace("-", "_"))
+    single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_completed(function))
     return get_command(single)
 
 
-def _with_imports(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the option `--import`.
+def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
+    """`command` with the option `--import`, and with `--json` where it returns a `Result`.
 
     Its errors about a key of the job ("[section] key: ...") begin with the job file that it was given.
     """
+    own = signature(command, eval_str=True)
+    returns = own.return_annotation is Result
 
     @wraps(command)
     def named(*, modules: list[str] | None = None, **arguments: Any) -> None:
         from recycle.ir.plugins import load_plugins
 
         load_plugins(modules or ())
+        as_json = returns and arguments.pop("as_json")
         try:
-            command(**arguments)
+            result = command(**arguments)
+            if result is not None:
+                result.print(as_json)
         except (JobError, PlanError) as error:
             given = (value for value in arguments.values() if isinstance(value, Path) and value.suffix == ".toml")
             job = next(given, None)
@@ -94,18 +92,37 @@ def _with_imports(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             raise type(error)(f"{job}: {error}") from None
 
-    own = signature(command, eval_str=True)
-    added = Parameter("modules", Parameter.KEYWORD_ONLY, default=None, annotation=ImportOption)
-    named.__signature__ = own.replace(parameters=[*own.parameters.values(), added])  # type: ignore[attr-defined]
-    named.__annotations__ = {name: parameter.annotation for name, parameter in own.parameters.items()} | {
-        "modules": ImportOption
-    }
+    about = {name: (hint, text) for name, hint, text in _ARGUMENT.findall(cleandoc(command.__doc__ or ""))}
+    parameters = [
+        _described(each, *about[each.name]) if each.name in about else each for each in own.parameters.values()
+    ]
+    added = {"as_json": (False, JsonOption)} if returns else {}
+    parameters += [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (default, annotation) in {**added, "modules": (None, ImportOption)}.items()
+    ]
+    named.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    named.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return named
+
+
+def _described(parameter: Parameter, hint: str, text: str) -> Parameter:
+    """The parameter with what the docstring says of it."""
+    annotation, flags = parameter.annotation, re.findall(r"(?<!\S)-\S+", hint)
+    kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    is_option = bool(flags) or parameter.default is not Parameter.empty
+    info = given[0] if given else typer.Option() if is_option else typer.Argument()
+    info.help = text[0].upper() + " ".join(text[1:].split())
+    info.metavar = re.sub(r"(?<!\S)-\S+ ?", "", hint) or None
+    if isinstance(info, OptionInfo):
+        is_named = any(flag.startswith("--") for flag in flags)
+        info.param_decls = (*flags, *(() if is_named else (f"--{parameter.name.replace('_', '-')}",)))
+    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def _help_line(name: str) -> str:
     function = name.replace("-", "_")
-    source = resources.files("recycle.cli").joinpath(f"{function}.py").read_text(encoding="utf-8")
+    source = resources.files("recycle.cli").joinpath(f"{COMMANDS[name]}.py").read_text(encoding="utf-8")
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == function)
     return (ast.get_docstring(next(functions)) or "").split("\n\n")[0]
 

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from rich import box
 
-from recycle.cli.terminal import WIDE, JsonOption, print_table, progress_bars, spark
+from recycle.cli.terminal import WIDE, Result, print_table, progress_bars, spark
 from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import write_whole
 from recycle.job import Job, analytic
@@ -29,38 +29,34 @@ from recycle.systems.setting import Setting
 
 
 def compare(
-    job: Annotated[Path, typer.Argument(help="Job file; its times count as seconds.")],
-    trace: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Failure trace; again for more. Generated if left out.")
-    ] = None,
-    systems: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Systems, and variants of them; all systems if left out.")
-    ] = None,
-    days: Annotated[float, typer.Option(min=0.001, max=36525, help="Length of the generated trace.")] = 30.0,
-    rate: Annotated[
-        float, typer.Option(min=0, max=1e6, help="Failures per 1,000 node-days of the generated trace.")
-    ] = 4.2,
-    seed: Annotated[int, typer.Option(help="Of the generated trace, and of the nodes taken from a larger one.")] = 0,
-    population: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**20, help="Nodes that the trace is about, those that never fail included."),
-    ] = None,
-    pause: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="To detect, plan and rebuild groups, in place of [pauses]."),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write comparison.json, and what each system runs on the first trace."),
-    ] = None,
-    after: Annotated[int, typer.Option(min=0, metavar="N", help="With --save: after so many failures.")] = 1,
-    as_json: JsonOption = False,
-) -> None:
+    job: Path,
+    trace: list[Path] | None = None,
+    systems: str | None = None,
+    days: Annotated[float, typer.Option(min=0.001, max=36525)] = 30.0,
+    rate: Annotated[float, typer.Option(min=0, max=1e6)] = 4.2,
+    seed: int = 0,
+    population: Annotated[int | None, typer.Option(min=1, max=2**20)] = None,
+    pause: Annotated[float | None, typer.Option(min=0)] = None,
+    save: Path | None = None,
+    after: Annotated[int, typer.Option(min=0)] = 1,
+) -> Result:
     """Run every resilience system over a failure trace: committed samples per second, and where time went.
 
     All get the same nodes, layers, links, memory, batch and pauses. One that does not fit into memory says so.
 
     Example: **recycle compare benchmarks/paper/gpt3_6_7b.toml --days 90 --systems recycle,oobleck**
+
+    Args:
+        job: job file; its times count as seconds.
+        trace (FILE): failure trace; again for more. Generated if left out.
+        systems (A,B): systems, and variants of them; all systems if left out.
+        days: length of the generated trace.
+        rate: failures per 1,000 node-days of the generated trace.
+        seed: of the generated trace, and of the nodes taken from a larger one.
+        population: nodes that the trace is about, those that never fail included.
+        pause (SECONDS): to detect, plan and rebuild groups, in place of [pauses].
+        save (DIR): write comparison.json, and what each system runs on the first trace.
+        after (N): with --save: after so many failures.
     """
 
     loaded = Job.load(job)
@@ -75,16 +71,17 @@ def compare(
     with _bar(len(names) * len(traces)) as report:
         found = comparison.compare(setting, traces, names, seed, report)
     dead = comparison.at_dead_shares(setting, names, seed=seed)
-    text = json.dumps(_comparison_as_json(loaded, found, dead))
+    figures = _comparison_as_json(loaded, found, dead)
     if save is not None:
         _save(save, found[0], after)
-        write_whole(save / "comparison.json", text + "\n")
-    if as_json:
-        print(text)
-    else:
+        write_whole(save / "comparison.json", json.dumps(figures) + "\n")
+
+    def show() -> None:
         for one in found:
             _print(one)
         _print_dead(dead, setting.nodes, names)
+
+    return Result(figures, show)
 
 
 def _save(folder: Path, compared: Compared, failures: int) -> None:

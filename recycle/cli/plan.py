@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,13 +11,13 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from msgspec.structs import replace
 from rich.console import Console
 
-from recycle.cli.terminal import JsonOption, print_table, progress_bars
+from recycle.cli.terminal import Result, print_table, progress_bars
 from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
@@ -36,44 +35,20 @@ INTERRUPTED = 130
 
 
 def plan(
-    job: Annotated[Path, typer.Argument(help="Job file: [shape], [times] and [memory] are enough.")],
-    failed: Annotated[str | None, typer.Option(metavar="K.R,…", help="Dead workers, for example 1.2,0.3.")] = None,
-    failures: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for up to N dead workers: every failure vector if few enough.")
-    ] = None,
-    library: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep plans in DIR, a file each, and a manifest.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule to this file.")] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Profile to plan with; with --library, re-plan what it made stale."),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option(metavar="SHARE", help="Growth of a plan's gap from which --profile re-plans it.")
-    ] = 0.02,
-    within: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time for all plans of --failures or --profile together.")
-    ] = 600.0,
-    processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Plans or searches at the same time; as many as there are CPUs if left out."),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Search once more for plans of --library that do not meet their bound.")
-    ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Neither read nor write the plans of other runs in the user's cache.")
-    ] = False,
-    move: Annotated[
-        bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
-    ] = None,
-    layout: Annotated[
-        Literal["fixed", "elastic"] | None,
-        typer.Option(help="Whether the model may be cut anew for the live workers; else as in the job."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+    job: Path,
+    failed: str | None = None,
+    failures: int | None = None,
+    library: Path | None = None,
+    output: Path | None = None,
+    profile: Path | None = None,
+    threshold: float = 0.02,
+    within: float = 600.0,
+    processes: int | None = None,
+    again: bool = False,
+    no_cache: bool = False,
+    move: bool | None = None,
+    layout: Literal["fixed", "elastic"] | None = None,
+) -> Result:
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
 
     Ctrl-C ends a search with the best plan so far. Without --failed it is the fault-free plan. With --failures N a
@@ -87,6 +62,21 @@ def plan(
     Example: **recycle plan job.toml --failures 2 --library plans**
 
     Example: **recycle plan job.toml --library plans --profile measured.json**
+
+    Args:
+        job: job file: [shape], [times] and [memory] are enough.
+        failed (K.R,…): dead workers, for example 1.2,0.3.
+        failures (N): plan for up to N dead workers: every failure vector if few enough.
+        library (DIR): keep plans in DIR, a file each, and a manifest.
+        output (-o): write the schedule to this file.
+        profile (FILE): profile to plan with; with --library, re-plan what it made stale.
+        threshold (SHARE): growth of a plan's gap from which --profile re-plans it.
+        within (SECONDS): time for all plans of --failures or --profile together.
+        processes (N): plans or searches at the same time; as many as there are CPUs if left out.
+        again: search once more for plans of --library that do not meet their bound.
+        no_cache: neither read nor write the plans of other runs in the user's cache.
+        move (--move/--no-move): whether live workers may change stage; else as in the job.
+        layout: whether the model may be cut anew for the live workers; else as in the job.
     """
 
     if failed is not None and failures is not None:
@@ -123,21 +113,12 @@ def plan(
     processes = processes or len(os.sched_getaffinity(0))
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
-        _one(priced, dead, library, output, as_json, processes)
-        return
+        return _one(priced, dead, library, output, processes)
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     effort = {"processes": processes, "seconds": within}
-    _many(
-        priced,
-        failures,
-        library,
-        threshold if drifting else None,
-        as_json,
-        effort,
-        again,
-        None if no_cache else cache_directory(os.environ),
-    )
+    cache = None if no_cache else cache_directory(os.environ)
+    return _many(priced, failures, library, threshold if drifting else None, effort, again, cache)
 
 
 def _require_bearable(shape: Shape, failures: int | None) -> None:
@@ -150,9 +131,7 @@ def _require_bearable(shape: Shape, failures: int | None) -> None:
         )
 
 
-def _one(
-    job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool, processes: int
-) -> None:
+def _one(job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, processes: int) -> Result:
     if output is not None:
         require_writable(output)
     with _progress() as report, _ended_by_interrupt() as stop:
@@ -169,10 +148,13 @@ def _one(
             made = kept.for_processes(failed)
     if output is not None:
         made.save(output)
-    if as_json:
-        print(json.dumps(made.summary()))
-        return
-    _plan_table(made, "Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
+    return Result(made.summary(), partial(_print_plan, made, failed, output))
+
+
+def _print_plan(made: Plan, failed: list[Worker], output: Path | None) -> None:
+    print("Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
+    figures = (f"{made.period:g}", f"{made.makespan:g}", f"{made.lower_bound:g}", _gap(made.gap), f"{made.seconds:.1f}")
+    _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(made.vector), *figures)])
     _print_layout(made)
     if output is not None:
         print(f"{output}: written, hash {made.hash}")
@@ -227,11 +209,10 @@ def _many(
     failures: int | None,
     library: Path | None,
     threshold: float | None,
-    as_json: bool,
     effort: dict[str, Any],
     again: bool,
     cache: Path | None,
-) -> None:
+) -> Result:
     """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
     drifts: list[PlanDrift] = []
     entries: list[Entry] = []
@@ -255,24 +236,25 @@ def _many(
         raise typer.Exit(INTERRUPTED) from None
     table = _rows(job.shape, entries)
     now = {entry.vector: entry.period for entry in entries}
-    if as_json:
-        stated: dict[str, Any] = {} if failures is None else {"failures": failures, "complete": complete}
-        if threshold is not None:
-            stated |= {"profile": job.prices.digest(), "threshold": threshold}
-            stated["drift"] = [
-                {**drift.summary(), "stale": drift.is_stale(threshold), "period_now": now.get(drift.vector)}
-                for drift in drifts
-            ]
-        print(json.dumps({**stated, "plans": [entry.summary() for entry in entries], "table": table}))
-        return
+    stated: dict[str, Any] = {} if failures is None else {"failures": failures, "complete": complete}
     if threshold is not None:
-        _drift_table(drifts, threshold, now)
-    _library_table(table, f"{len(entries)} plans, kept {_where(library, cache)}")
-    if not complete:
-        print(
-            f"Up to {failures} dead have too many failure vectors to plan each: these are the likeliest,"
-            f" (k … k), which serve all others, and the normalized ones of each number of dead."
-        )
+        stated |= {"profile": job.prices.digest(), "threshold": threshold}
+        stated["drift"] = [
+            {**drift.summary(), "stale": drift.is_stale(threshold), "period_now": now.get(drift.vector)}
+            for drift in drifts
+        ]
+
+    def show() -> None:
+        if threshold is not None:
+            _drift_table(drifts, threshold, now)
+        _library_table(table, f"{len(entries)} plans, kept {_where(library, cache)}")
+        if not complete:
+            print(
+                f"Up to {failures} dead have too many failure vectors to plan each: these are the likeliest,"
+                f" (k … k), which serve all others, and the normalized ones of each number of dead."
+            )
+
+    return Result({**stated, "plans": [entry.summary() for entry in entries], "table": table}, show)
 
 
 def _where(library: Path | None, cache: Path | None) -> str:
@@ -299,12 +281,6 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _plan_table(made: Plan, title: str) -> None:
-    print(title)
-    figures = (f"{made.period:g}", f"{made.makespan:g}", f"{made.lower_bound:g}", _gap(made.gap), f"{made.seconds:.1f}")
-    _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(made.vector), *figures)])
 
 
 def _library_table(rows: list[dict[str, Any]], title: str) -> None:

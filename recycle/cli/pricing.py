@@ -22,15 +22,6 @@ TimesOption = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of
 Overlap = Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")]
 Comm = Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")]
 ProfileFile = Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")]
-
-SlowLinks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--link",
-        metavar="WORKER,WORKER=FACTOR",
-        help="Transfers between the two workers take that many times as long, as in 1.0,1.1=4; any number of times.",
-    ),
-]
 _LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
@@ -48,9 +39,10 @@ def priced(
     comm: str | None,
     stated: Callable[[], Profile | None] = lambda: None,
 ) -> Profile:
-    """The profile in `file`, else the times of --times, else those `stated` by the schedule's own file, else 1,1,1.
+    """The profile in `file`, else the times of --times, else those `stated` by the job or the schedule's own file, else
+    1,1,1.
 
-    --overlap and --comm change it.
+    --overlap and --comm change it; --comm counts for every pair of workers.
 
     Raises:
         JobError: an option is no number of the wanted form.
@@ -62,22 +54,17 @@ def priced(
         profile = Profile(*times_of(times))
     else:
         profile = stated() or Profile()
-    return overridden(profile, overlap, comm)
+    if overlap is not None:
+        profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
+    if comm is not None:
+        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
+    return profile
 
 
 def times_of(text: str) -> tuple[float, float, float]:
     """F, I and W in the text of --times. Raises JobError."""
     forward, backward_input, backward_weight = _numbers("--times", text, "F,I,W", 3)
     return forward, backward_input, backward_weight
-
-
-def overridden(profile: Profile, overlap: str | None, comm: str | None) -> Profile:
-    """`profile` with --overlap and --comm, which counts for every pair of workers. Raises JobError as `priced`."""
-    if overlap is not None:
-        profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
-    if comm is not None:
-        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
-    return profile
 
 
 def with_slow_links(profile: Profile, shape: Shape, written: Sequence[str]) -> Profile:

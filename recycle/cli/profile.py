@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.cli.terminal import JsonOption, print_table, progress_bars
+from recycle.cli.terminal import Result, print_table, progress_bars
 from recycle.errors import JobError, ScheduleError
 from recycle.files import require_writable
 from recycle.ir import formats
@@ -24,18 +24,11 @@ BYTES = ("message", "activation", "static")
 
 
 def profile(
-    target: Annotated[
-        Path | None, typer.Argument(metavar="JOB|RUN_DIR", help="Job file, or the directory of a run.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Profile file to write.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--from", metavar="TRACE", help="Trace, or folder of traces: take the times from it.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", help="Times that each instruction is timed.")] = 20,
-    as_json: JsonOption = False,
-) -> None:
+    target: Annotated[Path | None, typer.Argument()] = None,
+    output: Path | None = None,
+    trace: Path | None = None,
+    repeats: int = 20,
+) -> Result:
     """Measure F, I, W, B, reduce, step, bytes and links of a job's real stages on this machine.
 
     Stages are measured one after the other, with nothing else running. `[times] profile = "FILE"` in the job then
@@ -47,6 +40,12 @@ def profile(
     Example: **recycle profile runs/mine -o executed.json**
 
     Example: **recycle profile --from traces/iteration_4 -o traced.json**
+
+    Args:
+        target (JOB|RUN_DIR): job file, or the directory of a run.
+        output (-o FILE): profile file to write.
+        trace (--from TRACE): trace, or folder of traces: take the times from it.
+        repeats (N): times that each instruction is timed.
     """
 
     if repeats < 1:
@@ -56,8 +55,7 @@ def profile(
     if (target is None) == (trace is None):
         raise JobError("profile: name a job file or run directory, or a trace with --from TRACE, one of them")
     if trace is not None:
-        _profile_trace(trace, output, as_json)
-        return
+        return _profile_trace(trace, output)
     assert target is not None
     if output is None:
         raise JobError("profile: say where to write it: -o FILE")
@@ -66,8 +64,8 @@ def profile(
 
         ran = executed(target)
         ran.profile.save(output)
-        _print_executed(ran, output, as_json)
-        return
+        periods = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
+        return Result(_figures(ran.profile, output) | periods, partial(_print_executed, ran, output))
     job = Job.load(target)
     from recycle.exec.profile.profiler import measure
 
@@ -75,10 +73,11 @@ def profile(
         measured = measure(job, repeats, lambda what, done, total: report(what, done, total, f"measuring {what}"))
     measured.require(job.shape)
     measured.save(output)
-    if as_json:
-        print(json.dumps(_figures(measured, output)))
-        return
-    _table(measured, job.shape.stages)
+    return Result(_figures(measured, output), partial(_print_measured, measured, job.shape.stages, output))
+
+
+def _print_measured(measured: Profile, stages: int, output: Path) -> None:
+    _table(measured, stages)
     for half, names in measured.measured.get("placement", {}).items():
         print(f"gradients computed in {half}: {', '.join(names)}")
     print(_link(measured))
@@ -90,18 +89,19 @@ def _figures(profile: Profile, output: Path | None) -> dict[str, Any]:
     return {"file": file, "hash": profile.digest(), "profile": profile.to_json()}
 
 
-def _profile_trace(trace: Path, output: Path | None, as_json: bool) -> None:
+def _profile_trace(trace: Path, output: Path | None) -> Result:
     source = formats.read_input(trace)
     found = source.profile()
     if found is None:
         raise ScheduleError(f"{trace}: holds an order without times: give a trace of what ran, or a timeline")
     if output is not None:
         found.save(output)
-    if as_json:
-        print(json.dumps(_figures(found, output)))
-        return
-    stages = source.schedule.shape.stages
-    print("seconds" if source.trace is not None else "units of the timeline")
+    unit = "seconds" if source.trace is not None else "units of the timeline"
+    return Result(_figures(found, output), partial(_print_traced, found, source.schedule.shape.stages, unit, output))
+
+
+def _print_traced(found: Profile, stages: int, unit: str, output: Path | None) -> None:
+    print(unit)
     names = ("forward", "backward_input", "backward_weight", "step")
     rows = [(str(s), *(_seconds(found.per_stage(name, stages)[s]) for name in names)) for s in range(stages)]
     print_table(("stage", *(name.removeprefix("backward_") for name in names)), rows)
@@ -114,11 +114,7 @@ def _print_progress(what: str, done: float | None, total: float, _: str) -> None
     print(f"measured {done} of {total} {what}", file=sys.stderr)
 
 
-def _print_executed(ran: ExecutedRun, output: Path, as_json: bool) -> None:
-    if as_json:
-        periods = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
-        print(json.dumps(_figures(ran.profile, output) | periods))
-        return
+def _print_executed(ran: ExecutedRun, output: Path) -> None:
     stages = len(ran.profile.forward) if isinstance(ran.profile.forward, list) else 1
     _table(ran.profile, stages, ran.planned)
     for worker, factor in ran.profile.speed.items():

@@ -1,9 +1,12 @@
-"""`recycle schedule`: build a known family."""
+"""`recycle schedule`, `check` and `convert`: schedule files are built, held against the rules, and converted."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+import textwrap
+from collections import Counter
+from dataclasses import asdict, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,61 +14,66 @@ from typing import Annotated, Any, Literal
 import typer
 
 from recycle.cli import pricing
-from recycle.cli.terminal import JsonOption, print_result, width
-from recycle.errors import ScheduleError
+from recycle.cli.terminal import JsonOption, Result, width
+from recycle.errors import JobError, ScheduleError
 from recycle.ir import formats
+from recycle.ir.check import Finding, Findings
+from recycle.ir.check import check as findings_of
+from recycle.ir.check import explain as rule_of
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
-from recycle.ir.forward_only import forward_only as forwards_of
+from recycle.ir.lower import forward_only as forwards_of
 from recycle.ir.lower import lower as lowered
 from recycle.ir.replays import MOST_ROUNDS, with_replays
+from recycle.ir.rules import all_rules
+from recycle.ir.rules.rule import MOST_DESCRIBED
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, simulate
-from recycle.job.shape import MOST_BUCKETS, Shape
+from recycle.job.shape import MOST_BUCKETS, Shape, Worker
+
+SHOWN = 30
+"""Findings printed for people; `--json` prints all, of each rule the first `MOST_DESCRIBED`."""
+AROUND = 4
+"""Instructions drawn before and after the one that a finding points at."""
 
 
 def schedule(
-    family: Annotated[str, typer.Argument(help="Name of the family, for example 1f1b.")],
-    ranks: Annotated[int, typer.Option("-P", "--ranks", help="Workers per pipeline.")],
-    micro_batches: Annotated[int, typer.Option("-m", "--micro-batches", help="Micro-batches per pipeline.")],
-    pipelines: Annotated[int, typer.Option("-D", "--pipelines", help="Data-parallel pipelines.")] = 1,
-    chunks: Annotated[
-        int | None, typer.Option("-V", "--chunks", help="Stages per worker; 2 for families on the V, else 1.")
-    ] = None,
-    group_size: Annotated[
-        int | None, typer.Option("--group-size", metavar="N", help="Interleaved: micro-batches per turn of a chunk; P.")
-    ] = None,
-    times: Annotated[
-        str | None, typer.Option("--times", metavar="F,I,W", help="zb-v, v-half, v-min: what to make the order for.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else print it.")] = None,
-    lower: Annotated[bool, typer.Option("--lower", help="Write sends, receives, reduces and steps too.")] = False,
-    optimizer: Annotated[
-        Literal["staggered", "barrier"], typer.Option(help="Each stage steps by itself, or all together.")
-    ] = "staggered",
-    buckets: Annotated[
-        int, typer.Option(min=1, max=MOST_BUCKETS, metavar="N", help="Sum each stage's gradients in N buckets.")
-    ] = 1,
-    gather: Annotated[
-        bool, typer.Option("--gather", help="Gather parameters behind the steps of a sharded optimizer.")
-    ] = False,
-    replays: Annotated[
-        str | None,
-        typer.Option(
-            "--replays",
-            metavar="N|gaps",
-            help="Replay all work on peers once in N iterations, or where gaps hold it: the first iteration, lowered.",
-        ),
-    ] = None,
-    forward_only: Annotated[
-        bool, typer.Option("--forward-only", help="Its forwards alone, as an evaluation runs them.")
-    ] = False,
+    family: str,
+    ranks: int,
+    micro_batches: int,
+    pipelines: int = 1,
+    chunks: int | None = None,
+    group_size: int | None = None,
+    times: str | None = None,
+    output: Path | None = None,
+    lower: bool = False,
+    optimizer: Literal["staggered", "barrier"] = "staggered",
+    buckets: Annotated[int, typer.Option(min=1, max=MOST_BUCKETS)] = 1,
+    gather: bool = False,
+    replays: str | None = None,
+    forward_only: bool = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a schedule of a known family: into a file, as a picture on a terminal, or as the file's text elsewhere.
 
     Example: **recycle schedule 1f1b -D 3 -P 4 -m 6 -o 1f1b.json**
-    """
 
+    Args:
+        family: name of the family, for example 1f1b.
+        ranks (-P --ranks): workers per pipeline.
+        micro_batches (-m --micro-batches): micro-batches per pipeline.
+        pipelines (-D): data-parallel pipelines.
+        chunks (-V): stages per worker; 2 for families on the V, else 1.
+        group_size (N): interleaved: micro-batches per turn of a chunk; P.
+        times (F,I,W): for zb-v, v-half, v-min: what to make the order for.
+        output (-o): file to write; else print it.
+        lower: write sends, receives, reduces and steps too.
+        optimizer: each stage steps by itself, or all together.
+        buckets (N): sum each stage's gradients in N buckets.
+        gather: gather parameters behind the steps of a sharded optimizer.
+        replays (N|gaps): replay all work on peers once in N iterations, or where gaps hold it: the first iteration,
+            lowered.
+        forward_only: its forwards alone, as an evaluation runs them.
+    """
     if family not in FAMILIES:
         raise ScheduleError(f"{family!r} is not a family: known are {', '.join(FAMILIES)}")
     if chunks is None:
@@ -94,7 +102,7 @@ def schedule(
         formats.write(built, output)
         count = len(built.columns)
         figures = {"file": str(output), "family": family, "shape": shape.to_json(), "instructions": count}
-        print_result(as_json, figures, f"{output}: {family}, {shape}, {count} instructions")
+        Result(figures, [f"{output}: {family}, {shape}, {count} instructions"]).print(as_json)
     elif as_json or not sys.stdout.isatty():
         print(built.dumps(), end="")
     else:
@@ -118,3 +126,124 @@ def _show(schedule: Schedule) -> None:
     print(f"{schedule.metadata['family']}, {schedule.shape}, {len(schedule.columns)} instructions")
     print(f"makespan {timeline.makespan:g}   period {timeline.period:g}   bubble ratio {timeline.bubble_ratio:.4g}")
     print("times 1,1,1; -o FILE writes the schedule, --json prints the file")
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument()] = None,
+    job: Path | None = None,
+    strict: bool = False,
+    explain: str | None = None,
+) -> Result:
+    """Check a schedule against every rule.
+
+    Exit status: 0 valid, 1 errors found, 2 unreadable or bad arguments.
+
+    Example: **recycle check plan.json --job job.toml --strict**
+
+    Args:
+        file: schedule file, or folder of traces.
+        job: job file: its memory limits count too.
+        strict: warnings count as errors for the exit status.
+        explain (CODE): explain a rule, and check nothing.
+    """
+    if explain is not None:
+        rule = rule_of(explain)
+        if rule is None:
+            raise ScheduleError(f"{explain!r} is not a rule: known are {', '.join(rule.code for rule in all_rules())}")
+        return Result(
+            {"rule": rule.code, "severity": rule.severity, "title": rule.title, "documentation": rule.documentation},
+            [f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}"],
+        )
+    if file is None:
+        raise ScheduleError("check: name a schedule file, or a rule with --explain CODE")
+    checked = formats.read(file)
+    if job is None:
+        findings = findings_of(checked)
+    else:
+        profile, limits, byte_limit = pricing.job_limits(checked, file, job)
+        findings = findings_of(checked, profile=profile, limits=limits, byte_limit=byte_limit)
+    errors = findings.number("error")
+    listed = [_finding_as_json(finding) for finding in findings]
+    figures = {"file": str(file), "valid": not errors, "findings": listed, "more": findings.more}
+    status = int(bool(errors or (strict and findings)))
+    return Result(figures, partial(_print_findings, file, checked, findings), status)
+
+
+def _finding_as_json(finding: Finding) -> dict[str, Any]:
+    """A finding as scripts get it; the other places it touches are in its message, and the viewer frames them."""
+    return {key: value for key, value in asdict(finding).items() if key != "others"}
+
+
+def _print_findings(file: Path, schedule: Schedule, findings: Findings) -> None:
+    for finding in findings[:SHOWN]:
+        where = f" on worker {finding.worker}" if finding.worker else ""
+        where += f", position {finding.position}: {finding.instruction}" if finding.position is not None else ""
+        print(f"{finding.severity} {finding.rule}{where}")
+        for line in (finding.message, f"-> {finding.hint}"):
+            print(textwrap.fill(line, 116, initial_indent="    ", subsequent_indent="    ", break_long_words=False))
+        if finding.worker and finding.position is not None:
+            print(f"    {_excerpt(schedule, finding.worker, finding.position)}")
+    left_out = Counter(finding.rule for finding in findings[SHOWN:]) + Counter(findings.more)
+    if left_out:
+        of_rules = ", ".join(f"{count:,} of {rule}" for rule, count in left_out.most_common())
+        where = f"lists the first {MOST_DESCRIBED:,} of each rule" if findings.more else "prints them all"
+        print(f"... and {left_out.total():,} more findings: {of_rules} (--json {where})")
+    if findings:
+        errors, warnings = findings.number("error"), findings.number("warning")
+        print(f"{file}: {errors:,} error(s), {warnings:,} warning(s); recycle check --explain CODE explains a rule")
+    else:
+        print(f"{file}: valid, {len(schedule.columns)} instructions")
+
+
+def _excerpt(schedule: Schedule, worker: str, position: int) -> str:
+    """The program around a position, with the instruction there between > and <."""
+    w = schedule.shape.worker_index(Worker.parse(worker))
+    first, last = schedule.columns.offsets[w : w + 2].tolist()
+    row = first + position
+    begin, end = max(first, row - AROUND), min(last, row + AROUND + 1)
+    names = {i: str(schedule.instruction(i)) for i in range(begin, end)}
+    cells = [f">{name}<" if i == row else name for i, name in names.items()]
+    before, after = "... " if begin > first else "", " ..." if end < last else ""
+    return f"{worker} | {before}{' '.join(cells)}{after}"
+
+
+def convert(
+    source: Path,
+    target: Path,
+    from_format: str | None = None,
+    to_format: str | None = None,
+    times: pricing.TimesOption = None,
+    overlap: pricing.Overlap = None,
+    comm: pricing.Comm = None,
+    profile: pricing.ProfileFile = None,
+) -> Result:
+    """Convert a schedule file. Formats not named are known by suffix, then by content.
+
+    Times are for a timeline (chrome-trace) alone; the other formats hold an order. Those that are not given are as in
+    IN where that is a timeline or trace: of what ran, the medians of each stage.
+
+    Example: **recycle convert plan.json plan.trace.json --times 1,2,1**
+
+    Args:
+        source (IN): file to read, or directory of traces.
+        target (OUT): file to write.
+        from_format (--from NAME): format of IN.
+        to_format (--to NAME): format of OUT.
+    """
+    named = {"--times": times, "--overlap": overlap, "--comm": comm, "--profile": profile}
+    given = [option for option, value in named.items() if value is not None]
+    written = formats.written_as(target, to_format)
+    if given and not formats.FORMATS[written].timed:
+        timed = ", ".join(name for name, entry in formats.FORMATS.items() if entry.timed)
+        raise JobError(f"convert: {given[0]} is for timelines ({timed}), and {target} is written as {written}")
+    read = formats.read_input(source, from_format)
+    if formats.FORMATS[written].timed:
+        pricing.require_one("convert", times=times, profile=profile)
+        converted = read.schedule
+        formats.write(converted, target, written, pricing.priced(times, profile, overlap, comm, read.profile))
+    else:
+        converted = read.order()
+        formats.write(converted, target, written)
+    count = len(converted.columns)
+    figures = {"file": str(target), "format": written, "shape": converted.shape.to_json(), "instructions": count}
+    return Result(figures, [f"{target}: {converted.shape}, {count} instructions"])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from rich import box
 
 from recycle.cli import pricing
-from recycle.cli.terminal import JsonOption, print_table, width
+from recycle.cli.terminal import Result, print_table, width
 from recycle.ir import formats
 from recycle.ir.check import check
 from recycle.ir.executed import first_impossible
@@ -27,18 +26,15 @@ HINTS = 3
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(help="Schedule file, or folder of traces.")],
+    file: Path,
     times: pricing.TimesOption = None,
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,
-    job: Annotated[Path | None, typer.Option(help="Job file: its times, and its memory limits in the gaps.")] = None,
-    link: pricing.SlowLinks = None,
-    serialised: Annotated[
-        bool, typer.Option("--serialised", help="One transfer per worker at a time, unbuffered, in program order.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
+    job: Path | None = None,
+    link: list[str] | None = None,
+    serialised: bool = False,
+) -> Result:
     """Time a schedule: makespan, period, bubbles, peaks per worker, critical path, what each worker waits for.
 
     A trace of what ran is shown with its own times, in seconds, unless an option gives others. What the options leave
@@ -47,8 +43,14 @@ def simulate(
     Example: **recycle simulate 1f1b.json --times 1,1,1 --comm 0.5**
 
     Example: **recycle simulate traces/iteration_4**
-    """
 
+    Args:
+        file: schedule file, or folder of traces.
+        job: job file: its times, and its memory limits in the gaps.
+        link (WORKER,WORKER=FACTOR): transfers between the two workers take that many times as long, as in 1.0,1.1=4;
+            any number of times.
+        serialised: one transfer per worker at a time, unbuffered, in program order.
+    """
     source = formats.read_input(file)
     pricing.require_one("simulate", times=times, profile=profile, job=job)
     schedule, limits, byte_limit = source.schedule, None, None
@@ -59,20 +61,15 @@ def simulate(
         _warn_of_clocks(ran, file)
     else:
         if job is not None:
-            given, limits, byte_limit = pricing.job_limits(schedule, file, job)
-            given = pricing.overridden(given, overlap, comm)
-        else:
-            given = pricing.priced(times, profile, overlap, comm, source.profile)
+            prices, limits, byte_limit = pricing.job_limits(schedule, file, job)
+        given = pricing.priced(times, profile, overlap, comm, source.profile if job is None else lambda: prices)
         given = pricing.with_slow_links(given, schedule.shape, link or ())
         timeline = timeline_of(schedule, given, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
     errors = check(schedule, profile=timeline.profile).number("error")
     if errors:
         print(f"recycle: {file} breaks {errors} rule(s), see recycle check {file}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({**figures(timeline, gaps), "executed": ran is not None}))
-    else:
-        _print(timeline, gaps)
+    return Result(lambda: figures(timeline, gaps) | {"executed": ran is not None}, partial(_print, timeline, gaps))
 
 
 def _warn_of_clocks(ran: Timeline, file: Path) -> None:

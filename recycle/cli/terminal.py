@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -24,19 +24,32 @@ Advance = Callable[[str, float | None, float, str], None]
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-NewCheckpoint = Annotated[
-    Path, typer.Option("-o", "--output", metavar="CHECKPOINT", help="Folder to write; a new one.")
-]
-NewFolder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write; a new one.")]
-OwnCheckpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="An imported checkpoint, or one of a run's checkpoints.")
-]
-ScheduleOption = Annotated[str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")]
 
 
-def print_result(as_json: bool, figures: Mapping[str, Any], *lines: str) -> None:
-    """Print what a command has made as one JSON object, or in lines, of which empty ones are left out."""
-    print(json.dumps(figures) if as_json else "\n".join(filter(None, lines)))
+@dataclass(frozen=True)
+class Result:
+    """What a command has made; one that returns it has the option `--json`.
+
+    Attributes:
+        figures: what `--json` prints, or makes that.
+        shown: lines for people, of which empty ones are left out, or what prints them.
+        status: exit status.
+    """
+
+    figures: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    shown: Sequence[str] | Callable[[], None]
+    status: int = 0
+
+    def print(self, as_json: bool) -> None:
+        """Print it. Raises typer.Exit for a status other than 0."""
+        if as_json:
+            print(json.dumps(self.figures() if callable(self.figures) else self.figures))
+        elif callable(self.shown):
+            self.shown()
+        else:
+            print("\n".join(filter(None, self.shown)))
+        if self.status:
+            raise typer.Exit(self.status)
 
 
 def spark(values: Sequence[float], most: float) -> str:

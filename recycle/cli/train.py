@@ -1,4 +1,4 @@
-"""`recycle train`: train a job with one process per worker, straight through failures."""
+"""`recycle train` and `recycle agent`: training straight through failures, on one machine or on one node of several."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from recycle.cli.planner import plan_for_training, require_plannable
-from recycle.cli.terminal import ScheduleOption, print_table
-from recycle.errors import JobError
+from recycle.cli.terminal import print_table
+from recycle.errors import JobError, errors_as
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
-from recycle.exec.launch.observer import Observer, sentence
+from recycle.exec.launch.dials import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.reference import explain_job
-from recycle.job.shape import Shape
+from recycle.job.shape import Shape, place_workers
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
@@ -50,6 +51,7 @@ def _help_faults(is_asked: bool) -> None:
     raise typer.Exit
 
 
+ScheduleOption = Annotated[str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")]
 FaultOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -100,26 +102,15 @@ def resolve_request(
 
 
 def train(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
+    job: Path,
     schedule: ScheduleOption = None,
-    steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.")] = None,
+    steps: int | None = None,
     fault: FaultOption = None,
     help_faults: HelpFaultsOption = False,
     punish: PunishOption = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run directory, fresh; else runs/JOB-TIME, to which runs/latest leads."
-            " With --resume the one to go on in; else the newest."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape.")
-    ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Check the job, print every key with its meaning and stop."),
-    ] = False,
+    run: Path | None = None,
+    resume: bool = False,
+    explain: bool = False,
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
 
@@ -131,8 +122,15 @@ def train(
     Example: **recycle train job.toml --schedule zb-h1 --steps 100 --run runs/mine**
 
     Example: **recycle train job.toml --resume --run runs/mine**
-    """
 
+    Args:
+        job: job file (TOML).
+        steps: iterations; else the job's own number.
+        run: run directory, fresh; else runs/JOB-TIME, to which runs/latest leads. With --resume the one to go on in;
+            else the newest.
+        resume: go on from the newest complete checkpoint, in this job's shape.
+        explain: check the job, print every key with its meaning and stop.
+    """
     described = Job.load(job)
     own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
@@ -178,6 +176,98 @@ def train(
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
+
+
+def agent(
+    job: Path,
+    store: Annotated[str | None, typer.Option(envvar="RECYCLE_STORE")] = None,
+    node: Annotated[int | None, typer.Option(envvar=["RECYCLE_NODE", "SLURM_NODEID", "JOB_COMPLETION_INDEX"])] = None,
+    nodes: Annotated[int | None, typer.Option(envvar=["RECYCLE_NODES", "SLURM_NNODES"])] = None,
+    name: Annotated[str | None, typer.Option(envvar=["RECYCLE_ID", "SLURM_JOB_ID"])] = None,
+    run: Path | None = None,
+    address: Annotated[str | None, typer.Option(envvar="RECYCLE_ADDRESS")] = None,
+    schedule: ScheduleOption = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    fault: FaultOption = None,
+    help_faults: HelpFaultsOption = False,
+    punish: PunishOption = None,
+    resume: bool = False,
+) -> None:
+    """Run the agent of one node of a cluster; start one on every node, in any order.
+
+    Agents meet in an etcd, and start and watch the workers of their nodes (docs/cluster.md). SIGTERM or SIGHUP lets the
+    workers of the node leave at the end of an iteration, then the agent ends with exit code 143, after [membership]
+    grace seconds at the latest; a second SIGTERM ends it at once. SIGTERM to all agents ends the run with a checkpoint;
+    started again they go on, with --resume also where the store has lost its data.
+
+    Examples:
+
+    **recycle agent job.toml --store etcd://head:2379 --node 0** (by hand, on each node with its number)
+
+    **srun --ntasks-per-node=1 recycle agent job.toml --store etcd://head:2379** (Slurm: number and name are found)
+
+    **recycle agent job.toml --node 0 --fault kill:1.1@10 --fault rejoin:1.1@20** (faults: the same on all nodes)
+
+    Args:
+        job: job file (TOML), the same on all nodes.
+        store (URL): where agents meet, etcd://HOST:PORT[,HOST:PORT...], or etcds:// for TLS; else [membership] store of
+            the job.
+        node: number of this node, from 0.
+        nodes: number of nodes that there are; checked against the job.
+        name (--id NAME): name of the run in the store, the same on all nodes and of no other run; else the job's
+            folder.
+        run: run directory, on a file system that all nodes share; else runs/NAME.
+        address: address of this node for the other nodes' workers; else that by which it reaches the store.
+        steps: iterations; else the job's own number.
+        resume: go on from the newest complete checkpoint of the run directory where the store does not have the run;
+            the same on all nodes.
+    """
+    described = Job.load(job)
+    if store is not None:
+        membership = msgspec.structs.replace(described.membership, store=store)
+        described = msgspec.structs.replace(described, membership=membership)
+        with errors_as(JobError, "--store"):
+            described.validate()
+    if node is None:
+        raise JobError("--node: which node is this? Give its number, from 0; under Slurm it is found")
+    placed = len(place_workers(described.shape, described.cluster.workers_per_node))
+    if nodes is not None and nodes != placed:
+        per_node = described.cluster.workers_per_node
+        raise JobError(
+            f"--nodes {nodes}: the job's {described.shape.worker_count} workers lie on {placed} nodes, with"
+            f" [cluster] workers_per_node = {per_node} and no stage's peers all on one node"
+        )
+    name = name or job.resolve().parent.name
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
+    own, count, faults = resolve_request(described, schedule, steps, fault, punish)
+
+    from recycle.exec.launch.agent import Served, serve
+    from recycle.exec.launch.request import request_run
+
+    request = request_run(
+        described,
+        steps=count,
+        schedule=own,
+        planner=plan_for_training,
+        faults=faults,
+        observer=ProgressLines(count, described.shape),
+    )
+    directory = run or Path("runs") / name
+    with end_at_termination(described.membership.grace) as stop:
+        try:
+            served = serve(request, node=node, run=name, directory=directory, address=address, resume=resume, stop=stop)
+        except KeyboardInterrupt:
+            print_line(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
+            raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
+    if served in (Served.LEFT, Served.STOPPED):
+        print_line(f"node {node}: {served.value}; start its agent again and it takes part again")
+        raise typer.Exit(TERMINATED)
+    if served is Served.ENDED_BEFORE:
+        ended = f"the run in {directory} has ended already, after step {count - 1}"
+        print(f"node {node}: {ended}; a new one wants another --run")
+        return
+    print(f"node {node}: done; run directory {directory}; see it with: recycle view {directory}")
 
 
 @contextmanager

@@ -39,35 +39,20 @@ _NEEDED: dict[str, tuple[str, ...]] = {".svg": (), ".png": ("PIL",)}
 
 
 def view(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[FILE | RUN_DIR | JOB | LIBRARY]...",
-            help="Schedule files, runs or folders of them, a job file (.toml), a plan library; examples if left out.",
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(help="Port on loopback; 0 takes any free one.")] = DEFAULT_PORT,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Answer under this name too, where a proxy brings the page elsewhere."),
-    ] = None,
+    paths: Annotated[list[Path] | None, typer.Argument()] = None,
+    port: int = DEFAULT_PORT,
+    open_browser: bool = False,
+    allow_host: list[str] | None = None,
     times: pricing.TimesOption = None,
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,
-    priced_by: Annotated[
-        Path | None, typer.Option("--job", metavar="JOB", help="Job file whose times the schedule files get.")
-    ] = None,
-    families: Annotated[
-        bool, typer.Option("--families", help="Show every family that fits -P and -m, side by side.")
-    ] = False,
-    ranks: Annotated[int, typer.Option("-P", "--ranks", help="With --families: workers per pipeline.")] = 4,
-    micro_batches: Annotated[int, typer.Option("-m", "--micro-batches", help="With --families.")] = 8,
-    pipelines: Annotated[int, typer.Option("-D", "--pipelines", help="With --families.")] = 1,
-    export_to: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write a .html, .svg or .png instead of serving.")
-    ] = None,
+    priced_by: Path | None = None,
+    families: bool = False,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    pipelines: int = 1,
+    export_to: Path | None = None,
 ) -> None:
     """Show runs, schedules and plans: timelines, losses, failures, what-if. Serves on loopback until Ctrl-C.
 
@@ -82,6 +67,19 @@ def view(
     Example: recycle view 1f1b.json zb-h1.json --times 1,1,0.8 --comm 0.1
 
     Example: recycle view --families -P 4 -m 8
+
+    Args:
+        paths ([FILE | RUN_DIR | JOB | LIBRARY]...): schedule files, runs or folders of them, a job file (.toml), a plan
+            library; examples if left out.
+        port: port on loopback; 0 takes any free one.
+        open_browser (--open): open the page in the browser.
+        allow_host (NAME): answer under this name too, where a proxy brings the page elsewhere.
+        priced_by (--job JOB): job file whose times the schedule files get.
+        families: show every family that fits -P and -m, side by side.
+        ranks (-P): with --families: workers per pipeline.
+        micro_batches (-m): with --families.
+        pipelines (-D): with --families.
+        export_to (--export FILE): write a .html, .svg or .png instead of serving.
     """
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
 
@@ -93,9 +91,8 @@ def view(
     is_priced = any(option is not None for option in (times, overlap, comm, profile, priced_by))
 
     def prices(file: Path, schedule: Schedule) -> Profile:
-        if priced_by is None:
-            return pricing.priced(times, profile, overlap, comm)
-        return pricing.overridden(pricing.job_limits(schedule, file, priced_by)[0], overlap, comm)
+        stated = (lambda: None) if priced_by is None else (lambda: pricing.job_limits(schedule, file, priced_by)[0])
+        return pricing.priced(times, profile, overlap, comm, stated)
 
     sources = load_sources([path for path in others if not is_comparison(path)], prices if is_priced else None)
     if families:

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recycle.exec.launch.dials import Observer
     from recycle.exec.launch.launcher import RunResult, train
-    from recycle.exec.launch.observer import Observer
     from recycle.exec.launch.standalone import run
 
 __all__ = ["Observer", "RunResult", "run", "train"]

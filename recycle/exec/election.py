@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, delete, made_at, open_client, put
+from recycle.exec.etcd import EtcdClient, EtcdRequest, Lease, LeaseEnded, delete, made_at, open_client, put
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Cursor, GenerationRecord, RunInfo
 from recycle.job.sections import MembershipSection
@@ -45,13 +45,16 @@ class Election:
         client: of etcd.
         run: name of the run.
         settings: term of the lease.
+
+    Attributes:
+        is_lost: the lease of the role has ended, so that another agent may have it.
     """
 
     def __init__(self, client: EtcdClient, run: str, settings: MembershipSection) -> None:
         self._client, self._settings, self._prefix = client, settings, f"/recycle/{run}/"
         self._lease: Lease | None = None
         self._created = 0
-        self._is_lost = False
+        self.is_lost = False
 
     @classmethod
     def connect(cls, run: str, settings: MembershipSection) -> Election:
@@ -66,6 +69,9 @@ class Election:
     def _read(self, name: str, kind: type[_Value]) -> _Value | None:
         pair = self._client.read(self._prefix + name)
         return None if pair is None else msgspec.msgpack.decode(pair.value, type=kind)
+
+    def _put(self, name: str, value: Any) -> EtcdRequest:
+        return put(self._prefix + name, msgspec.msgpack.encode(value))
 
     def _create(self, name: str, value: Any, lease: str | None = None) -> int:
         """Write a key that does not exist; the revision that it was created at, 0 where it holds something else."""
@@ -100,7 +106,7 @@ class Election:
 
     def campaign(self, address: LeaderAddress) -> bool:
         """Become the leader, if there is none; whether this agent is."""
-        self._is_lost = False
+        self.is_lost = False
         lease = Lease(self._client.clone(), self._settings, self._lose)
         try:
             self._created = self._create("role", address, lease.id)
@@ -113,12 +119,7 @@ class Election:
         return True
 
     def _lose(self) -> None:
-        self._is_lost = True
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the lease of the role has ended, so that another agent may have it."""
-        return self._is_lost
+        self.is_lost = True
 
     def resign(self) -> None:
         """Give the role back, if this agent has it."""
@@ -134,24 +135,21 @@ class Election:
 
     def persist(self, action: Persist) -> None:
         """Write the register. Raises RoleLost, RunError."""
-        operations = [put(self._prefix + "cursor", msgspec.msgpack.encode(action.cursor))]
-        if action.record is not None:
-            operations.append(put(self._prefix + "record", msgspec.msgpack.encode(action.record)))
-        self._write(operations)
+        record = [] if action.record is None else [self._put("record", action.record)]
+        self._write([self._put("cursor", action.cursor), *record])
 
     def end(self, outcome: str) -> None:
         """Write how the run has ended. Raises RoleLost, RunError."""
-        self._write([put(self._prefix + "outcome", msgspec.msgpack.encode(outcome))])
+        self._write([self._put("outcome", outcome)])
 
     def erase(self, goes_on_from: Cursor | None = None) -> None:
         """Forget the run, or how it has ended where agents shall go on from its register. Raises RoleLost, RunError."""
         if goes_on_from is None:
             self._write([delete(self._prefix, self._prefix[:-1] + "0")])
         else:
-            cursor = put(self._prefix + "cursor", msgspec.msgpack.encode(goes_on_from))
-            self._write([delete(self._prefix + "outcome"), cursor])
+            self._write([delete(self._prefix + "outcome"), self._put("cursor", goes_on_from)])
 
-    def _write(self, operations: list[dict[str, Any]]) -> None:
+    def _write(self, operations: list[EtcdRequest]) -> None:
         """One transaction, which may be repeated, on the condition that this agent still has the role."""
         role = self._prefix + "role"
         body = {"compare": [made_at(role, self._created)], "success": operations, "failure": []}

@@ -48,7 +48,7 @@ from recycle.job import Job, price
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import layers_of, stage_units
-from recycle.plans.unit_shards import has_unit_shards
+from recycle.plans.shards import has_unit_shards
 
 ENTRIES = 8
 """Entries of a layer's parameter vector."""

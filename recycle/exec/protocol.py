@@ -760,3 +760,15 @@ class Values(DownMessage):
 ProcessMessage = Join | Said | Heartbeat | SetKey | GetKeys
 AgentMessage = LeaderMessage | Values
 """What an agent sends to a process."""
+
+
+REFUSED_THE_JOB = "refused the job"
+"""How a worker ended that says what is wrong with the job in the last line of its log."""
+
+LINE_SEPARATOR = " | "
+"""Between two lines of a log's end, as `Processes.tail` gives it."""
+
+
+def with_last_lines(how: str, lines: str) -> str:
+    """How a process ended, with the end of its log if there is one."""
+    return f"{how}; its last lines: {lines}" if lines else how

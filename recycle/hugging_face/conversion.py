@@ -19,10 +19,10 @@ import msgspec
 import torch
 
 from recycle.errors import JobError, RecycleError, errors_as
-from recycle.exec.checkpoint.checkpoint import Manifest, hashes, model_identity, verify_files, write_manifest
+from recycle.exec.checkpoint.checkpoint import hashes, verify_files, write_untrained
 from recycle.exec.model.stored_tensors import StoredTensors
-from recycle.exec.protocol import Commit, StoredFile
-from recycle.files import whole_folder
+from recycle.exec.protocol import StoredFile
+from recycle.files import require_absent, whole_folder
 from recycle.hugging_face.architectures import HubArchitecture, architecture_of, config_json, hub_architecture, model_of
 from recycle.hugging_face.correspondence import TensorBlock, blocks
 from recycle.hugging_face.model_folder import (
@@ -37,7 +37,7 @@ from recycle.hugging_face.model_folder import (
 from recycle.hugging_face.shards import ByteProgress, Planned, write_shards
 from recycle.job import Job
 from recycle.job.initial_weights import computed, model_of_checkpoint
-from recycle.job.manifest import HUGGING_FACE, MODEL, carried_files
+from recycle.job.manifest import HUGGING_FACE, carried_files
 from recycle.job.sections import ModelSection, ShapeSection
 
 PART_BYTES = 1 << 27
@@ -126,7 +126,10 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
         carried = carry(source, beside)
         write_object(beside / CONFIG, config)
         write_object(beside / NOTE, msgspec.to_builtins(note))
-        _write_manifest(folder, model, files)
+        digests = zip(files, hashes([folder / name for name in files]), strict=True)
+        write_untrained(
+            folder, model, {name: StoredFile((folder / name).stat().st_size, digest) for name, digest in digests}
+        )
     return ConvertedModel(architecture.name, sum(tensor.entries for tensor in planned.values()), types, carried)
 
 
@@ -170,17 +173,6 @@ def _our_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock]) -> torch.T
     return made
 
 
-def _write_manifest(folder: Path, model: ModelSection, files: Sequence[str]) -> None:
-    """A manifest of the state before any step."""
-    found = zip(files, hashes([folder / name for name in files]), strict=True)
-    before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
-    sizes = {name: StoredFile((folder / name).stat().st_size, digest) for name, digest in found}
-    try:
-        write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, sizes))
-    except OSError as error:
-        raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
-
-
 def export_model(
     checkpoint: Path,
     target: Path,
@@ -202,8 +194,7 @@ def export_model(
         RecycleError: the checkpoint is damaged, or the folder exists already or cannot be written.
     """
     model = model_of_checkpoint(checkpoint)
-    if target.exists():
-        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    require_absent(target)
     manifest = verify_files(checkpoint).manifest
     architecture = hub_architecture(model, str(checkpoint))
     beside = carried_files(checkpoint)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from recycle.errors import JobError, RecycleError, errors_as
+from recycle.errors import JobError, errors_as
 from recycle.files import decoded, read_whole, require_content, write_whole
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -103,16 +103,14 @@ def carry(source: Path, target: Path) -> list[str]:
     """Copy what lies beside weights from one folder to another, which is made; returns the names.
 
     Raises:
-        RecycleError: a file cannot be read or written, or is a pointer of Git LFS.
+        JobError: a file is a pointer of Git LFS.
+        OSError: one cannot be read or written.
     """
     names = [name for name in CARRIED if (source / name).is_file()]
-    try:
-        target.mkdir(exist_ok=True)
-        for name in names:
-            require_content(source / name, JobError)
-            shutil.copyfile(source / name, target / name)
-    except OSError as error:
-        raise RecycleError(f"{target}: cannot be written ({error.strerror})") from None
+    target.mkdir(exist_ok=True)
+    for name in names:
+        require_content(source / name, JobError)
+        shutil.copyfile(source / name, target / name)
     return names
 
 

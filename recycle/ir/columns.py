@@ -128,6 +128,15 @@ def offsets_of(groups: npt.NDArray[Any], count: int) -> Rows:
     return np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=count))])
 
 
+def occurrences(keys: npt.NDArray[Any]) -> Rows:
+    """Of each entry how often its key is there before it."""
+    order = np.argsort(keys, kind="stable")
+    ordered, numbers = keys[order], np.arange(len(keys))
+    found = np.empty(len(keys), dtype=np.int64)
+    found[order] = numbers - np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, numbers, 0))
+    return found
+
+
 def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
     """Columns of instruction objects.
 

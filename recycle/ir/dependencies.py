@@ -1,17 +1,17 @@
 """The one rule of what an instruction needs: checker, simulator, lowering, planner, interpreter and viewer ask here.
 
 What a kind needs and produces (an activation, an input gradient, a weight gradient of some stage and micro-batch) is in
-its row of the table of kinds. `recycle.ir.values` reads the row of one instruction; `dependencies` reads the table for
-a whole schedule at once and gives a graph over its rows.
+its row of the table of kinds. `needs`, `inputs` and `produced` read the row of one instruction; `dependencies` reads
+the table for a whole schedule at once and gives a graph over its rows, and the needs that nothing meets.
 
 A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
-receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
-Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
-needs its REDUCE_GRAD, and with the barrier the commit, which is all of them; GATHER_PARAMS needs its stage's STEPs on
-all hosts; any other stage-wide kind needs the one that it follows. REDUCE_BUCKET needs every weight gradient of its
-bucket, on all hosts, and REDUCE_GRAD the buckets that were begun before it. Carried into the next iteration: what
-begins a micro-batch's work at a stage (F, R) needs the stage's STEP and GATHER_PARAMS on that worker (barrier: all
-STEPs), and the next STEP needs the commit.
+receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly. Beyond
+data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP needs its
+REDUCE_GRAD, and with the barrier the commit, which is all of them; GATHER_PARAMS needs its stage's STEPs on all hosts;
+any other kind needs the end of the one that it follows (a WAIT_SEND its SEND's). REDUCE_BUCKET needs every weight
+gradient of its bucket, on all hosts, and REDUCE_GRAD the buckets that were begun before it. Carried into the next
+iteration: what begins a micro-batch's work at a stage (F, R) needs the stage's STEP and GATHER_PARAMS on that worker
+(barrier: all STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
@@ -19,28 +19,114 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Rows, offsets_of
+from recycle.ir.columns import Flags, Rows, occurrences, offsets_of
 from recycle.ir.instruction import (
     CARRIERS,
     Compute,
     GatherParameters,
     Instruction,
     OptimizerStep,
+    OverlappedPair,
     Receive,
     ReduceBucket,
     ReduceGradients,
     Send,
     Transfer,
+    WaitSend,
     WeightPart,
 )
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
-from recycle.ir.values import Unmet, Why
+from recycle.job.shape import MicroBatch
+
+
+class Value(NamedTuple):
+    """One value: the `kind` that `stage` makes of `micro_batch`."""
+
+    kind: ValueKind
+    stage: int
+    micro_batch: MicroBatch
+
+
+def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
+    """The values that one instruction waits for, in a model of `stages` stages."""
+    if isinstance(instruction, OverlappedPair):
+        return needs(instruction.forward, stages) + needs(instruction.backward, stages)
+    if not isinstance(instruction, Compute | Transfer):
+        return ()
+    return tuple(
+        Value(need.value, instruction.stage + need.offset, instruction.micro_batch)
+        for need in instruction.row.needs
+        if 0 <= instruction.stage + need.offset < stages
+    )
+
+
+def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, ...]:
+    """The values that one instruction is handed, in the order of its row; None where the model has no such stage."""
+    stage = instruction.stage
+    return tuple(
+        Value(need.value, stage + need.offset, instruction.micro_batch) if 0 <= stage + need.offset < stages else None
+        for need in instruction.row.needs
+        if need.origin != Origin.STAGE
+    )
+
+
+def produced(instruction: Instruction) -> tuple[Value, ...]:
+    """The values that one instruction makes."""
+    if isinstance(instruction, OverlappedPair):
+        return produced(instruction.forward) + produced(instruction.backward)
+    if not isinstance(instruction, Compute):
+        return ()
+    return tuple(Value(kind, instruction.stage, instruction.micro_batch) for kind in instruction.row.produces)
+
+
+class Why(IntEnum):
+    """What is wrong with a need that nothing meets."""
+
+    NO_PRODUCER = 0
+    """no instruction makes the value"""
+    NOT_LOCAL = 1
+    """the value is made on another worker, but a send, W or B needs it on its own"""
+    NOT_RECEIVED = 2
+    """the value is made on another worker and never received on this one"""
+    NO_SEND = 3
+    """a receive whose peer never sends this value here"""
+    NO_PREDECESSOR = 4
+    """a step without a reduce of its stage on the same worker, or another kind without the one that it follows"""
+
+
+@dataclass(frozen=True, eq=False)
+class Unmet:
+    """All needs that nothing meets, as columns, because a broken file may have millions.
+
+    Attributes:
+        row: which needs something; why: what is wrong, a `Why`.
+        value: `ValueKind` of what is missing, -1 for NO_PREDECESSOR.
+        stage, micro_batch: who would make it; the micro-batch as global id.
+    """
+
+    row: Rows
+    why: Rows
+    value: Rows
+    stage: Rows
+    micro_batch: Rows
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, places: Rows | Flags) -> Unmet:
+        """The entries in these places."""
+        return Unmet(*(column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch)))
+
+    def with_reason(self, why: Why) -> Unmet:
+        """The entries with this reason."""
+        return self.take(self.why == why)
 
 
 class Cause(IntEnum):
@@ -61,14 +147,33 @@ class Cause(IntEnum):
 
 
 @dataclass(frozen=True)
+class Crossings:
+    """What one worker makes and another needs, in a compute-only schedule; each value once per worker that needs it.
+    Values that nobody makes are left out.
+
+    Attributes:
+        value: `ValueKind`.
+        stage, micro_batch: what is handed over; the micro-batch as global id.
+        producer: row that makes it; where several do, the first.
+        consumer: row that needs it; where several of a worker do, the first.
+    """
+
+    value: Rows
+    stage: Rows
+    micro_batch: Rows
+    producer: Rows
+    consumer: Rows
+
+
+@dataclass(frozen=True)
 class Dependencies:
     """A graph over the rows of a schedule.
 
-    Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages
-    ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are done", then
-    one per tied stage that some worker reduces beside another of its group ("all hosts have come to its reduce"), then
-    one per bucket of a stage that REDUCE_BUCKET sums ("all gradients of the bucket are there"), then one per stage with
-    a GATHER_PARAMS ("all hosts have stepped").
+    Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages that
+    is reduced ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are
+    done", then one per tied stage that some worker reduces beside another of its group ("all hosts have come to its
+    reduce"), then one per bucket of a stage that REDUCE_BUCKET sums ("all gradients of the bucket are there"), then one
+    per stage with a GATHER_PARAMS ("all hosts have stepped").
 
     Attributes:
         rows: number of schedule rows.
@@ -78,6 +183,7 @@ class Dependencies:
         carried_source, carried_target: edges from one iteration into the next.
         missing: needs that nothing meets, by row, then reason.
         sends: row of the send that each row receives from, -1 for other rows.
+        crossings: what has to be transferred where nothing is.
     """
 
     rows: int
@@ -89,6 +195,7 @@ class Dependencies:
     carried_target: Rows
     missing: Unmet
     sends: Rows
+    crossings: Crossings
 
     @property
     def between_rows(self) -> Rows:
@@ -111,29 +218,6 @@ def dependencies(schedule: Schedule) -> Dependencies:
     return _Builder(schedule).build()
 
 
-@dataclass(frozen=True)
-class Crossings:
-    """What one worker makes and another needs, in a compute-only schedule; each value once per worker that needs it.
-
-    Attributes:
-        value: `ValueKind`.
-        stage, micro_batch: what is handed over; the micro-batch as global id.
-        producer: row that makes it; where several do, the first.
-        consumer: row that needs it; where several of a worker do, the first.
-    """
-
-    value: Rows
-    stage: Rows
-    micro_batch: Rows
-    producer: Rows
-    consumer: Rows
-
-
-def crossings(schedule: Schedule) -> Crossings:
-    """What has to be transferred. Values that nobody makes are left out."""
-    return _Builder(schedule).crossings()
-
-
 class _Builder:
     """Collects edges kind by kind; each method reads the tables above for all rows of one kind."""
 
@@ -144,49 +228,47 @@ class _Builder:
         self.edges: list[tuple[Rows, Rows, Cause]] = []
         self.carried: list[tuple[Rows, Rows]] = []
         self.missing: list[list[Rows]] = []
+        self.away: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
         valid = np.flatnonzero(self.work.valid)
         kind = self.work.kind[valid]
         self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
-        self.producer = {kind: self._producers(kind) for kind in ValueKind}
+        self.producer = {
+            value: self.work.first(self.shape, self._rows(*(cls for cls in KIND_CLASSES if value in cls.row.produces)))
+            for value in ValueKind
+        }
 
     def build(self) -> Dependencies:
-        rows = len(self.columns)
+        rows = self.nodes = len(self.columns)
         self.has_transfers = bool(self._rows(Transfer).size)
         for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute | Send)):
             for need in consumer.row.needs:
                 self._consumers(consumer, need)
         for value, (send, receive) in CARRIERS.items():
             self._receivers(send, receive, value)
-        nodes = self._stage_wide(rows)
+        self._stage_wide()
         sources, targets, causes = zip(*self.edges, strict=True)
         source, target = np.concatenate(sources), np.concatenate(targets)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
         carried_source, carried_target = (np.concatenate(ends) for ends in zip(*self.carried, strict=True))
-        missing = self._unmet()
-        return Dependencies(rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends)
+        edges = source, target, cause, carried_source, carried_target
+        return Dependencies(rows, self.nodes, *edges, self._unmet(), self.sends, self._crossings())
 
     def _unmet(self) -> Unmet:
         none = [np.empty(0, dtype=np.int64)] * 5
         unmet = Unmet(*(np.concatenate(parts) for parts in zip(none, *self.missing, strict=True)))
         return unmet.take(np.lexsort((unmet.why, unmet.row)))
 
-    def crossings(self) -> Crossings:
-        found: list[tuple[Rows, Rows, Rows]] = []
-        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute)):
-            for value, offset, origin in consumer.row.needs:
-                if origin == Origin.ANY_WORKER:
-                    pieces, made_by = self._lookup(value, self._rows(consumer), offset)
-                    away = self.work.worker[pieces] != self.work.worker[made_by]
-                    found.append((pieces[away], made_by[away], np.full(int(away.sum()), value, dtype=np.int64)))
-        pieces, made_by, value_of = (np.concatenate(part) for part in zip(*found, strict=True))
+    def _crossings(self) -> Crossings:
+        none = np.empty(0, dtype=np.int64)
+        pieces, made_by, value = (np.concatenate(part) for part in zip((none, none, none), *self.away, strict=True))
         stage, micro_batch = self.work.stage[made_by], self.work.micro_batch[made_by]
-        key = (value_of * self.shape.stages + stage) * self.micro_batches + micro_batch
+        key = (value * self.shape.stages + stage) * self.micro_batches + micro_batch
         key = key * self.shape.worker_count + self.work.worker[pieces]
         order = np.lexsort((pieces, key))
         first = order[np.diff(key[order], prepend=-1) != 0]
         row = self.work.row
-        return Crossings(value_of[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
+        return Crossings(value[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
 
     def _rows(self, *classes: type[Instruction]) -> Rows:
         """Pieces of work (not rows) of these classes that lie inside the shape."""
@@ -194,13 +276,6 @@ class _Builder:
         found = [self._by_kind[self._kind_offsets[kind] : self._kind_offsets[kind + 1]] for kind in kinds]
         found = [pieces for pieces in found if len(pieces)]
         return np.sort(np.concatenate(found)) if len(found) > 1 else found[0] if found else self._by_kind[:0]
-
-    def _producers(self, value: ValueKind) -> Rows:
-        """Piece that makes `value` of (stage, micro-batch), flat; -1 where none does; the first where several do."""
-        table = np.full(self.shape.stages * self.micro_batches, -1, dtype=np.int64)
-        pieces = self._rows(*kinds_where(lambda row: value in row.produces))[::-1]
-        table[self.work.stage[pieces] * self.micro_batches + self.work.micro_batch[pieces]] = pieces
-        return table
 
     def _lookup(self, value: ValueKind, pieces: Rows, offset: int) -> tuple[Rows, Rows]:
         """The pieces whose need exists at all, and who makes the value (-1: nobody, which is noted as missing)."""
@@ -211,7 +286,7 @@ class _Builder:
         self._miss(pieces[made_by < 0], Why.NO_PRODUCER, value, offset)
         return pieces[made_by >= 0], made_by[made_by >= 0]
 
-    def _miss(self, pieces: Rows, why: Why, value: ValueKind, offset: int) -> None:
+    def _miss(self, pieces: Rows, why: Why, value: int, offset: int) -> None:
         if not len(pieces):
             return
         alike = (np.full(len(pieces), number, dtype=np.int64) for number in (why, value))
@@ -237,6 +312,7 @@ class _Builder:
             return
         if not self.has_transfers:
             self._edge(row[made_by], row[pieces], Cause.DATA)
+            self.away.append((pieces, made_by, np.full(len(pieces), value, dtype=np.int64)))
             return
         receive = CARRIERS[value][1]
         receives = self._rows(receive)
@@ -258,92 +334,82 @@ class _Builder:
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], stage[sends])
         keys = self._key(receives, peer[row[receives]] * lane + worker[receives], stage[receives] + offset)
         most = len(sends) + len(receives) + 1
-        sent, received, lone = _matched(sends, _numbered(send_keys, most), receives, _numbered(keys, most))
+        sent, received, lone = _matched(
+            sends, send_keys * most + occurrences(send_keys), receives, keys * most + occurrences(keys)
+        )
         self._edge(row[sent], row[received], Cause.TRANSFER)
         self.sends[row[received]] = row[sent]
         self._miss(lone, Why.NO_SEND, value, offset)
 
-    def _stage_wide(self, rows: int) -> int:
-        """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration; how many nodes there are."""
-        row, worker, stage = self.work.row, self.work.worker, self.work.stage
-        groups = tie_groups(self.shape.stages, self.schedule.ties) + rows
-        commit, all_steps = int(groups.max()) + 1, int(groups.max()) + 2
+    def _stage_wide(self) -> None:
+        """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration."""
+        row, stage, shape = self.work.row, self.work.stage, self.shape
+        group, host = tie_groups(shape.stages, self.schedule.ties), self.work.worker * shape.stages + stage
         gradients = self._rows(*kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces))
         reduces, steps = self._rows(ReduceGradients), self._rows(OptimizerStep)
         begins = self._rows(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
-        self._edge(row[gradients], groups[stage[gradients]], Cause.REDUCE)
-        self._edge(groups[stage[reduces]], row[reduces], Cause.REDUCE)
+        self._join(gradients, group[stage[gradients]], reduces, group[stage[reduces]], Cause.REDUCE)
+        commit, all_steps = self.nodes, self.nodes + 1
+        self.nodes += 2
         self._edge(row[reduces], np.full(len(reduces), commit), Cause.REDUCE)
-        host = worker * self.shape.stages + stage
-        apart = self._reduced_apart(groups, np.unique(host[reduces]))
-        own = np.searchsorted(apart, stage[reduces])
-        is_apart = np.isin(stage[reduces], apart)
-        self._edge(all_steps + 1 + own[is_apart], row[reduces[is_apart]], Cause.REDUCE)
+        apart = reduces[np.isin(stage[reduces], self._reduced_apart(group, np.unique(host[reduces])))]
+        self._join(apart[:0], stage[:0], apart, stage[apart], Cause.REDUCE)  # waits for their arrivals alone
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
             firsts, thens = self._rows(follower.row.follows), self._rows(follower)
-            before, after, lone = _matched(firsts, host[firsts], thens, host[thens])
-            self._edge(row[before], row[after], Cause.STEP)
-            if len(lone):
-                lone = row[lone]
-                none = np.full(len(lone), -1, dtype=np.int64)
-                self.missing.append([lone, np.full(len(lone), Why.NO_PREDECESSOR, dtype=np.int64), none, none, none])
-        nodes = self._buckets(all_steps + 1 + len(apart), gradients, reduces)
-        nodes = self._gathers(nodes, steps, begins)
+            key = host * (self.micro_batches + 1) + self.work.micro_batch
+            before, after, lone = _matched(firsts, key[firsts], thens, key[thens])
+            cause = Cause.STEP
+            if issubclass(follower, WaitSend):  # a value may be sent to several workers
+                after, before, _ = _matched(thens, key[thens], firsts, key[firsts])
+                cause = Cause.DATA
+            self._edge(row[before], row[after], cause)
+            self._miss(lone, Why.NO_PREDECESSOR, -1, 0)
+        self._buckets(host, gradients, reduces)
+        gathers = self._rows(GatherParameters)
+        self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)
+        self._carry(gathers, begins, host)
         self._edge(row[steps], np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
             self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
             self.carried.append((np.full(len(begins), all_steps), row[begins]))
         else:
             self.carried.append((np.full(len(steps), commit), row[steps]))
-            before, after, _ = _matched(steps, host[steps], begins, host[begins])
-            self.carried.append((row[before], row[after]))
-        return nodes
+            self._carry(steps, begins, host)
 
-    def _buckets(self, first: int, gradients: Rows, reduces: Rows) -> int:
-        """The joins of buckets, from node `first` on; the number behind the last one.
+    def _buckets(self, host: Rows, gradients: Rows, reduces: Rows) -> None:
+        """REDUCE_BUCKET, and the REDUCE_GRAD that ends the sums.
 
         Of what adds to all buckets of a stage, each worker's last one stands for all: they are in its program's order.
         """
-        row, stage, bucket = self.work.row, self.work.stage, self.work.bucket
-        begins = self._rows(ReduceBucket)
-        if not len(begins):
-            return first
-        stages, buckets = self.shape.stages, self.schedule.buckets
-        host = self.work.worker * stages + stage
-        summed, place = np.unique(stage[begins] * buckets + bucket[begins], return_inverse=True)
-        joins = np.full(stages * buckets, -1, dtype=np.int64)
-        joins[summed] = first + np.arange(len(summed))
-        self._edge(joins[summed][place], row[begins], Cause.REDUCE)
+        row, buckets, sums = self.work.row, self.schedule.buckets, self._rows(ReduceBucket)
+        if not len(sums):
+            return
+        key = self.work.stage * buckets + self.work.bucket
         is_part = self.work.kind[gradients] == WeightPart.kind
         parts, wholes = gradients[is_part], gradients[~is_part]
-        join = joins[stage[parts] * buckets + bucket[parts]]
-        self._edge(row[parts[join >= 0]], join[join >= 0], Cause.REDUCE)
         last = wholes[np.lexsort((row[wholes], host[wholes]))]
         last = last[np.diff(host[last], append=-1) != 0]
-        join = joins.reshape(stages, buckets)[stage[last]]
-        of, number = np.nonzero(join >= 0)
-        self._edge(row[last[of]], join[of, number], Cause.REDUCE)
+        added = self.work.stage[last, None] * buckets + np.arange(buckets)
+        adds, keys = np.append(parts, np.repeat(last, buckets)), np.append(key[parts], added)
+        self._join(adds, keys, sums, key[sums], Cause.REDUCE)
         # Of several reduces of a stage on one worker, which is an error, the first one ends the sums.
-        ends, begun, _ = _matched(reduces, host[reduces], begins, host[begins])
+        ends, begun, _ = _matched(reduces, host[reduces], sums, host[sums])
         self._edge(row[begun], row[ends], Cause.REDUCE)
-        return first + len(summed)
 
-    def _gathers(self, first: int, steps: Rows, begins: Rows) -> int:
-        """The joins of gathers, from node `first` on, and what waits for a gather; the number behind the last join."""
-        row, worker, stage = self.work.row, self.work.worker, self.work.stage
-        gathers = self._rows(GatherParameters)
-        if not len(gathers):
-            return first
-        gathered, place = np.unique(stage[gathers], return_inverse=True)
-        self._edge(first + place, row[gathers], Cause.STEP)
-        join = find(gathered, stage[steps])
-        self._edge(row[steps[join >= 0]], first + join[join >= 0], Cause.STEP)
-        host = worker * self.shape.stages + stage
-        before, after, _ = _matched(gathers, host[gathers], begins, host[begins])
-        self.carried.append((row[before], row[after]))
-        return first + len(gathered)
+    def _join(self, sources: Rows, source_keys: Rows, targets: Rows, target_keys: Rows, cause: Cause) -> None:
+        """Each target waits for all sources of its key, through one join per key of targets."""
+        keys, place = np.unique(target_keys, return_inverse=True)
+        self._edge(self.nodes + place, self.work.row[targets], cause)
+        join = find(keys, source_keys)
+        self._edge(self.work.row[sources[join >= 0]], self.nodes + join[join >= 0], cause)
+        self.nodes += len(keys)
+
+    def _carry(self, firsts: Rows, thens: Rows, host: Rows) -> None:
+        """What begins in the next iteration waits for the first of these of its stage on its worker."""
+        before, after, _ = _matched(firsts, host[firsts], thens, host[thens])
+        self.carried.append((self.work.row[before], self.work.row[after]))
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
         """The stages of which some worker reduces another tied stage too, ascending; `hosts` as worker * S + stage.
@@ -394,14 +460,3 @@ def _matched(first: Rows, first_keys: Rows, then: Rows, then_keys: Rows) -> tupl
     found = find(first_keys, then_keys)
     there = found >= 0
     return first[found[there]], then[there], then[~there]
-
-
-def _numbered(keys: Rows, most: int) -> Rows:
-    """Keys made distinct by their occurrence: the n-th occurrence of a key becomes key * most + n."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else order
-    sizes = np.diff(np.concatenate([begins, [len(keys)]]))
-    numbered = np.empty_like(keys)
-    numbered[order] = ordered * most + np.arange(len(keys)) - np.repeat(begins, sizes)
-    return numbered

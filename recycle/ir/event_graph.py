@@ -26,7 +26,7 @@ from recycle.ir.columns import (
     sum_chains,
 )
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
-from recycle.ir.graph import Ranked, group_edges, ranked, topological_order
+from recycle.ir.graph import Ranked, Repeats, group_edges, ranked, repeats, topological_order
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
@@ -41,7 +41,6 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.lower import lower_with_origin
-from recycle.ir.period import Repeats, repeats
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
 

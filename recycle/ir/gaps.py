@@ -8,7 +8,8 @@ causes that hold at a moment, the first of these counts:
 - MEMORY: a forward (or overlapped pair) that stands later has all it needs, and moved here would exceed the limit.
 - REDUCE: the gap ends with a reduce or a step, which waits for other workers: for their gradients, for their arrival
   at the reduce, or with the barrier for their reduces.
-- TRANSFER: the value needed is made; its transfer queues for its lane or is under way.
+- TRANSFER: the value needed (or sent, where its arrival is awaited) is made; its transfer queues for its lane or is
+  under way.
 - INPUT: the value needed is not made yet.
 
 After a worker's last instruction NOTHING_LEFT is the cause. The gaps and the instructions of a worker cover the
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import Times
-from recycle.ir.instruction import Beside, Compute, OverlappedPair, StageWide, is_kind
+from recycle.ir.instruction import Beside, Compute, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
@@ -199,7 +200,7 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
     producer_of = np.full(graph.nodes, -1, dtype=np.int64)
     producer_of[graph.target] = graph.source  # of a send, the only thing it needs
-    send = graph.sends[node]
+    send = np.where(is_kind(times.schedule.columns.kind[node], Send), node, graph.sends[node])
     producer = np.where(send >= 0, producer_of[send], -1)
     brought = producer >= 0
     made = np.where(brought, times.end[producer], end)

@@ -29,6 +29,7 @@ from recycle.ir.kinds import Send as Send
 from recycle.ir.kinds import StagePart as StagePart
 from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
+from recycle.ir.kinds import WaitSend as WaitSend
 from recycle.ir.kinds import is_kind as is_kind
 from recycle.ir.kinds import made as made
 from recycle.job.shape import MicroBatch, Worker
@@ -281,6 +282,24 @@ class Replay(Compute):
     compared with the peer's by checksums and then dropped: nobody uses it, and the state does not change. Limits: what
     goes in wrongly is not seen here, but where it was made.
     """
+
+    __slots__ = ()
+
+
+def _wait(token: str, title: str, value: ValueKind, send: type[Send]) -> InstructionKind:
+    return InstructionKind(token=token, title=title, needs=(Need(value, 0, Origin.STAGE),), follows=send, letter="")
+
+
+@register(_wait("WAIT_SEND_F", "arrival of a sent activation awaited", _ACTIVATION, SendActivation))
+class WaitSendActivation(WaitSend):
+    """`2WAIT_SEND_F1.5`: until stage 2's output of micro-batch 5 of pipeline 1 has arrived where it was sent to."""
+
+    __slots__ = ()
+
+
+@register(_wait("WAIT_SEND_B", "arrival of a sent gradient awaited", _INPUT_GRADIENT, SendGradient))
+class WaitSendGradient(WaitSend):
+    """`2WAIT_SEND_B1.5`: until stage 2's input gradient of that micro-batch has arrived where it was sent to."""
 
     __slots__ = ()
 

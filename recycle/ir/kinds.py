@@ -75,7 +75,8 @@ class InstructionKind:
         title: what people read for it, such as "forward".
         needs: the values that it needs, for its own micro-batch.
         produces: the values that it makes. A SEND carries the first of them to other stages.
-        follows: the stage-wide kind that must come before it, on the same worker and for the same stage.
+        follows: the kind that must come before it on the same worker, for the same stage and micro-batch, and whose end
+            it waits for.
         required: whether every micro-batch needs its share of it at every stage, exactly once.
         implied: whether `lower` writes it, once per hosted stage, when a schedule has no such kind at all.
         seconds: the attributes of `Profile` that add up to what it takes on its stage; none: no time.
@@ -91,7 +92,7 @@ class InstructionKind:
     title: str
     needs: tuple[Need, ...] = ()
     produces: tuple[ValueKind, ...] = ()
-    follows: type[StageWide] | None = None
+    follows: type[Instruction] | None = None
     required: bool = False
     implied: bool = False
     seconds: tuple[str, ...] = ()
@@ -131,6 +132,12 @@ class Compute(Instruction):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.token}{self.micro_batch}"
+
+
+class WaitSend(Compute):
+    """Waits until what its worker has sent of the stage and the micro-batch has arrived; takes no time of its own."""
+
+    __slots__ = ()
 
 
 class Beside(Instruction):

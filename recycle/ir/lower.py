@@ -11,26 +11,36 @@ the stage and nothing between them, each is cut into its parts for the buckets, 
 parts for bucket 0 first. While the later parts run, the earlier buckets are summed. A B at the end is taken for its I
 and W. The gradients are the same bits: each weight is still added to in the order of the
 micro-batches. Limits: where an overlapped pair comes last nothing is cut, and the buckets begin behind it.
+
+`forward_only` keeps the forwards alone, which evaluate the model with the workers and stages of a training schedule.
+Every forward stays on the worker that runs it in training. So micro-batches of a dead worker are re-routed as in
+training, and every activation goes over a lane that training has too. The order is made anew, since that of training
+makes room for backwards: each worker runs what has come to it, the deepest stage first, as if every forward took one
+unit of time (list scheduling; Graham 1969). What is under way between workers stays few, and nothing is held.
+Limits: the order does not know what forwards really take.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, offsets_of
-from recycle.ir.dependencies import crossings, dependencies, find
+from recycle.ir.dependencies import Dependencies, dependencies, find
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import (
     CARRIERS,
     Backward,
     BackwardInput,
     BackwardWeight,
+    Forward,
     GatherParameters,
     Instruction,
     OptimizerStep,
+    OverlappedPair,
     Part,
     ReduceBucket,
     Transfer,
@@ -81,7 +91,8 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     On each worker the ends keep the global order of transfers. A RECV goes as late as that allows: right before its
     consumer, or before the next end in the order.
     """
-    found, rank = crossings(schedule), _global_rank(schedule)
+    graph = dependencies(schedule)
+    found, rank = graph.crossings, _global_rank(schedule.columns, graph)
     by_rank = np.lexsort((found.stage, found.value, rank[found.producer]))
     producer, consumer = found.producer[by_rank], found.consumer[by_rank]
     value, stage = found.value[by_rank], found.stage[by_rank]
@@ -104,13 +115,12 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     return insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
 
 
-def _global_rank(schedule: Schedule) -> Rows:
+def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
     """Position of each compute row in one global order that respects dependencies and every program.
 
     Rows on or behind a dependency cycle come last, by place in the file, so that broken orders can be lowered too.
     """
-    graph = dependencies(schedule)
-    before, after = compute_order(schedule.columns)
+    before, after = compute_order(columns)
     source, target = np.concatenate([graph.source, before]), np.concatenate([graph.target, after])
     order = topological_order(source, target, graph.nodes)
     rank = np.full(graph.nodes, -1, dtype=np.int64)
@@ -183,38 +193,22 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
     """The schedule with the last W's of each stage in parts, and for each of its rows the one that it came from."""
     c, buckets = schedule.columns, schedule.buckets
     chain = compute_chains(c)[1]
-    place = np.full(len(c), -1, dtype=np.int64)
-    place[chain] = np.arange(len(chain))
-    kept = np.ones(len(c), dtype=np.bool_)
-    cut = []
-    for last in _last_gradients(schedule).tolist():
-        if c.kind[last] not in (Backward.kind, BackwardWeight.kind):
-            continue
-        run = 1
-        if c.kind[last] == BackwardWeight.kind:
-            before = chain[: place[last] + 1][::-1]
-            alike = (c.kind[before] == BackwardWeight.kind) & (c.stage[before] == c.stage[last])
-            alike &= c.worker[before] == c.worker[last]
-            run = len(alike) if alike.all() else int(alike.argmin())
-        rows = chain[place[last] + 1 - run : place[last] + 1]
-        kept[rows] = False
-        cut.append(rows)
-    came_from, first, kind, bucket = [np.flatnonzero(kept)], [np.flatnonzero(kept)], [c.kind[kept]], [c.bucket[kept]]
-    for rows in cut:
-        parts = np.tile(rows, buckets)
-        numbers = np.repeat(np.arange(buckets), len(rows))
-        if c.kind[rows[0]] == Backward.kind:
-            parts, numbers = np.append(rows, parts), np.append(-1, numbers)
-        came_from.append(parts)
-        first.append(np.full(len(parts), rows[0]))
-        kind.append(np.where(numbers < 0, BackwardInput.kind, WeightPart.kind).astype(np.uint8))
-        bucket.append(numbers.astype(np.int32))
-    order = np.argsort(np.concatenate(first), kind="stable")
-    rows = np.concatenate(came_from)[order]
+    begins = np.any([np.diff(column[chain], prepend=-2) != 0 for column in (c.worker, c.stage, c.kind)], axis=0)
+    first = np.full(len(c), -1, dtype=np.int64)  # row -> the first of its kind and stage that lead to it in one go
+    first[chain] = chain[begins][np.cumsum(begins) - 1]
+    last = _last_gradients(schedule)
+    whole = last[c.kind[last] == Backward.kind]
+    first[whole] = whole
+    weights = np.flatnonzero(np.isin(first, first[last[c.kind[last] == BackwardWeight.kind]]))
+    cut = np.append(whole, weights)
+    kept = np.setdiff1d(np.arange(len(c)), cut)
+    rows = np.concatenate([kept, whole, np.tile(cut, buckets)])
+    bucket = np.concatenate([c.bucket[kept], np.full(len(whole), -1), np.repeat(np.arange(buckets), len(cut))])
+    numbers = np.full(len(whole), BackwardInput.kind), np.full(len(cut) * buckets, WeightPart.kind)
+    order = np.lexsort((rows, bucket, np.concatenate([kept, whole, np.tile(first[cut], buckets)])))
+    rows, offsets = rows[order], offsets_of(c.worker[rows], schedule.shape.worker_count)
     columns = {name: getattr(c, name)[rows] for name in Columns.FIELDS}
-    columns |= {"kind": np.concatenate(kind)[order], "bucket": np.concatenate(bucket)[order]}
-    sizes = np.bincount(c.worker[rows], minlength=schedule.shape.worker_count)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    columns |= {"kind": np.concatenate([c.kind[kept], *numbers])[order], "bucket": bucket[order]}
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), rows
 
 
@@ -270,3 +264,39 @@ def with_barrier(schedule: Schedule) -> Schedule:
     last = (c.kind == OptimizerStep.kind) + 2 * (c.kind == GatherParameters.kind)
     rows = np.lexsort((np.arange(len(c)), last, c.worker))
     return replace(schedule, columns=c.take(rows, c.offsets), optimizer="barrier")
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The compute-only schedule of the forwards of `schedule`, those in overlapped pairs too."""
+    c = schedule.columns
+    rows = np.flatnonzero(is_kind(c.kind, (Forward, OverlappedPair)))
+    rows = rows[np.lexsort((rows, _begins(schedule, rows), c.worker[rows]))]
+    offsets = offsets_of(c.worker[rows], schedule.shape.worker_count)
+    kept = {name: getattr(c, name)[rows] for name in ("stage", "pipeline", "index")}
+    columns = Columns.from_arrays(offsets, kind=np.full(len(rows), Forward.kind), **kept)
+    return replace(
+        schedule, columns=columns, optimizer="staggered", ties=(), buckets=1, gathers=False, forward_only=True
+    )
+
+
+def _begins(schedule: Schedule, rows: Rows) -> Rows:
+    """When each of these forwards begins; one that nothing leads to, in a broken schedule, behind all others."""
+    c = schedule.columns
+    worker, stage = c.worker[rows].tolist(), c.stage[rows].tolist()
+    micro_batch = list(zip(c.pipeline[rows].tolist(), c.index[rows].tolist(), strict=True))
+    following: dict[tuple[int, tuple[int, int]], list[int]] = {}
+    for place in range(len(rows)):
+        following.setdefault((stage[place], micro_batch[place]), []).append(place)
+    ready: list[list[tuple[int, int]]] = [[] for _ in range(schedule.shape.worker_count)]
+    for place in range(len(rows)):
+        if stage[place] == 0:
+            heapq.heappush(ready[worker[place]], (0, place))
+    begins, now = np.full(len(rows), len(rows) + 1, dtype=np.int64), 0
+    while any(ready):
+        ran = [heapq.heappop(waiting)[1] for waiting in ready if waiting]
+        begins[ran] = now
+        for place in ran:
+            for after in following.pop((stage[place] + 1, micro_batch[place]), ()):
+                heapq.heappush(ready[worker[after]], (-stage[after], after))
+        now += 1
+    return begins

@@ -50,6 +50,12 @@ class Work:
         """The valid pieces of these kinds, or of classes derived from these."""
         return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
 
+    def first(self, shape: Shape, pieces: Rows) -> Rows:
+        """For each cell (stage * D * m + micro-batch) the first of some valid pieces that is of it, -1 for none."""
+        found = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
+        found[self.stage[pieces[::-1]] * shape.global_micro_batches + self.micro_batch[pieces[::-1]]] = pieces[::-1]
+        return found
+
 
 def work(schedule: Schedule) -> Work:
     """The schedule's rows with every overlapped pair taken apart."""
@@ -97,6 +103,21 @@ def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Row
     return fewest, most
 
 
+def counts_of(pieces: Work, shape: Shape, weights: Rows) -> dict[type[Instruction], Rows]:
+    """For F, B, I and W: how often each cell has it.
+
+    Args:
+        weights: W's of each cell that are there in parts, to be counted with the others.
+    """
+    cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
+    counts: dict[type[Instruction], Rows] = {
+        cls: np.bincount(cell[pieces.of(cls)], minlength=len(weights))
+        for cls in (Forward, Backward, BackwardInput, BackwardWeight)
+    }
+    counts[BackwardWeight] += weights
+    return counts
+
+
 def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flags, weight: Flags) -> Flags:
     """Of each pair of stage and micro-batch, given whether its F, B, I and W are there: whether all that it needs is.
 
@@ -108,13 +129,6 @@ def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flag
 def incomplete_count(schedule: Schedule) -> int:
     """How many pairs of stage and micro-batch lack something that they need (see `is_whole`)."""
     pieces, shape = work(schedule), schedule.shape
-    cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
-
-    def cells_with(cls: type[Instruction]) -> Flags:
-        flags = np.zeros(shape.stages * shape.global_micro_batches, dtype=np.bool_)
-        flags[cell[pieces.of(cls)]] = True
-        return flags
-
-    weight = cells_with(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets)[0] > 0)
-    whole = is_whole(schedule, cells_with(Forward), cells_with(Backward), cells_with(BackwardInput), weight)
+    parts = parts_of_weight(pieces, shape, schedule.buckets)[0]
+    whole = is_whole(schedule, *(count > 0 for count in counts_of(pieces, shape, parts).values()))
     return int(len(whole) - np.count_nonzero(whole))

@@ -8,13 +8,12 @@ needs comes before it in one order that respects every dependency.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recycle.ir.columns import Floats, Rows
+from recycle.ir.columns import Flags, Floats, Rows, occurrences
 from recycle.ir.event_graph import event_graph
 from recycle.ir.instruction import Backward, BackwardInput, Beside, Forward, ReduceGradients, Replay, is_kind
 from recycle.ir.kinds import ValueKind
@@ -25,7 +24,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
-from recycle.job.shape import MicroBatch, Worker
+from recycle.job.shape import MicroBatch
 
 ALWAYS = -1
 """The round of what runs in every iteration."""
@@ -39,74 +38,74 @@ class Checked(NamedTuple):
     micro_batch: MicroBatch
 
 
-class Turn(NamedTuple):
-    """A replay and when it has its turn: in the iterations whose number leaves `round` when divided by the rounds."""
+class Turns(NamedTuple):
+    """Replays and when they have their turn, as columns, by worker and round.
 
-    checked: Checked
-    worker: Worker
-    round: int
+    Attributes:
+        worker: index of the one that replays. stage, micro_batch: what; the micro-batch as global id.
+        round: it runs in the iterations whose number leaves this when divided by the rounds, or `ALWAYS`.
+    """
+
+    worker: Rows
+    stage: Rows
+    micro_batch: Rows
+    round: Rows
+
+    def take(self, places: Rows | Flags) -> Turns:
+        """Those in these places."""
+        return Turns(*(column[places] for column in self))
 
 
-def who_ran(schedule: Schedule) -> dict[Checked, Worker]:
-    """Who runs the forward of each stage and micro-batch."""
+NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
+
+
+def who_ran(schedule: Schedule) -> Rows:
+    """Worker index of who runs the forward of each [stage, micro-batch]; -1 for nobody."""
     pieces, shape = work(schedule), schedule.shape
-    at = pieces.of(Forward)
-    columns = (pieces.stage[at], pieces.micro_batch[at], pieces.worker[at])
-    workers = list(shape.workers())
-    return {
-        Checked(stage, MicroBatch(*divmod(number, shape.micro_batches))): workers[w]
-        for stage, number, w in zip(*(one.tolist() for one in columns), strict=True)
-    }
+    first = pieces.first(shape, pieces.of(Forward))
+    return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
 
 
-def assigned_to_peers(schedule: Schedule, hosts: Mapping[Checked, Worker]) -> dict[Worker, list[Checked]]:
-    """Worker -> what it replays, in the order of its turns: first one of each peer, then another one of each.
+def assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
+    """(what each worker replays of what its peers ran, over how many iterations it is spread).
+
+    The peers of a host take turns with what it ran; of what a worker replays, one of each peer comes first.
 
     Args:
-        hosts: as of `who_ran`.
+        ran: as of `who_ran`.
+        every: as of `with_replays`.
     """
-    of_host: dict[tuple[int, Worker], list[Checked]] = {}
-    for checked, host in sorted(hosts.items()):
-        of_host.setdefault((checked.stage, host), []).append(checked)
-    found: dict[Worker, list[tuple[int, Checked]]] = {}
-    of_stage = {stage: schedule.hosts(stage) for stage in {stage for stage, _ in of_host}}
-    for (stage, host), ran in of_host.items():
-        others = of_stage[stage]
-        behind = sum(other <= host for other in others)
-        peers = [other for other in (*others[behind:], *others[:behind]) if other != host]
-        for place, checked in enumerate(ran if peers else ()):
-            found.setdefault(peers[place % len(peers)], []).append((place, checked))
-    return {worker: [checked for _, checked in sorted(mine)] for worker, mine in found.items()}
+    stage, micro_batch = np.nonzero(ran >= 0)
+    host = ran[stage, micro_batch]
+    place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)
+    for s in range(schedule.shape.stages):
+        mine, hosts = stage == s, np.array(list(map(schedule.shape.worker_index, schedule.hosts(s))))
+        if len(hosts) > 1:
+            after = np.searchsorted(hosts, host[mine]) + 1 + place[mine] % (len(hosts) - 1)
+            peer[mine] = hosts[after % len(hosts)]
+    order = np.lexsort((micro_batch, stage, place, peer))
+    order = order[peer[order] >= 0]
+    count = np.bincount(peer[order], minlength=1)
+    rounds = int(count.max()) if every == "gaps" else every
+    turn = occurrences(peer[order]) * rounds // count[peer[order]]
+    return Turns(peer[order], stage[order], micro_batch[order], turn), rounds
 
 
-def in_turn(assigned: Mapping[Worker, Sequence[Checked]], rounds: int) -> list[Turn]:
-    """The turns of what was assigned, spread over so many iterations; by worker and round."""
-    return [
-        Turn(checked, worker, place * rounds // len(mine))
-        for worker, mine in sorted(assigned.items())
-        for place, checked in enumerate(mine)
-    ]
-
-
-def inserted(schedule: Schedule, profile: Profile, turns: Sequence[Turn]) -> Schedule:
+def inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
     """The schedule with a replay for each turn.
 
     Args:
         schedule: compute-only.
-        turns: by worker and round; those of one round share gaps, others do not see each other.
+        turns: those of one round share gaps, others do not see each other.
     """
-    if not turns:
+    if not len(turns.worker):
         return schedule
-    profile = profile_of_cut(profile, schedule.shape)
-    index = {worker: number for number, worker in enumerate(schedule.shape.workers())}
-    workers = np.array([index[turn.worker] for turn in turns], dtype=np.int64)
-    numbers = [(turn.checked.stage, *turn.checked.micro_batch) for turn in turns]
-    stage, pipeline, number = np.array(numbers, dtype=np.int64).T
-    before = _Places(schedule, profile).find(turns, workers, stage, pipeline * schedule.shape.micro_batches + number)
-    by_place = np.lexsort((before, workers))
-    added = {"kind": np.full(len(turns), Replay.kind), "stage": stage, "pipeline": pipeline, "index": number}
-    added = {name: column[by_place] for name, column in added.items()}
-    return insert(schedule, workers[by_place], before[by_place], added)[0]
+    before = _Places(schedule, profile_of_cut(profile, schedule.shape)).find(turns)
+    by_place = np.lexsort((before, turns.worker))
+    worker, stage, micro_batch, _ = turns.take(by_place)
+    pipeline, index = np.divmod(micro_batch, schedule.shape.micro_batches)
+    added = {"kind": np.full(len(stage), Replay.kind), "stage": stage, "pipeline": pipeline, "index": index}
+    return insert(schedule, worker, before[by_place], added)[0]
 
 
 def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
@@ -161,17 +160,18 @@ class _Places:
         for peak, (added, _, before) in zip(self._peak, held, strict=True):
             np.maximum.at(peak, c.worker, before + added)
 
-    def find(self, turns: Sequence[Turn], workers: Rows, stage: Rows, micro_batch: Rows) -> Rows:
+    def find(self, turns: Turns) -> Rows:
         """The row that each replay comes before."""
+        workers, stage, micro_batch, rounds = turns
         ready, behind = self._ready(workers, stage, micro_batch)
         speed = np.array([self._profile.speed_of(worker) for worker in self._shape.workers()])
         seconds = self._seconds[stage] * speed[workers]
-        found, taken = np.empty(len(turns), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
-        columns = (one.tolist() for one in (workers, stage, ready, behind, seconds))
-        for place, (w, s, available, after, needed) in enumerate(zip(*columns, strict=True)):
+        found, taken = np.empty(len(workers), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
+        columns = (one.tolist() for one in (workers, stage, rounds, ready, behind, seconds))
+        for place, (w, s, of, available, after, needed) in enumerate(zip(*columns, strict=True)):
             its = self._candidates(w, s)
             begins = np.maximum(its.idle, available)
-            free = taken.setdefault((w, turns[place].round), {})
+            free = taken.setdefault((w, of), {})
             for row, since in free.items():
                 begins[its.rows == row] = max(since, available)
             fits = (its.start - begins >= needed * (1 - TOLERANCE)) & (its.order > after)
@@ -203,13 +203,11 @@ class _Places:
         pieces, shape = work(self._schedule), self._shape
         ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
         for need in Replay.row.needs:
-            makers = np.full((shape.stages, shape.global_micro_batches), -1, dtype=np.int64)
-            at = pieces.of(*_MAKERS[need.value])
-            makers[pieces.stage[at], pieces.micro_batch[at]] = pieces.row[at]
+            makers = pieces.first(shape, pieces.of(*_MAKERS[need.value])).reshape(shape.stages, -1)
             of = stage + need.offset
             made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)
             there = np.flatnonzero(made >= 0)
-            maker, receiver = made[there], workers[there]
+            maker, receiver = pieces.row[made[there]], workers[there]
             sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
             way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
             ready[there] = np.maximum(ready[there], self._end[maker] + np.where(sender == receiver, 0.0, way))

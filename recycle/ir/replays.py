@@ -18,7 +18,7 @@ those that do not. So a round is timed without being written out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -27,16 +27,15 @@ import numpy as np
 
 from recycle.ir.columns import Flags, Ints, Rows
 from recycle.ir.compiled import COMPILE_FROM
-from recycle.ir.dependencies import Dependencies, crossings, find
+from recycle.ir.dependencies import Dependencies, dependencies, find
 from recycle.ir.event_graph import EventGraph, event_edges, event_graph
 from recycle.ir.graph import group_edges, load_compiled
 from recycle.ir.instruction import CARRIERS, Instruction, Replay, StageWide, Transfer, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.memory import TOLERANCE
 from recycle.ir.replay_places import ALWAYS as ALWAYS
+from recycle.ir.replay_places import NO_TURNS, Turns, assigned_to_peers, inserted, who_ran
 from recycle.ir.replay_places import Checked as Checked
-from recycle.ir.replay_places import Turn as Turn
-from recycle.ir.replay_places import assigned_to_peers, in_turn, inserted, who_ran
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job.profile import Profile
@@ -55,12 +54,12 @@ class Rotation:
     Attributes:
         whole: lowered, with the replays of all rounds: what is checked, and whose lanes are formed.
         rounds: iterations until all had their turn; 0 where nothing is replayed in turn.
-        turns: all replays that were added, by worker.
+        turns: all replays that were added.
     """
 
     whole: Schedule
     rounds: int
-    turns: tuple[Turn, ...]
+    turns: Turns = NO_TURNS
     _programs: dict[tuple[Worker, int], tuple[Instruction, ...]] = field(default_factory=dict, repr=False)
     _checked: dict[int, frozenset[Checked]] = field(default_factory=dict, repr=False)
 
@@ -71,26 +70,21 @@ class Rotation:
 
     @cached_property
     def _used(self) -> frozenset[int]:
-        return frozenset(turn.round for turn in self.turns)
+        return frozenset(self.turns.round.tolist())
 
     @cached_property
     def _rounds_of_rows(self) -> Rows:
         """Row of `whole` -> the only round in which it runs, or `ALWAYS`."""
-        rounds = np.array([*(turn.round for turn in self.turns), ALWAYS], dtype=np.int64)
-        return rounds[self.turn_of_rows]
+        return np.append(self.turns.round, ALWAYS)[self.turn_of_rows]
 
     @cached_property
     def turn_of_rows(self) -> Rows:
         """Row of `whole` -> the place in `turns` of the only one that it is there for, -1 for what runs in any case."""
         c, shape = self.whole.columns, self.whole.shape
         found = np.full(len(c), -1, dtype=np.int64)
-        if not self.turns:
+        worker, stage, micro_batch, _ = self.turns
+        if not len(worker):
             return found
-        index = {worker: number for number, worker in enumerate(shape.workers())}
-        worker = np.array([index[turn.worker] for turn in self.turns], dtype=np.int64)
-        stage = np.array([turn.checked.stage for turn in self.turns], dtype=np.int64)
-        micro_batch = np.array([turn.checked.micro_batch for turn in self.turns], dtype=np.int64)
-        micro_batch = micro_batch[:, 0] * shape.micro_batches + micro_batch[:, 1]
 
         def key(receiver: Rows | Ints, value: Rows | int, made_by: Rows | Ints, of: Rows) -> Rows:
             within = (receiver.astype(np.int64) * len(CARRIERS) + value) * (shape.stages + 2) + made_by + 1
@@ -102,10 +96,10 @@ class Rotation:
         # A transfer is there for a turn alone if nothing that runs in any case needs the value there.
         kept = np.flatnonzero(~is_kind(c.kind, (Transfer, StageWide)) & (found < 0))
         base = replace(self.whole, columns=c.take(kept))
-        needed = crossings(base)
+        needed = dependencies(base).crossings
         always = key(base.columns.worker[needed.consumer], needed.value, needed.stage, needed.micro_batch)
         needs = [key(worker, need.value, stage + need.offset, micro_batch) for need in Replay.row.needs]
-        wanted, turn = np.concatenate(needs), np.tile(np.arange(len(self.turns)), len(needs))
+        wanted, turn = np.concatenate(needs), np.tile(np.arange(len(worker)), len(needs))
         alone = ~np.isin(wanted, always)
         wanted, turn = wanted[alone], np.append(turn[alone], -1)
         for value, ends in CARRIERS.items():
@@ -124,17 +118,13 @@ class Rotation:
         """
         kept = np.flatnonzero(np.append(stays, True)[self.turn_of_rows])
         c = self.whole.columns
-        columns = c.take(kept)
-        turns = tuple(turn for turn, does in zip(self.turns, stays.tolist(), strict=True) if does)
-        return Rotation(replace(self.whole, columns=columns), self.rounds if turns else 0, turns)
+        return Rotation(
+            replace(self.whole, columns=c.take(kept)), self.rounds if stays.any() else 0, self.turns.take(stays)
+        )
 
     def room(self) -> list[list[int]]:
         """Of each round the stages that have replays."""
-        found: list[set[int]] = [set() for _ in range(self.rounds)]
-        for turn in self.turns:
-            if turn.round != ALWAYS:
-                found[turn.round].add(turn.checked.stage)
-        return [sorted(of) for of in found]
+        return [np.unique(self.turns.stage[self.turns.round == number]).tolist() for number in range(self.rounds)]
 
     def _runs(self, iteration: int) -> Flags:
         """Of each row of `whole` whether it runs in an iteration."""
@@ -184,29 +174,32 @@ def with_replays(
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
-    hosts = who_ran(base)
-    mine = assigned_to_peers(base, hosts) if every else {}
-    rounds = max(map(len, mine.values()), default=0) if every == "gaps" else every
-    rotation = _rotation(base, profile, rounds, in_turn(mine, rounds))
+    ran, shape = who_ran(base), base.shape
+    turns, rounds = assigned_to_peers(base, ran, every) if every else (NO_TURNS, 0)
+    rotation = _rotation(base, profile, rounds, turns)
     if every == "gaps" and room is not None and len(room) in (0, rounds):
-        stays = [bool(room) and turn.checked.stage in room[turn.round] for turn in rotation.turns]
-        rotation = rotation.keeping(np.array(stays, bool))
-    elif every == "gaps" and rotation.turns:
-        rotation = rotation.keeping(_that_fit(rotation.whole, rotation.turn_of_rows, rotation.turns, profile))
+        placed = zip(turns.stage.tolist(), turns.round.tolist(), strict=True)
+        rotation = rotation.keeping(np.array([bool(room) and s in room[number] for s, number in placed], bool))
+    elif every == "gaps" and len(turns.worker):
+        rotation = rotation.keeping(_that_fit(rotation.whole, rotation.turn_of_rows, turns, profile))
     if not disputed:
         return rotation
-    turns = [turn for turn in rotation.turns if turn.checked not in disputed]
-    turns += [
-        Turn(checked, peer, ALWAYS)
-        for checked in sorted(disputed)
-        for peer in base.hosts(checked.stage)
-        if checked in hosts and peer != hosts[checked]
+    is_disputed = np.zeros_like(ran, dtype=np.bool_)
+    for stage, (pipeline, index) in disputed:
+        is_disputed[stage, pipeline * shape.micro_batches + index] = True
+    turns = rotation.turns.take(~is_disputed[rotation.turns.stage, rotation.turns.micro_batch])
+    more = [
+        (shape.worker_index(peer), stage, micro_batch, ALWAYS)
+        for stage, micro_batch in np.argwhere(is_disputed & (ran >= 0)).tolist()
+        for peer in base.hosts(stage)
+        if shape.worker_index(peer) != ran[stage, micro_batch]
     ]
-    return _rotation(base, profile, rotation.rounds, turns)
+    added = np.array(more, dtype=np.int64).reshape(-1, 4).T
+    return _rotation(base, profile, rotation.rounds, Turns(*np.concatenate([np.array(turns), added], axis=1)))
 
 
-def _rotation(base: Schedule, profile: Profile, rounds: int, turns: Iterable[Turn]) -> Rotation:
-    by_worker = tuple(sorted(turns, key=lambda turn: (turn.worker, turn.round)))
+def _rotation(base: Schedule, profile: Profile, rounds: int, turns: Turns) -> Rotation:
+    by_worker = turns.take(np.lexsort((turns.round, turns.worker)))
     return Rotation(lower(inserted(base, profile, by_worker)), rounds, by_worker)
 
 
@@ -218,7 +211,7 @@ def _without_transfers(schedule: Schedule) -> Schedule:
     return replace(schedule, columns=c.take(kept))
 
 
-def _that_fit(whole: Schedule, of_rows: Rows, turns: Sequence[Turn], profile: Profile) -> Flags:
+def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) -> Flags:
     """Of each turn whether it stays where those that lengthen the period are left out; all of a round together.
 
     Stages are tried from the last one, whose hosts wait longest for their first input, by their first round; a round
@@ -229,8 +222,7 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Sequence[Turn], profile: Pr
         of_rows: of each of its rows the number of the only turn that it is there for, -1 for what always runs.
     """
     graph = event_graph(whole)
-    stage = np.array([turn.checked.stage for turn in turns], dtype=np.int64)
-    number = np.array([turn.round for turn in turns], dtype=np.int64)
+    stage, number = turns.stage, turns.round
     rounds = np.unique(number[number != ALWAYS]).tolist()
     if len(graph.order) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
         load_compiled()
@@ -286,6 +278,7 @@ def _part_of(graph: EventGraph, kept: Flags) -> EventGraph:
         carried_target[carried],
         within.missing,
         np.where(sends >= 0, number[sends], -1),
+        within.crossings,
     )
     source, target, _ = event_edges(columns, part, graph.serialised)
     offsets, sources = group_edges(source, target, part.nodes)

@@ -3,7 +3,12 @@
 Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free (see
 `recycle.ir.event_graph`).
 
-The period is the distance of two iterations in steady state when the schedule is repeated for ever (`period`).
+The period is the distance of two iterations in steady state when the schedule is repeated for ever (`graph.period_of`).
+
+`slack` says how much later each instruction could start without the iteration taking longer. The longest chain behind
+an instruction is found by the walk that found the earliest starts, on the graph turned round. What has no slack lies on
+a critical path, of which there may be many; `Timeline.critical_path` is one of them. Limits: nothing else moves along,
+and the period is not looked at.
 """
 
 from __future__ import annotations
@@ -19,13 +24,12 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.columns import Floats
 from recycle.ir.dependencies import Cause
-from recycle.ir.event_graph import EventGraph, Times, durations, lowered_graph
+from recycle.ir.event_graph import EventGraph, Times, durations, event_graph, lowered_graph
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.graph import earliest_ranked
+from recycle.ir.graph import earliest, earliest_ranked, group_edges, period_of
 from recycle.ir.instruction import KIND_CLASSES, Beside, Compute, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
-from recycle.ir.period import period_of
 from recycle.ir.pieces import incomplete_count
 from recycle.ir.schedule import Schedule
 from recycle.job.cut import profile_of_cut
@@ -243,8 +247,8 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
     makespan = float(end.max() - start.min()) if len(end) else 0.0
     c = schedule.columns
     compute = is_kind(c.kind, (Compute, OverlappedPair))
-    shortest = float((end - start)[compute].min()) if compute.any() else 1.0
-    columns = min(width - 6, max(1, round(makespan / max(shortest, 1e-12)) * 3))
+    shortest = float((end - start)[compute & (end > start)].min(initial=np.inf))
+    columns = min(width - 6, max(1, round(makespan / shortest) * 3))
     scale = columns / makespan if makespan else 1.0
     lines = [f"{'':6}0{'':{max(columns - 12, 1)}}{makespan:>10g}"]
     for w, worker in enumerate(schedule.shape.workers()):
@@ -262,3 +266,21 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
             cells[begin:stop] = label
         lines.append(f"{worker!s:>5} " + "".join(cells[:columns]))
     return "\n".join(lines)
+
+
+def slack(timeline: Timeline) -> Floats:
+    """Seconds that each row of `timeline.schedule` may start later; at least 0, O(n log n).
+
+    Of a simulated timeline without serialised transports: its order and dependencies decide.
+    """
+    graph = timeline.dependencies
+    rows, nodes = graph.rows, graph.nodes
+    if not rows:
+        return np.zeros(0)
+    events = event_graph(timeline.schedule, graph=graph)
+    source, target = events.edges
+    offsets, followers = group_edges(target, source, nodes)
+    seconds = np.zeros(nodes)
+    seconds[:rows] = timeline.end - timeline.start
+    behind, _ = earliest(events.order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
+    return np.maximum(float(timeline.end.max()) - timeline.end - behind[:rows], 0.0)

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from recycle.errors import JobError, RecycleError, first_line
+from recycle.errors import JobError, first_line
 from recycle.exec.checkpoint.checkpoint import (
     Manifest,
     course,
     folder_of,
     identity,
-    model_identity,
     verify_files,
     write_manifest,
     write_stage,
+    write_untrained,
 )
 from recycle.exec.model.state.optimizer import COUNTED
 from recycle.exec.protocol import Commit
-from recycle.files import whole_folder
+from recycle.files import require_absent, whole_folder
 from recycle.job import Job
 from recycle.job.initial_weights import model_of_checkpoint
-from recycle.job.manifest import MODEL
 from recycle.job.sections import ModelSection, ShapeSection
 from recycle.runs.logs import EVENTS, IMPORTED
 
@@ -75,8 +74,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
         RecycleError: the checkpoint is damaged, or the folder exists already or cannot be written.
     """
     model = model_of_checkpoint(checkpoint)
-    if target.exists():
-        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    require_absent(target)
     iteration = verify_files(checkpoint).manifest.step + 1
     part = _unsplit(model)
     from recycle.exec.model.stored_tensors import StoredTensors
@@ -146,8 +144,7 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
 
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
-        before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
-        write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, files))
+        write_untrained(folder, model, files)
     return _converted(checkpoint, part, model, unstated)
 
 
@@ -206,8 +203,7 @@ def _opened(source: Path, target: Path) -> TorchDistCheckpoint:
     from recycle.megatron.torch_dist import TorchDistCheckpoint
 
     checkpoint = TorchDistCheckpoint(source)
-    if target.exists():
-        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    require_absent(target)
     return checkpoint
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from recycle.errors import ScheduleError
 from recycle.ir.check import check, require_no_errors
 from recycle.ir.formats import named_schedule
-from recycle.ir.forward_only import forward_only
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -26,7 +25,7 @@ from recycle.ir.instruction import (
     ReduceGradients,
     Transfer,
 )
-from recycle.ir.lower import lower
+from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch, Shape, Worker
 
@@ -96,7 +95,7 @@ def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> Rank
 
 
 def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
-    """The rank's order where only forwards run: those of `recycle.ir.forward_only`, on the schedule's placement.
+    """The rank's order where only forwards run: those of `recycle.ir.lower`, on the schedule's placement.
 
     Raises:
         ScheduleError, JobError: as `training_order`, but the number of micro-batches may be another one.

@@ -8,8 +8,16 @@ from recycle.plans.cache import cache_directory, cache_path, cached_plan, errors
 from recycle.plans.library import Entry, PlanLibrary, job_key
 from recycle.plans.moves import Arrangement, Move, arrange, moves_needed, roles_after, touched
 from recycle.plans.plan import VERSION, LayoutLimit, Plan, RaisedLimit, schedule_hash, with_updates_of
-from recycle.plans.roles import assign_roles, dead_roles, rename
-from recycle.plans.vectors import Vector, count_vectors, failure_vector, likely_vectors, require_hosts
+from recycle.plans.roles import (
+    Vector,
+    assign_roles,
+    count_vectors,
+    dead_roles,
+    failure_vector,
+    likely_vectors,
+    rename,
+    require_hosts,
+)
 
 __all__ = [
     "VERSION",

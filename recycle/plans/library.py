@@ -33,7 +33,7 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans.cache import cached_plan, errors, is_true
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
 from recycle.plans.plan import VERSION, Plan, figures, pack, unpack
-from recycle.plans.vectors import Vector, failure_vector
+from recycle.plans.roles import Vector, failure_vector
 
 MANIFEST = "manifest.json"
 FORMAT = "recycle-plan-library"

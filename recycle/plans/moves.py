@@ -17,7 +17,7 @@ import msgspec
 from recycle.errors import PlanError
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans.vectors import Vector, failure_vector, require_hosts
+from recycle.plans.roles import Vector, failure_vector, require_hosts
 
 
 class Move(msgspec.Struct, frozen=True):

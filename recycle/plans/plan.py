@@ -35,8 +35,7 @@ from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans.moves import Move
-from recycle.plans.roles import align, assign_roles, rename
-from recycle.plans.vectors import Vector
+from recycle.plans.roles import Vector, align, assign_roles, rename
 
 VERSION = 1
 """Of the metadata of a plan file, and of the planner's results that the cache may hold."""

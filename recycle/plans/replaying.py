@@ -36,13 +36,13 @@ def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()
         profile = profile_of_layout(job, price(job).prices, schedule.shape)
         return with_replays(schedule, every, profile, disputed, _room_of(schedule) if every == "gaps" else None)
     if (schedule.columns.kind == Replay.kind).any():
-        return Rotation(lower(schedule), 0, ())
+        return Rotation(lower(schedule), 0)
     return None
 
 
 def programs_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation:
     """What runs by a schedule: `rotation_of`, or the schedule itself in every iteration where nothing is replayed."""
-    return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0, ())
+    return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
 
 
 def with_room(schedule: Schedule, job: Job) -> Schedule:

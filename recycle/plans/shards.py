@@ -6,19 +6,34 @@ every other. Of a shard whose owner dies the others go on, and the live host tha
 depend on who is alive and on nothing else, and every process derives them for itself. Two owners of one shard share a
 node only where no other node has a live host.
 
-Where layers may move it is the state of each unit that is cut like this (unit_shards.py), and the owners depend on who
+Where layers may move it is the state of each unit that is cut like this (`UnitShards`), and the owners depend on who
 hosts the unit by the plan besides.
+
+Shard i of unit u has the same elements whoever hosts the unit, in whichever stage. So a move copies whole shards
+between workers, as a death does, and a record says who holds which in the same words. Its owners follow from who is
+alive and from who hosts the unit by the plan: of the hosts in the given stages those who own it in a healthy run, as
+far as they host the unit, and then whoever hosts it and owns fewest of its shards. The ring of owners begins with
+another host in each unit, so that what a dead worker owned comes to all its peers.
+
+The record of a generation says in one line of text who holds which shards (`text_of`, `held_by`).
+Who is to own a shard follows from who is alive, and in the end its owners hold it. Between a death and the
+last copy that it calls for some of them hold less, and somebody else may hold more. The text names who is dead, and of
+the others what differs: `shards -1.1 ~2.1:5 +0.1:7` says that 1.1 is dead, that 2.1 does not hold shard 5, which it is
+to own, and that 0.1 holds shard 7, which it is not to own. Where layers have moved it says by which plan the workers
+host them: `shards @0123456789abcdef -1.1`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from recycle.errors import JobError
+from recycle.errors import JobError, RunError
+from recycle.ir.schedule import Schedule
 from recycle.job.sections import Sections
 from recycle.job.shape import Worker, node_of
-from recycle.plans.hosting import Hosts
+from recycle.plans.hosting import Hosts, layers_of, stage_units, unit_name
 
 Owners = tuple[tuple[Worker, ...], ...]
 """Of each shard of a stage, who owns it, the first first."""
@@ -250,3 +265,141 @@ def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         end = number + 1
     if begin >= 0:
         yield begin, end
+
+
+def has_unit_shards(job: Sections) -> bool:
+    """Whether the shards of a job are of units, else of stages."""
+    return job.train.sharded_optimizer and (job.planner.layout == "elastic" or job.planner.move)
+
+
+def shards_of(job: Sections, hosting: Hosts) -> StageShards:
+    """The shards of a job.
+
+    Args:
+        hosting: who hosts what; where shards are of stages, dead workers too.
+
+    Raises:
+        JobError: as `StageShards`.
+    """
+    return UnitShards(job, hosting) if has_unit_shards(job) else StageShards(job, hosting.hosts_of_stages())
+
+
+def shards_of_schedule(job: Sections, schedule: Schedule, roles: Mapping[Worker, Worker] | None = None) -> StageShards:
+    """The shards of what runs by a schedule.
+
+    Args:
+        roles: of each live worker; itself when left out.
+
+    Raises:
+        JobError: as `StageShards`.
+    """
+    if has_unit_shards(job):
+        roles = roles or {worker: worker for worker in schedule.live}
+        stages = {worker: tuple(sorted(schedule.stages_of(role))) for worker, role in roles.items()}
+        return UnitShards(job, Hosts.of(job, stages, schedule.shape.cut))
+    hosts: dict[int, list[Worker]] = {}
+    for worker, of in zip(schedule.shape.workers(), schedule.placement, strict=True):
+        for stage in of:
+            hosts.setdefault(stage, []).append(worker)
+    return StageShards(job, hosts)
+
+
+class UnitShards(StageShards):
+    """The shards of a model's units, numbered through: shard i of unit u is u * D + i.
+
+    Args:
+        job: as of `StageShards`.
+        hosting: who hosts what by the plan.
+
+    Attributes:
+        hosting: as given.
+    """
+
+    def __init__(self, job: Sections, hosting: Hosts) -> None:
+        self.hosting, self._units = hosting, hosting.count
+        given = Hosts.at_start(job, None)
+        stages = {s: range(*units) for s, units in enumerate(stage_units(layers_of(job, hosting.cut)))}
+        self._begin(job, _hosts_of_units(given), stages)
+        self._of_job = {s: range(*units) for s, units in enumerate(stage_units(layers_of(job)))}
+        self._there = _hosts_of_units(hosting)
+        self._found: dict[frozenset[Worker], dict[int, Owners]] = {}
+
+    def named(self, number: int) -> str:
+        unit, place = self.place(number)
+        return f"shard {place} of {unit_name(unit, self._units)}"
+
+    def moves(self, then: StageShards, live: Collection[Worker]) -> bool:
+        assert isinstance(then, UnitShards)
+        return any(then.hosting.units.get(worker) != self.hosting.units.get(worker) for worker in live)
+
+    def _owners(self, live: Collection[Worker]) -> dict[int, Owners]:
+        key = frozenset(live)
+        if key not in self._found:
+            self._found[key] = {
+                unit: owners_of(_turned(hosts, unit), key, self._copies, self._nodes, self._hosts(unit))
+                for unit, hosts in self._given.items()
+            }
+        return self._found[key]
+
+    def _hosts(self, part: int) -> Sequence[Worker]:
+        return self._there.get(part, [])
+
+    def _told(self) -> Iterable[tuple[int, range]]:
+        return self._of_job.items()
+
+
+def _turned(hosts: Sequence[Worker], by: int) -> list[Worker]:
+    """A ring that begins elsewhere."""
+    by %= len(hosts)
+    return [*hosts[by:], *hosts[:by]]
+
+
+def _hosts_of_units(hosting: Hosts) -> dict[int, list[Worker]]:
+    found: dict[int, list[Worker]] = {unit: [] for unit in range(hosting.count)}
+    for worker in sorted(hosting.units):
+        for unit in chain.from_iterable(range(*units) for units in hosting.units[worker]):
+            found[unit].append(worker)
+    return found
+
+
+_NAME = "shards"
+_PLAN, _DEAD, LACKS, _HAS_BESIDES = "@", "-", "~", "+"
+
+
+def text_of(shards: StageShards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
+    """The text of what live workers hold.
+
+    Args:
+        workers: of the run, dead ones too.
+        held: by the live ones.
+        plan: hash of that by which the workers host what they do; empty for what processes start with.
+    """
+    live = [worker for worker in sorted(workers) if worker in held.units]
+    owned = shards.owned(live).stages
+    words = [_NAME, *([f"{_PLAN}{plan}"] if plan else [])]
+    words += [f"{_DEAD}{worker}" for worker in sorted(workers) if worker not in held.units]
+    for worker in live:
+        wanted, there = set(owned[worker]), set(held.stages[worker])
+        words += [f"{LACKS}{worker}:{number}" for number in sorted(wanted - there)]
+        words += [f"{_HAS_BESIDES}{worker}:{number}" for number in sorted(there - wanted)]
+    return " ".join(words)
+
+
+def plan_of(text: str) -> str:
+    """Hash of the plan that a text names; empty where it names none."""
+    return next((word[1:] for word in text.split(" ") if word[:1] == _PLAN), "")
+
+
+def held_by(shards: StageShards, workers: Collection[Worker], text: str) -> ShardHosts:
+    """What live workers hold by a text, given the shards of its plan. Raises RunError where it is none."""
+    name, *words = text.split(" ")
+    if name != _NAME:
+        raise RunError(f"the register says {text!r} of who holds which shard; it is of a run without them")
+    dead = {Worker.parse(word[1:]) for word in words if word[0] == _DEAD}
+    live = [worker for worker in workers if worker not in dead]
+    found = {worker: set(numbers) for worker, numbers in shards.owned(live).stages.items()}
+    for word in words:
+        if word[0] in (LACKS, _HAS_BESIDES):
+            worker, number = word[1:].split(":")
+            (found[Worker.parse(worker)].discard if word[0] == LACKS else found[Worker.parse(worker)].add)(int(number))
+    return shards.as_hosts({worker: sorted(numbers) for worker, numbers in found.items()})

@@ -8,6 +8,7 @@ never used again (spot markets), a new one takes the lowest free place.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
@@ -137,14 +138,6 @@ class Row(NamedTuple):
     cause: str = ""
 
 
-class _Stamp(NamedTuple):
-    """What the rows of one time stamp come to, by name: causes of failures, and who is up and was not, or is again."""
-
-    time: float
-    failed: dict[str, str]
-    joined: list[str]
-
-
 def trace_from_rows(
     rows: Iterable[Row], name: str, *, population: int | None = None, counted: bool = False
 ) -> FailureTrace:
@@ -166,63 +159,51 @@ def trace_from_rows(
     if not rows:
         raise TraceError(f"{name}: holds no event: write lines such as 480000,add,node1 (milliseconds, what, node)")
     from_start = rows[0].goes
-    keeps_place = from_start or counted
-    first: list[str] = []  # nodes that are there before the first row
-    reasons: dict[str, int] = {}  # why a node is not there
-    stamps: list[_Stamp] = []
+    goes_first: dict[str, bool] = {}
+    comes: Counter[str] = Counter()
+    for row in rows:
+        goes_first.setdefault(row.name, row.goes)
+        comes[row.name] += not row.goes
+    keeps_place = from_start or counted or max(comes.values()) > 1
+    place = {node: at for at, node in enumerate(node for node, goes in goes_first.items() if goes and from_start)}
+    reasons = dict.fromkeys(place, 0) | {node: 1 for node in goes_first if node not in place}
+    up, most, free = frozenset(place.values()), len(place), list[int]()
+    changes: list[NodeChange] = []
+    before = 0.0
     for time, rows_of_stamp in groupby(rows, key=lambda row: row.time):
         was_up: dict[str, bool] = {}
         failed: dict[str, str] = {}
         for row in rows_of_stamp:
             where = f"{name}, line {row.line}"
-            if time < (stamps[-1].time if stamps else 0.0):
-                begin = f"{stamps[-1].time:.15g} s" if stamps else "the start of the trace"
+            if time < before:
+                begin = f"{before:.15g} s" if before else "the start of the trace"
                 raise TraceError(f"{where}: {time:.15g} s comes after {begin}: put the rows in order of time")
-            if row.name not in reasons:
-                if row.goes and not from_start:
-                    raise TraceError(
-                        f"{where}: {row.name} is removed and was never added: add it first, or begin the trace with a"
-                        f" removal if its nodes were there from the start"
-                    )
-                reasons[row.name] = 0 if row.goes else 1
-                if row.goes:
-                    first.append(row.name)
-            elif not row.goes and reasons[row.name]:
-                keeps_place = True
-            up = was_up.setdefault(row.name, not reasons[row.name])
+            if goes_first[row.name] and not from_start:
+                raise TraceError(
+                    f"{where}: {row.name} is removed and was never added: add it first, or begin the trace with a"
+                    f" removal if its nodes were there from the start"
+                )
+            was_up.setdefault(row.name, not reasons[row.name])
             if row.goes == bool(reasons[row.name]) and not (row.goes and counted):
                 done, there = ("removed", "was not there") if row.goes else ("added", "is there already")
                 raise TraceError(f"{where}: {row.name} is {done} and {there}: drop the row, or name another node")
-            if row.goes and up:
+            if row.goes and was_up[row.name]:
                 failed.setdefault(row.name, row.cause)
             reasons[row.name] += 1 if row.goes else -1
-        joined = [node for node, up in was_up.items() if not reasons[node] and (not up or node in failed)]
-        stamps.append(_Stamp(time, failed, joined))
-    return _placed(stamps, first, keeps_place, name, population, from_start)
-
-
-def _placed(
-    stamps: list[_Stamp], first: list[str], keeps_place: bool, name: str, population: int | None, from_start: bool
-) -> FailureTrace:
-    """Names become places: for good, or until they go."""
-    place = {node: at for at, node in enumerate(first)}
-    up, most = frozenset(place.values()), len(place)
-    free: list[int] = []
-    changes = []
-    for stamp in stamps:
-        failed = {place[node]: cause for node, cause in stamp.failed.items()}
+        before = time
+        causes = {place[node]: cause for node, cause in failed.items()}
         if not keeps_place:
-            free = sorted(free + [place.pop(node) for node in stamp.failed], reverse=True)
-        for node in stamp.joined:
+            free = sorted(free + [place.pop(node) for node in failed], reverse=True)
+        joined = [node for node, up in was_up.items() if not reasons[node] and (not up or node in failed)]
+        for node in joined:
             if node not in place:
                 place[node] = free.pop() if free else most
                 most = max(most, place[node] + 1)
-        if failed or stamp.joined:
-            causes = {at: cause for at, cause in failed.items() if cause}
-            joined = frozenset(place[node] for node in stamp.joined)
-            changes.append(NodeChange(stamp.time, frozenset(failed), joined, causes))
+        if failed or joined:
+            known = {at: cause for at, cause in causes.items() if cause}
+            changes.append(NodeChange(time, frozenset(causes), frozenset(place[node] for node in joined), known))
     if population is not None and population < most:
         raise TraceError(f"{name}: {most} nodes have events, which is more than the population of {population}")
     nodes = most if population is None else population
     quiet = frozenset(range(most, nodes)) if from_start else frozenset[int]()
-    return FailureTrace(name, nodes, up | quiet, tuple(changes), stamps[-1].time)
+    return FailureTrace(name, nodes, up | quiet, tuple(changes), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +34,16 @@ class Outcome:
 
 
 class Command:
-    """`command("check", "plan.json")` -> Outcome."""
+    """`command("check plan.json --strict")` -> Outcome; text is split as a shell does, a path is an argument."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
 
     def __call__(self, *arguments: object) -> Outcome:
         self.capsys.readouterr()
+        words = [shlex.split(argument) if isinstance(argument, str) else [str(argument)] for argument in arguments]
         with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
+            main([word for part in words for word in part])
         printed = self.capsys.readouterr()
         code = stopped.value.code
         return Outcome(code if isinstance(code, int) else 0, printed.out, printed.err)

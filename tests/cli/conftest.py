@@ -1,6 +1,7 @@
-"""The `command` fixture."""
+"""The `command` fixture; every test has a folder of its own as current directory, and a plan cache in it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,12 @@ from tests.warm import warm_children
 def warm() -> Iterator[None]:
     with warm_children():
         yield
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

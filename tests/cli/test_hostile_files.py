@@ -114,7 +114,7 @@ def test_a_file_of_more_instructions_than_the_limit_is_refused(
     for most in (count, count - 1):
         for module in ("columns", "native"):
             monkeypatch.setattr(f"recycle.ir.{module}.MOST_INSTRUCTIONS", most)
-        outcome = command("check", tmp_path / name)
+        outcome = command(f"check {tmp_path}/{name}")
         assert ("too large" in outcome.err) == (most < count), outcome
     assert outcome.refused(f"{name}: {complaint}")
     assert "write fewer micro-batches or pipelines" in outcome.err
@@ -138,25 +138,20 @@ def test_words_are_counted_whatever_lies_between_them(monkeypatch: pytest.Monkey
         (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
     ],
 )
-def test_a_trace_of_too_much_is_refused(command: Command, tmp_path: Path, content: bytes, complaint: str) -> None:
-    (tmp_path / "plan.trace.json").write_bytes(content)
-    assert command("check", tmp_path / "plan.trace.json").refused(f"plan.trace.json: {complaint}")
+def test_a_trace_of_too_much_is_refused(command: Command, content: bytes, complaint: str) -> None:
+    Path("plan.trace.json").write_bytes(content)
+    assert command("check plan.trace.json").refused(f"plan.trace.json: {complaint}")
 
 
-@pytest.mark.parametrize("what", NATIVE)
-def test_a_native_file_that_means_harm_is_refused_at_its_place(command: Command, tmp_path: Path, what: str) -> None:
-    content, complaint = NATIVE[what]
-    (tmp_path / "plan.json").write_bytes(content)
-    outcome = command("check", tmp_path / "plan.json")
-    assert outcome.refused("plan.json: ", complaint), outcome
+@pytest.mark.parametrize(
+    ("name", "what"), [*(("plan.json", what) for what in NATIVE), *(("plan.csv", what) for what in CSV)]
+)
+def test_a_file_that_means_harm_is_refused_at_its_place(command: Command, name: str, what: str) -> None:
+    content, complaint = {"plan.json": NATIVE, "plan.csv": CSV}[name][what]
+    Path(name).write_bytes(content)
+    outcome = command(f"check {name}")
+    assert outcome.refused(f"{name}: ", complaint), outcome
     assert len(outcome.err) < 4200
-
-
-@pytest.mark.parametrize("what", CSV)
-def test_a_csv_that_means_harm_is_refused_at_its_place(command: Command, tmp_path: Path, what: str) -> None:
-    content, complaint = CSV[what]
-    (tmp_path / "plan.csv").write_bytes(content)
-    assert command("check", tmp_path / "plan.csv").refused(f"plan.csv: {complaint}")
 
 
 IN_A_CHILD = """
@@ -322,24 +317,23 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(tmp_path: Path, 
     assert [path for path, seconds, memory in rows if float(seconds) > 20 or int(memory) > 2**30] == []
 
 
-def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(PLAN)
-    (tmp_path / "profile.json").write_text('{"forward": 1e308}')
-    message = "the times add up to more than 1e+100: state them in another unit"
-    for option in ("--times=1e308,1,1", "--comm=1e308", f"--profile={tmp_path / 'profile.json'}"):
-        for as_json in ([], ["--json"]):
-            assert command("simulate", tmp_path / "plan.json", option, *as_json).refused(message)
-    outcome = command("convert", tmp_path / "plan.json", tmp_path / "plan.trace.json", "--times=1e308,1,1")
-    assert outcome.refused(message)
-
-
 @pytest.mark.parametrize(
-    "arguments", [["check"], ["simulate"], ["convert", "--to", "native", "out"], ["view", "--export", "o.svg"]]
+    "line",
+    [
+        "simulate plan.json --times=1e308,1,1",
+        "simulate plan.json --comm=1e308",
+        "simulate plan.json --profile=profile.json",
+        "simulate plan.json --times=1e308,1,1 --json",
+        "convert plan.json plan.trace.json --times=1e308,1,1",
+    ],
 )
-def test_a_pipe_that_nobody_writes_to_is_refused_by_every_command(
-    command: Command, tmp_path: Path, arguments: list[str]
-) -> None:
-    os.mkfifo(tmp_path / "pipe.json")
-    name, *others = arguments
-    outcome = command(name, tmp_path / "pipe.json", *others)
-    assert outcome.refused("pipe.json: cannot be read (not a regular file"), outcome
+def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, line: str) -> None:
+    Path("plan.json").write_text(PLAN)
+    Path("profile.json").write_text('{"forward": 1e308}')
+    assert command(line).refused("the times add up to more than 1e+100: state them in another unit")
+
+
+@pytest.mark.parametrize("line", ["check {}", "simulate {}", "convert {} --to native out", "view {} --export o.svg"])
+def test_a_pipe_that_nobody_writes_to_is_refused_by_every_command(command: Command, line: str) -> None:
+    os.mkfifo("pipe.json")
+    assert command(line.format("pipe.json")).refused("pipe.json: cannot be read (not a regular file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,111 +53,107 @@ def write_traces(folder: Path, iterations: int = 1) -> Path:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> Path:
+def inputs() -> None:
     for name in ("plan.json", "plan.csv", "plan.trace.json"):
-        formats.write(PLAN, tmp_path / name)
+        formats.write(PLAN, Path(name))
     for name in ("plan.json", "plan.csv"):
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    formats.write(PLAN, tmp_path / "table.json", "megatron-table")
-    write_traces(tmp_path / "traces")
-    (tmp_path / "merged.json").write_text(json.dumps([*labels(0), *labels(1)]))
-    return tmp_path
+        Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+    formats.write(PLAN, Path("table.json"), "megatron-table")
+    write_traces(Path("traces"))
+    Path("merged.json").write_text(json.dumps([*labels(0), *labels(1)]))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_reads_every_input(command: Command, inputs: Path, name: str) -> None:
-    file = inputs / name
-    assert command("check", file).status == 0
-    assert command("simulate", file, "--times", "1,1,1", "--json").json["makespan"] == 9
-    assert command("convert", file, inputs / "out.json").status == 0
-    assert command("view", file, "--export", inputs / "out.svg").status == 0
-    assert Schedule.load(inputs / "out.json") == Schedule.load(file) == PLAN
-    if file.is_file():
-        assert inspect(file.read_bytes(), name).schedule == PLAN
+def test_every_command_reads_every_input(command: Command, inputs: None, name: str) -> None:
+    assert command(f"simulate {name} --times 1,1,1 --json").json["makespan"] == 9
+    for line in ("check {}", "convert {} out.json", "view {} --export out.svg"):
+        assert command(line.format(name)).status == 0
+    assert Schedule.load("out.json") == Schedule.load(name) == PLAN
+    if Path(name).is_file():
+        assert inspect(Path(name).read_bytes(), name).schedule == PLAN
 
 
-def test_a_saved_schedule_is_read_whatever_its_suffix(command: Command, tmp_path: Path) -> None:
+def test_a_saved_schedule_is_read_whatever_its_suffix(command: Command) -> None:
     for name in ("plan.csv", "plan.trace.json", "plan"):
-        PLAN.save(tmp_path / name)
-        assert Schedule.load(tmp_path / name) == PLAN
-        assert command("check", tmp_path / name).status == 0
+        PLAN.save(name)
+        assert Schedule.load(name) == PLAN
+        assert command(f"check {name}").status == 0
 
 
-def test_a_folder_above_traces_is_answered_with_the_folder_to_give(command: Command, tmp_path: Path) -> None:
-    write_traces(tmp_path / "profile" / "iteration_4")
-    for name, *options in (("check",), ("simulate",), ("convert", "o.json"), ("view", "--export", "o.svg")):
-        assert command(name, tmp_path / "profile", *options).refused(str(tmp_path / "profile" / "iteration_4"))
-    assert command("profile", "--from", tmp_path / "profile").refused(str(tmp_path / "profile" / "iteration_4"))
+def test_a_folder_above_traces_is_answered_with_the_folder_to_give(command: Command) -> None:
+    write_traces(Path("profile/iteration_4"))
+    for line in ("check {}", "simulate {}", "convert {} o.json", "view {} --export o.svg", "profile --from {}"):
+        assert command(line.format("profile")).refused("profile/iteration_4")
 
 
-def test_what_ran_is_simulated_and_viewed_with_its_own_times(command: Command, inputs: Path) -> None:
-    figures = command("simulate", inputs / "traces", "--json").json
+def test_what_ran_is_simulated_and_viewed_with_its_own_times(command: Command, inputs: None) -> None:
+    figures = command("simulate traces --json").json
     assert figures["executed"]
     assert figures["makespan"] == pytest.approx(315e-6)
-    assert command("simulate", inputs / "plan.json", "--json").json["executed"] is False
-    shown = load_source(inputs / "traces")
+    assert command("simulate plan.json --json").json["executed"] is False
+    shown = load_source(Path("traces"))
     assert isinstance(shown, ScheduleFile)
     assert shown.executed
     assert shown.lanes.unit == "s"
     assert shown.timeline is not None
     assert (shown.lanes.end - shown.lanes.start).max() == pytest.approx(70e-6)
-    dropped = inspect((inputs / "merged.json").read_bytes(), "merged.json")
+    dropped = inspect(Path("merged.json").read_bytes(), "merged.json")
     assert dropped.executed
     assert dropped.timeline is not None
     assert dropped.timeline.makespan == pytest.approx(315e-6)
 
 
-def test_the_period_is_between_the_iterations_of_a_trace(tmp_path: Path) -> None:
-    ran = formats.read_input(write_traces(tmp_path / "traces", iterations=3)).executed()
-    assert ran is not None
-    assert ran.period == pytest.approx(1e-3)
-    assert ran.makespan == pytest.approx(315e-6)
-
-
-def test_ranks_are_aligned_by_time_where_one_traced_an_iteration_more(tmp_path: Path) -> None:
-    write_traces(tmp_path / "traces", iterations=3)
-    file = tmp_path / "traces" / "rank1_trace.json"
+def change_rank(rank: int, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = Path("traces", f"rank{rank}_trace.json")
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "traceEvents": content["traceEvents"][4:8]}))
-    ran = formats.read_input(tmp_path / "traces").executed()
+    file.write_text(json.dumps(content | change(content)))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "change", "makespan"),
+    [
+        (3, lambda content: {}, 315e-6),
+        (3, lambda content: {"traceEvents": content["traceEvents"][4:8]}, 315e-6),  # the others traced two more
+        (1, lambda content: {"baseTimeNanoseconds": 50_000}, 365e-6),
+    ],
+)
+def test_ranks_are_put_on_one_clock(
+    iterations: int, change: Callable[[dict[str, Any]], dict[str, Any]], makespan: float
+) -> None:
+    write_traces(Path("traces"), iterations)
+    change_rank(1, change)
+    ran = formats.read_input(Path("traces")).executed()
     assert ran is not None
-    assert ran.makespan == pytest.approx(315e-6)
+    assert ran.makespan == pytest.approx(makespan)
+    if len(json.loads(Path("traces/rank1_trace.json").read_text())["traceEvents"]) == 12:
+        assert ran.period == pytest.approx(1e-3), "between the iterations"
 
 
-def test_files_on_other_bases_are_put_on_one_clock(tmp_path: Path) -> None:
-    write_traces(tmp_path / "traces")
-    file = tmp_path / "traces" / "rank1_trace.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "baseTimeNanoseconds": 50_000}))
-    ran = formats.read_input(tmp_path / "traces").executed()
-    assert ran is not None
-    assert ran.makespan == pytest.approx(365e-6)
+def test_labels_of_a_gpu_give_the_times_where_each_compute_has_one() -> None:
+    def with_device(content: dict[str, Any]) -> dict[str, Any]:
+        events = content["traceEvents"]
+        on_device = {"cat": "gpu_user_annotation", "pid": 7, "tid": 3}
+        added = [event | on_device | {"ts": event["ts"] + 4, "dur": event["dur"] * 2} for event in events]
+        return {"traceEvents": [*events, *added[content["distributedInfo"]["rank"] :]]}
 
-
-def test_labels_of_a_gpu_give_the_times_where_each_compute_has_one(tmp_path: Path) -> None:
-    write_traces(tmp_path / "traces")
+    write_traces(Path("traces"))
     for rank in (0, 1):
-        file = tmp_path / "traces" / f"rank{rank}_trace.json"
-        content = json.loads(file.read_text())
-        on_device = [
-            {**event, "cat": "gpu_user_annotation", "pid": 7, "tid": 3, "ts": event["ts"] + 4, "dur": event["dur"] * 2}
-            for event in content["traceEvents"][rank:]
-        ]
-        file.write_text(json.dumps({**content, "traceEvents": [*content["traceEvents"], *on_device]}))
-    profile = formats.read_input(tmp_path / "traces").profile()
+        change_rank(rank, with_device)
+    profile = formats.read_input(Path("traces")).profile()
     assert profile is not None
     assert profile.forward == pytest.approx([60e-6, 30e-6])
 
 
-def test_a_trace_becomes_a_profile(command: Command, inputs: Path) -> None:
-    printed = command("profile", "--from", inputs / "traces", "--json").json["profile"]
-    assert command("profile", "--from", inputs / "traces", "-o", inputs / "p.json").status == 0
-    profile = Profile.load(inputs / "p.json")
+def test_a_trace_becomes_a_profile(command: Command, inputs: None) -> None:
+    printed = command("profile --from traces --json").json["profile"]
+    assert command("profile --from traces -o p.json").status == 0
+    profile = Profile.load("p.json")
     assert profile.to_json()["forward"] == printed["forward"] == [30e-6, 30e-6]
     assert profile.backward_input == profile.backward_weight == [35e-6, 35e-6]
-    assert command("simulate", inputs / "plan.json", "--profile", inputs / "p.json").status == 0
+    assert command("simulate plan.json --profile p.json").status == 0
 
 
-def test_transfers_in_a_trace_become_links(command: Command, tmp_path: Path) -> None:
+def test_transfers_in_a_trace_become_links(command: Command) -> None:
     rows = [[("0F0", 0, 3), ("0SEND_F0", 3, 7), ("0RECV_B0", 12, 22), ("0B0", 22, 24)],
             [("1RECV_F0", 1, 8), ("1F0", 8, 11), ("1B0", 11, 13), ("1SEND_B0", 13, 14)]]  # fmt: skip
     events = [
@@ -164,70 +161,57 @@ def test_transfers_in_a_trace_become_links(command: Command, tmp_path: Path) -> 
         for rank, row in enumerate(rows)
         for name, begin, end in row
     ]
-    (tmp_path / "t.trace.json").write_text(json.dumps({"traceEvents": events}))
-    profile = command("profile", "--from", tmp_path / "t.trace.json", "--json").json["profile"]
+    Path("t.trace.json").write_text(json.dumps({"traceEvents": events}))
+    profile = command("profile --from t.trace.json --json").json["profile"]
     assert profile["links"]["0.0>0.1"]["latency"] == pytest.approx(5e-6)
     assert profile["links"]["0.1>0.0"]["latency"] == pytest.approx(9e-6)
     assert profile["latency"] == pytest.approx(7e-6)
 
 
-def test_a_timeline_keeps_the_profile_that_it_was_written_with(command: Command, inputs: Path) -> None:
-    target = inputs / "timed.trace.json"
-    assert command("convert", inputs / "plan.json", target, "--times", "2,3,1").status == 0
-    assert command("simulate", target, "--json").json["makespan"] == 18
-    assert command("profile", "--from", target, "--json").json["profile"]["backward_input"] == 3
-    assert command("convert", target, inputs / "again.trace.json").status == 0
-    assert command("simulate", inputs / "again.trace.json", "--json").json["makespan"] == 18
+def test_a_timeline_keeps_the_profile_that_it_was_written_with(command: Command, inputs: None) -> None:
+    assert command("convert plan.json timed.trace.json --times 2,3,1").status == 0
+    assert command("simulate timed.trace.json --json").json["makespan"] == 18
+    assert command("profile --from timed.trace.json --json").json["profile"]["backward_input"] == 3
+    assert command("convert timed.trace.json again.trace.json").status == 0
+    assert command("simulate again.trace.json --json").json["makespan"] == 18
 
 
-@pytest.mark.parametrize("name", ["plan.json", "plan.csv", "table.json"])
-def test_what_has_no_times_gives_no_profile(command: Command, inputs: Path, name: str) -> None:
-    assert command("profile", "--from", inputs / name, "-o", inputs / "p.json").refused(name, "without times")
-    assert not (inputs / "p.json").exists()
-
-
-def test_labels_without_durations_have_no_times(inputs: Path, command: Command) -> None:
+def test_labels_without_durations_have_no_times(inputs: None, command: Command) -> None:
     events = [{key: value for key, value in event.items() if key != "dur"} for event in (*labels(0), *labels(1))]
-    (inputs / "merged.json").write_text(json.dumps(events))
-    assert command("check", inputs / "merged.json").status == 0
-    assert command("profile", "--from", inputs / "merged.json").refused("merged.json", "without times")
+    Path("merged.json").write_text(json.dumps(events))
+    assert command("check merged.json").status == 0
+    assert command("profile --from merged.json").refused("merged.json", "without times")
 
 
-def test_profile_takes_a_job_or_a_trace(command: Command, inputs: Path) -> None:
-    assert command("profile").refused("--from TRACE")
-    assert command("profile", inputs / "job.toml", "--from", inputs / "traces").refused("--from TRACE")
-    assert command("profile", inputs / "job.toml").refused("-o FILE")
-
-
-def test_gzip_inside_gzip_is_refused(inputs: Path) -> None:
-    (inputs / "twice.json.gz").write_bytes(gzip.compress((inputs / "plan.json.gz").read_bytes()))
+def test_gzip_inside_gzip_is_refused(inputs: None) -> None:
+    Path("twice.json.gz").write_bytes(gzip.compress(Path("plan.json.gz").read_bytes()))
     with pytest.raises(ScheduleError, match=r"twice\.json\.gz: "):
-        Schedule.load(inputs / "twice.json.gz")
+        Schedule.load(Path("twice.json.gz"))
 
 
-def test_gzip_of_several_members_is_read_whole(inputs: Path) -> None:
-    rows = (inputs / "plan.csv").read_bytes().splitlines(keepends=True)
-    (inputs / "rows.csv.gz").write_bytes(b"".join(map(gzip.compress, rows)) + bytes(8))
-    assert Schedule.load(inputs / "rows.csv.gz") == PLAN
-    (inputs / "rows.csv.gz").write_bytes(gzip.compress(rows[0]) + rows[1])
+def test_gzip_of_several_members_is_read_whole(inputs: None) -> None:
+    rows = Path("plan.csv").read_bytes().splitlines(keepends=True)
+    Path("rows.csv.gz").write_bytes(b"".join(map(gzip.compress, rows)) + bytes(8))
+    assert Schedule.load(Path("rows.csv.gz")) == PLAN
+    Path("rows.csv.gz").write_bytes(gzip.compress(rows[0]) + rows[1])
     with pytest.raises(ScheduleError, match=r"rows\.csv\.gz: "):
-        Schedule.load(inputs / "rows.csv.gz")
+        Schedule.load(Path("rows.csv.gz"))
 
 
-def test_recorded_times_of_an_impossible_order_end(tmp_path: Path) -> None:
+def test_recorded_times_of_an_impossible_order_end() -> None:
     events = [
         {"ph": "X", "name": f"PP:{name}", "pid": 0, "ts": begin, "dur": 1}
         for name, begin in (("0B0", 0), ("0F0", 5), ("0F1", 7), ("0B1", 9))
     ]
-    (tmp_path / "t.trace.json").write_text(json.dumps({"traceEvents": events}))
-    ran = formats.read_input(tmp_path / "t.trace.json").executed()
+    Path("t.trace.json").write_text(json.dumps({"traceEvents": events}))
+    ran = formats.read_input(Path("t.trace.json")).executed()
     assert ran is not None
     assert len(ran.critical_path) <= 4
 
 
 @pytest.mark.parametrize("name", ["0F999999999", "0B999999999"])
-def test_numbers_beyond_the_shape_have_no_times_and_are_for_check(command: Command, tmp_path: Path, name: str) -> None:
+def test_numbers_beyond_the_shape_have_no_times_and_are_for_check(command: Command, name: str) -> None:
     events = [*({**event, "pid": 0} for event in labels(0)), {**labels(0)[0], "name": f"PP:{name}", "ts": 900}]
-    (tmp_path / "t.trace.json").write_text(json.dumps({"traceEvents": events}))
-    assert command("check", tmp_path / "t.trace.json").status == 1
-    assert command("profile", "--from", tmp_path / "t.trace.json").status == 2
+    Path("t.trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert command("check t.trace.json").status == 1
+    assert command("profile --from t.trace.json").status == 2

@@ -35,11 +35,9 @@ def function(job):
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "cli_models.py").write_text(MODULE)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def module() -> None:
+    Path("cli_models.py").write_text(MODULE)
 
 
 @pytest.mark.process
@@ -53,29 +51,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_wrong_name_is_one_line_before_anything_starts(
-    command: Command, folder: Path, names: dict[str, str], complaint: str
+    command: Command, names: dict[str, str], complaint: str
 ) -> None:
     found = {"model": "bare", "data": "function", "loss": "bare"} | names
-    (folder / "job.toml").write_text(JOB.format(**found))
-    assert command("train", folder / "job.toml", "--run", "run").refused(f"job.toml: {complaint}")
-    assert not (folder / "run").exists()
+    Path("job.toml").write_text(JOB.format(**found))
+    assert command("train job.toml --run run").refused(f"job.toml: {complaint}")
+    assert not Path("run").exists()
 
 
 @pytest.mark.process
-def test_a_module_without_parameters_is_one_line_of_the_worker_that_built_it(command: Command, folder: Path) -> None:
-    (folder / "job.toml").write_text(JOB.format(model="bare", data="function", loss="bare"))
-    outcome = command("train", folder / "job.toml", "--run", "run", "--schedule", "1f1b")
+def test_a_module_without_parameters_is_one_line_of_the_worker_that_built_it(command: Command) -> None:
+    Path("job.toml").write_text(JOB.format(model="bare", data="function", loss="bare"))
+    outcome = command("train job.toml --run run --schedule 1f1b")
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
     complaint = "[model] provider: cli_models:bare: stage 0: its module has no parameters to train"
-    assert outcome.err.startswith(f"recycle: {folder / 'job.toml'}: {complaint}")
+    assert outcome.err.startswith(f"recycle: job.toml: {complaint}")
 
 
 @pytest.mark.process
-def test_what_a_loss_of_ones_own_raises_is_in_the_line_that_ends_the_run(command: Command, folder: Path) -> None:
+def test_what_a_loss_of_ones_own_raises_is_in_the_line_that_ends_the_run(command: Command) -> None:
     loss_alone = JOB.format(model="bare", data="function", loss="function").replace('provider = "cli_models', "# = ")
-    (folder / "job.toml").write_text(loss_alone)
-    outcome = command("train", folder / "job.toml", "--run", "run", "--schedule", "1f1b")
+    Path("job.toml").write_text(loss_alone)
+    outcome = command("train job.toml --run run --schedule 1f1b")
     assert outcome.status == 1
     assert outcome.err.count("\n") == 1
     assert "stage 0 has no live host left" in outcome.err

@@ -83,23 +83,23 @@ def write_checked(folder: Path) -> Path:
 
 
 def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command: Command, folder: Path) -> None:
-    written = command("schedule", "one-at-a-time", "--import", "own_family", "-P", "2", "-m", "3", "-o", "own.json")
+    written = command("schedule one-at-a-time --import own_family -P 2 -m 3 -o own.json")
     assert written.status == 0, written.err
-    assert command("simulate", "own.json", "--json").json["makespan"] == 3 * 2 * 3
-    assert command("view", "own.json", "--export", "own.svg").status == 0
-    assert command("check", "--import", "rerun", "own.json").status == 0
+    assert command("simulate own.json --json").json["makespan"] == 3 * 2 * 3
+    assert command("view own.json --export own.svg").status == 0
+    assert command("check --import rerun own.json").status == 0
     checked = write_checked(folder)
-    assert command("check", checked, "--json").json["findings"] == []
-    assert command("convert", checked, "checked.trace.json").status == 0
+    assert command(f"check {checked} --json").json["findings"] == []
+    assert command(f"convert {checked} checked.trace.json").status == 0
 
 
 def test_entry_points_of_installed_packages_are_known(command: Command, folder: Path) -> None:
     install(folder, families="mine = family_alone:one_at_a_time", kinds="rerun = rerun:Rerun")
-    written = command("schedule", "mine", "-P", "2", "-m", "3", "-o", "mine.json")
+    written = command("schedule mine -P 2 -m 3 -o mine.json")
     assert written.status == 0, written.err
     assert KIND_CLASSES[-1].token == "RERUN"
-    assert command("check", write_checked(folder)).status == 0
-    assert command("schedule", "mine", "-P", "2", "-m", "3", "-V", "2").refused("one-at-a-time: needs chunks = 1")
+    assert command(f"check {write_checked(folder)}").status == 0
+    assert command("schedule mine -P 2 -m 3 -V 2").refused("one-at-a-time: needs chunks = 1")
 
 
 def test_entry_points_name_transports_and_systems(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_module_that_cannot_be_imported_is_refused(
 ) -> None:
     if text is not None:
         (folder / "broken.py").write_text(text)
-    assert command("schedule", "1f1b", "--import", "broken", "-P", "2", "-m", "2").refused(*words)
+    assert command("schedule 1f1b --import broken -P 2 -m 2").refused(*words)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_a_broken_entry_point_is_refused_with_its_package(
     command: Command, folder: Path, group: str, line: str, words: tuple[str, ...]
 ) -> None:
     install(folder, **{group: line})
-    assert command("schedule", "zb-h1", "-P", "2", "-m", "2").refused(f"recycle.{group}", "package others", *words)
+    assert command("schedule zb-h1 -P 2 -m 2").refused(f"recycle.{group}", "package others", *words)
 
 
 def test_what_a_family_raises_names_the_family(command: Command) -> None:
     register("falls")(lambda shape, optimizer: shape.nothing)
     register("returns")(lambda shape, optimizer: 3)  # type: ignore[arg-type]
     for name, words in (("falls", "AttributeError"), ("returns", "returned int")):
-        assert command("schedule", name, "-P", "2", "-m", "2").refused(f"family {name}", words)
+        assert command(f"schedule {name} -P 2 -m 2").refused(f"family {name}", words)
     with pytest.raises(ValueError, match="one word"):
         register("two words")(print)
 
@@ -194,7 +194,7 @@ def test_a_broken_transport_is_refused(
         install(folder, transports=line)
     name = "raises:Mine" if line is None else line.split(" ")[0]
     (folder / "job.toml").write_text(f'{EMULATED}[membership]\ntransport = "{name}"\n')
-    assert command("train", "job.toml", "--run", "run").refused(*words)
+    assert command("train job.toml --run run").refused(*words)
 
 
 @pytest.mark.parametrize("system", [3, lambda setting: setting.nothing, lambda setting: None])
@@ -207,9 +207,9 @@ def test_a_system_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.process
 def test_worker_processes_know_the_kind(command: Command, folder: Path) -> None:
     (folder / "job.toml").write_text(EMULATED)
-    assert command("check", "--import", "rerun", "job.toml").status == 2
+    assert command("check --import rerun job.toml").status == 2
     write_checked(folder)
     with warm_children():
-        run = command("train", "job.toml", "--schedule", "checked.json", "--steps", "2", "--run", "run")
+        run = command("train job.toml --schedule checked.json --steps 2 --run run")
     assert run.status == 0, run.err
     assert "RERUN" in (folder / "run" / "trace.json").read_text()

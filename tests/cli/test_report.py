@@ -38,8 +38,8 @@ def test_the_parts_of_a_real_run_add_up_whole_and_cut_off_anywhere(
     monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "job.toml").write_text(JOB)
     run = tmp_path / "run"
-    faults = ("--fault", "kill:1.1@3", "--fault", "rejoin:1.1@6", "--fault", "nan:0.0@9")
-    assert command("train", tmp_path / "job.toml", "--run", run, *faults).status == 0
+    faults = "--fault kill:1.1@3 --fault rejoin:1.1@6 --fault nan:0.0@9"
+    assert command(f"train job.toml --run {run} {faults}").status == 0
     report = load_report(run)
     assert_whole(report)
     assert [(change.kind, change.step) for change in report.changes] == [
@@ -58,10 +58,10 @@ def test_the_parts_of_a_real_run_add_up_whole_and_cut_off_anywhere(
     shares = [4 / line["live_workers"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
     assert 0.95 < parts[TimePart.USEFUL] / (sum(shares) * 6 * 0.01) < 2.0  # a machine with too much to do sleeps longer
     assert report.expected is not None
-    printed = command("report", run, "--json").json
+    printed = command(f"report {run} --json").json
     assert sum(printed["parts"].values()) == pytest.approx(printed["wall"], rel=1e-5)
     assert printed["steps"] == 12
-    shown = command("report", run).out
+    shown = command(f"report {run}").out
     assert "12 steps in" in shown
     assert "1.1 killed by SIGKILL" in shown
     (run / "trace.json").unlink()  # as a run that was killed leaves it
@@ -69,8 +69,3 @@ def test_the_parts_of_a_real_run_add_up_whole_and_cut_off_anywhere(
         whole = (run / name).read_bytes()
         (run / name).write_bytes(whole[: len(whole) // 2])
     assert_whole(load_report(run))
-
-
-def test_a_report_of_what_is_no_run_is_one_line(command: Command, tmp_path: Path) -> None:
-    assert command("report", tmp_path / "nowhere").refused("there is no run here")
-    assert command("report", tmp_path).refused("there is no run here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from recycle.ir.families import one_f_one_b
 from tests.exec.etcd_server import ETCD
 from tests.exec.network import Network
 from tests.exec.paced import SLOWLY
-from tests.exec.runs import job
+from tests.exec.runs import events_of, job, lines_of
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -142,13 +140,6 @@ class SlurmJob:
                 start_new_session=True,
             )
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.directory / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.lines("events") if event["kind"] == kind]
-
     def reach(self, condition: Callable[[], object], script: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 240
         while not condition():
@@ -168,13 +159,13 @@ def test_a_slurm_job_that_was_killed_resumes_and_ends_with_a_checkpoint_at_its_t
     slurm = SlurmJob(tmp_path)
     scripts = [slurm.start()]
     try:
-        slurm.reach(lambda: slurm.events("checkpoint"), scripts[0])
+        slurm.reach(lambda: events_of(slurm.directory, "checkpoint"), scripts[0])
         os.killpg(scripts[0].pid, signal.SIGKILL)
         scripts[0].wait()
         scripts.append(slurm.start())
-        slurm.reach(lambda: slurm.events("restored"), scripts[1])
-        (restored,) = slurm.events("restored")
-        slurm.reach(lambda: len(slurm.lines("metrics")) > restored["step"], scripts[1])
+        slurm.reach(lambda: events_of(slurm.directory, "restored"), scripts[1])
+        (restored,) = events_of(slurm.directory, "restored")
+        slurm.reach(lambda: len(lines_of(slurm.directory, "metrics")) > restored["step"], scripts[1])
         scripts[1].send_signal(signal.SIGUSR1)  # as Slurm signals the batch script, 120 s before the time limit
         code = scripts[1].wait(240)
     finally:
@@ -183,8 +174,8 @@ def test_a_slurm_job_that_was_killed_resumes_and_ends_with_a_checkpoint_at_its_t
                 os.killpg(script.pid, signal.SIGKILL)
     assert code == 128 + signal.SIGTERM, (tmp_path / "output").read_text()
     assert (tmp_path / "scontrol.calls").read_text() == "requeue 7\n"
-    assert len(slurm.events("stopped")) == 1
+    assert len(events_of(slurm.directory, "stopped")) == 1
     assert restored["step"] >= 4
-    losses = [line["loss"] for line in slurm.lines("metrics")]
+    losses = [line["loss"] for line in lines_of(slurm.directory, "metrics")]
     assert losses == run(one_f_one_b(trained.shape), trained, steps=len(losses)).losses
     assert (tmp_path / "password").read_text().strip() not in (tmp_path / "etcdctl.calls").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import util
 from pathlib import Path
@@ -13,6 +12,7 @@ from recycle import Job
 from recycle.exec import run
 from recycle.ir.families import zb_h1
 from tests.cli.command import Command
+from tests.exec.runs import lines_of
 from tests.warm import warm_children
 
 pytestmark = pytest.mark.process
@@ -27,7 +27,7 @@ def test_the_example_trains_to_the_same_bits_through_a_failure(
     with warm_children():
         struck = Command(capsys)(*train, "--fault", "kill:1.1@2", "--fault", "rejoin:1.1@5")
     assert struck.status == 0, struck.err
-    lines = [json.loads(line) for line in (tmp_path / "struck" / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path / "struck", "metrics")
     assert [line["live_workers"] for line in lines] == [4, 4, 3, 3, 3, 4, 4, 4]
     job = Job.load(EXAMPLE / "job.toml")
     healthy = run(zb_h1(job.shape), job, steps=8).losses

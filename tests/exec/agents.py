@@ -5,7 +5,6 @@ A run goes slowly until `finish`, so that it lasts as long as a test has somethi
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from recycle import Job
-from tests.exec.etcd_server import EtcdCluster, EtcdServer
+from recycle.exec.launch.launcher import RunResult
+from tests.exec.etcd_server import EtcdServer
 from tests.exec.network import Node
 from tests.exec.paced import SLOWLY
-from tests.warm import WarmCommand
+from tests.exec.runs import events_of, lines_of
+from tests.warm import WarmProcess, start_recycle
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
@@ -47,7 +48,7 @@ class Cluster:
         self,
         directory: Path,
         job: Job,
-        server: EtcdServer | EtcdCluster,
+        server: EtcdServer,
         name: str,
         *options: str,
         nodes: Sequence[Node] = LOOPBACK,
@@ -56,9 +57,9 @@ class Cluster:
         self._nodes = nodes
         (directory / "job.toml").write_text(job.to_toml())
         (directory / SLOWLY).touch()
-        self.agents: dict[int, subprocess.Popen[bytes] | WarmCommand] = {}
+        self.agents: dict[int, subprocess.Popen[bytes] | WarmProcess] = {}
 
-    def start(self, node: int, *more: str, as_user: bool = False) -> subprocess.Popen[bytes] | WarmCommand:
+    def start(self, node: int, *more: str, as_user: bool = False) -> subprocess.Popen[bytes] | WarmProcess:
         """Start the agent of a node.
 
         Args:
@@ -75,7 +76,7 @@ class Cluster:
             if as_user or place.namespace is not None:
                 self.agents[node] = start_command(self._directory, *options, node=place, stdout=output, stderr=output)
             else:
-                self.agents[node] = WarmCommand(["agent", *options], self._directory, output)
+                self.agents[node] = start_recycle(["agent", *options], self._directory, output)
         return self.agents[node]
 
     def output(self, node: int) -> Path:
@@ -83,11 +84,10 @@ class Cluster:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Lines of `metrics` or `events` so far."""
-        path = self._directory / "run" / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return lines_of(self._directory / "run", name)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.lines("events") if event["kind"] == kind]
+        return events_of(self._directory / "run", kind)
 
     def reach(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something to have happened."""
@@ -110,6 +110,15 @@ class Cluster:
         """The node whose agent has said that a step was committed, last of all."""
         said = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
         return max((int(text), node) for node, text in said.items() if text.strip().isdigit())[1]
+
+    def assert_trained_as(self, calm: RunResult) -> None:
+        """Every step once, with the losses and at the end the states of a calm run on one machine, to the last bit."""
+        metrics, final = self.lines("metrics"), self.events("finished")[-1]["digests"]
+        assert [line["step"] for line in metrics] == list(range(len(calm.losses)))
+        assert [line["loss"] for line in metrics] == calm.losses
+        assert {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line} == calm.evaluations
+        assert final
+        assert final == {worker: {str(stage): of for stage, of in calm.digests[worker].items()} for worker in final}
 
     def kill(self, node: int) -> None:
         self.agents[node].kill()

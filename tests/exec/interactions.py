@@ -14,32 +14,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from recycle.cli.planner import plan_for_training
-from recycle.errors import JobError, RecycleError
+from recycle.errors import JobError
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.forkserver import ForkServer
+from recycle.exec.processes.forkserver import ForkServer, last_lines
 from recycle.job import PricedJob
 from tests.exec.runs import job
 from tests.exec.sharded import stored
+from tests.warm import WarmProcess
 
 DEADLINE = 180.0
 """Seconds for the three runs of a seed; they take 5 to 15 on an idle machine."""
@@ -230,84 +228,28 @@ def _training(run: RunResult) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["grad_norm"]) for line in run.metrics]
 
 
-class InteractionRunner:
-    """Runs interactions one after the other in a session of processes that shares one fork server.
-
-    A session in which an interaction hangs or dies is killed, and the next interaction gets a new one.
-    """
-
-    def __init__(self) -> None:
-        self._pid = 0
-
-    def outcome_of(self, interaction: Interaction, deadline: float = DEADLINE) -> str:
-        """ "" where all is well, else what went wrong and where the run directories are."""
-        folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
-        if not self._pid:
-            self._start()
-        try:
-            self._pipe.send((interaction, folder))
-            outcome = str(self._pipe.recv()) if self._pipe.poll(deadline) else "hangs"
-        except (EOFError, OSError):
-            outcome = "the process died"
-        if outcome in ("hangs", "the process died"):
-            self.close()
-        if outcome:
-            return f"{outcome}; its run directories are in {folder}"
-        shutil.rmtree(folder)
-        return ""
-
-    def close(self) -> None:
-        """Kill all processes of the session."""
-        for pid in _session(self._pid) if self._pid else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self._pid:
-            os.waitpid(self._pid, 0)
-            self._pipe.close()
-        self._pid = 0
-
-    def _start(self) -> None:
-        self._pipe, other = multiprocessing.Pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.setsid()
-            self._pipe.close()
-            _serve(other)
-        other.close()
+def outcome_of(interaction: Interaction, deadline: float = DEADLINE) -> str:
+    """Run an interaction in a process of its own: "", or what went wrong and where the run directories are."""
+    folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
+    with (folder / "output").open("wb") as output:
+        streams = dict.fromkeys((1, 2), output.fileno())
+        process = WarmProcess(_run_alone, interaction, folder, streams=streams)
+    try:
+        code = process.wait(deadline)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"hangs; its run directories are in {folder}"
+    if code:
+        return f"{last_lines(folder / 'output', 1)}; its run directories are in {folder}"
+    shutil.rmtree(folder)
+    return ""
 
 
-def _serve(pipe: Connection) -> NoReturn:
-    """Run the interactions that come through the pipe, and answer with their outcomes."""
+def _run_alone(interaction: Interaction, folder: Path) -> None:
+    os.environ["RECYCLE_CACHE"] = str(folder / "cache")
     server = ForkServer("emulated", checkpoints=True)
-    while True:
-        interaction, folder = pipe.recv()
-        with (folder / "output").open("w") as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-        os.environ["RECYCLE_CACHE"] = str(folder / "cache")
-        try:
-            run_interaction(interaction, folder, server)
-            pipe.send("")
-        except (AssertionError, RecycleError) as error:
-            pipe.send(f"{type(error).__name__}: {error}")
-        except BaseException:
-            pipe.send(traceback.format_exc())
-
-
-def _session(leader: int) -> Iterator[int]:
-    """Processes of the session and all that descend from them."""
-    parents: dict[int, int] = {}
-    sessions: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            parents[int(name)], sessions[int(name)] = int(fields[1]), int(fields[3])
-    members = {pid for pid, session in sessions.items() if session == leader} | {leader}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in members} - members
-        if not more:
-            return iter(sorted(members))
-        members |= more
+    run_interaction(interaction, folder, server)
+    server.close()
 
 
 def main() -> int:
@@ -317,17 +259,16 @@ def main() -> int:
     parser.add_argument("--features", default=",".join(FEATURES), help="only these; default: all")
     parser.add_argument("--show", action="store_true", help="print the interactions and run nothing")
     arguments = parser.parse_args()
-    failures, runner = 0, InteractionRunner()
+    failures = 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         interaction = draw_interaction(seed, arguments.features.split(","))
         print(interaction, flush=True)
         if arguments.show:
             continue
         began = time.monotonic()
-        outcome = runner.outcome_of(interaction)
+        outcome = outcome_of(interaction)
         print(f"  {'FAILED: ' + outcome if outcome else 'equal'} ({time.monotonic() - began:.1f} s)", flush=True)
         failures += bool(outcome)
-    runner.close()
     print(f"{arguments.runs} interactions, {failures} failed")
     return 1 if failures else 0
 

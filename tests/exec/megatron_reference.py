@@ -9,10 +9,9 @@ micro-batches of our corpus. Megatron's schedules make tensors on "cuda" uncondi
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,7 +24,7 @@ from recycle.exec.data.batches import load_corpus
 from recycle.exec.leader.commit import clip_factor
 from recycle.job import Job
 from tests.exec.megatron_data import MegatronBatches
-from tests.warm import end_processes, warm_context
+from tests.warm import WarmPool
 
 DEADLINE_SECONDS = 120
 
@@ -47,8 +46,8 @@ class Iteration:
     seconds: float
 
 
-class MegatronReference:
-    """Megatron's processes for a job, started once; use as a context manager.
+class MegatronReference(WarmPool):
+    """Megatron's processes for a job, started once.
 
     Args:
         job: D, P and m from its shape (V = 1), model, data and threads.
@@ -56,32 +55,19 @@ class MegatronReference:
     """
 
     def __init__(self, job: Job, processes: int | None = None) -> None:
-        self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        warm = warm_context()
-        self._processes, self._pipes = [], []
-        for rank in range(processes if processes is not None else job.shape.worker_count):
-            ours, theirs = warm.Pipe()
-            process = warm.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        super().__init__(processes or job.shape.worker_count, _make_worker)
         self._used = 0
         self.use(job)
 
     def use(self, job: Job) -> None:
         """Go over to another job of at most as many workers: new process groups, new model."""
-        self._members = self._pipes[: job.shape.worker_count]
-        assert len(self._members) == job.shape.worker_count, "too few processes were started"
+        self._count = job.shape.worker_count
         self._used += 1
-        for pipe in self._members:
-            pipe.send((self._used, job.to_toml()))
-        for pipe in self._members:
-            _receive(pipe)
+        self.ask(self._count, "use", job.to_toml(), self._used)
 
     def iteration(self, step: int) -> Iteration:
         """One iteration's gradients and losses; no optimizer step is taken."""
-        answers = self._ask(("iteration", step))
+        answers = self.ask(self._count, "iteration", step)
         gradients: dict[str, torch.Tensor] = {}
         losses: dict[int, float] = {}
         equal = True
@@ -100,34 +86,14 @@ class MegatronReference:
 
         Monotonic seconds, which all processes of a machine share.
         """
-        return self._ask(("train", steps))
+        return self.ask(self._count, "train", steps)
 
     def shim_cost(self, repeats: int) -> float:
         """Seconds of F and B of a stage under the shims over the seconds without them: median of paired runs.
 
         Taken on one process while the others are idle.
         """
-        self._members[0].send(("shim_cost", repeats))
-        return float(_receive(self._members[0]))
-
-    def _ask(self, what: tuple[str, int]) -> list[Any]:
-        for pipe in self._members:
-            pipe.send(what)
-        return [_receive(pipe) for pipe in self._members]
-
-    def __enter__(self) -> MegatronReference:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        end_processes(zip(self._processes, self._pipes, strict=True))
-
-
-def _receive(pipe: Any) -> Any:
-    assert pipe.poll(DEADLINE_SECONDS), "a reference process gives no answer"
-    answer = pipe.recv()
-    if isinstance(answer, str):
-        raise RuntimeError(answer)
-    return answer
+        return float(self.ask(1, "shim_cost", repeats)[0])
 
 
 @contextlib.contextmanager
@@ -138,29 +104,83 @@ def shims() -> Iterator[None]:
         yield
 
 
-def _serve(rank: int, port: int, pipe: Any) -> None:
-    faulthandler.dump_traceback_later(10 * DEADLINE_SECONDS, exit=True)
-    worker = None
-    try:
+def leave() -> None:
+    """Leave the process groups of this process, if it has any."""
+    from megatron.core import parallel_state
+
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+def join(store: Any, rank: int, processes: int, ranks: int, chunks: int = 1, tensor_parallel: int = 1) -> None:
+    """Form the process groups of a Megatron job, in place of those before."""
+    from megatron.core import parallel_state
+
+    leave()
+    timeout = timedelta(seconds=DEADLINE_SECONDS)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=timeout)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor_parallel,
+        pipeline_model_parallel_size=ranks,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+    )
+
+
+def gpt_model(
+    config: Any, job: Job, ends: Sequence[bool], number: int | None = None
+) -> tuple[Any, dict[str, torch.nn.Parameter]]:
+    """megatron-core's own model, with weights that depend on their names alone, and its parameters by name.
+
+    Args:
+        ends: whether this is the first stage, and the last.
+        number: of the chunk, where there are several.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    from recycle.exec.model.gpt import layer_spec
+    from recycle.exec.model.weights import global_names, initialise
+    from recycle.job.architecture import is_rotary
+
+    module = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec(config),
+        vocab_size=job.model.vocabulary,
+        max_sequence_length=job.model.sequence,
+        pre_process=ends[0],
+        post_process=ends[1],
+        share_embeddings_and_output_weights=job.model.tied,
+        position_embedding_type="rope" if is_rotary(job.model) else "learned_absolute",
+        rotary_base=job.model.rotary_base,
+        vp_stage=number,
+    )
+    first_layer = get_transformer_layer_offset(config, number)
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    initialise(module, job.model, first_layer, rank, job.grid.tensor_parallel)
+    return module, global_names(module, first_layer)
+
+
+def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
+    worker: _Worker | None = None
+
+    def answer(what: str, *arguments: Any) -> Any:
+        nonlocal worker
         with shims():
-            while (order := pipe.recv()) is not None:
-                name, argument = order
-                if isinstance(name, int):
-                    worker = _Worker(Job.from_toml(argument), rank, port, name)
-                    pipe.send(())
-                else:
-                    pipe.send(getattr(worker, name)(argument))
-    except EOFError:
-        return
-    except BaseException as error:
-        pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
-        raise
+            if what == "use":
+                text, use = arguments
+                worker = _Worker(Job.from_toml(text), rank, torch.distributed.PrefixStore(f"use{use}", store))
+                return None
+            return getattr(worker, what)(*arguments)
+
+    return answer
 
 
 class _Worker:
     """One process of a Megatron job."""
 
-    def __init__(self, job: Job, rank: int, port: int, use: int) -> None:
+    def __init__(self, job: Job, rank: int, store: Any) -> None:
         torch.set_num_threads(job.train.threads)
         from megatron.core import parallel_state
         from megatron.core.distributed import (
@@ -168,47 +188,19 @@ class _Worker:
             DistributedDataParallelConfig,
             finalize_model_grads,
         )
-        from megatron.core.models.gpt.gpt_model import GPTModel
         from megatron.core.pipeline_parallel import get_forward_backward_func
-        from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
         from recycle.exec.model.config import transformer_config
-        from recycle.exec.model.gpt import layer_spec
-        from recycle.exec.model.weights import global_names, initialise
-        from recycle.job.architecture import is_rotary
 
-        if torch.distributed.is_initialized():
-            parallel_state.destroy_model_parallel()
-            torch.distributed.destroy_process_group()
-        store = torch.distributed.PrefixStore(
-            f"use{use}", torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-        )
-        torch.distributed.init_process_group(
-            "gloo", store=store, rank=rank, world_size=job.shape.worker_count,
-            timeout=timedelta(seconds=DEADLINE_SECONDS),
-        )  # fmt: skip
-        parallel_state.initialize_model_parallel(pipeline_model_parallel_size=job.shape.ranks)
+        join(store, rank, job.shape.worker_count, job.shape.ranks)
         config = transformer_config(
             job,
             pipeline_model_parallel_size=job.shape.ranks,
             finalize_model_grads_func=finalize_model_grads,
             batch_p2p_comm=False,
         )
-        pipeline_rank = parallel_state.get_pipeline_model_parallel_rank()
-        model = GPTModel(
-            config=config,
-            transformer_layer_spec=layer_spec(config),
-            vocab_size=job.model.vocabulary,
-            max_sequence_length=job.model.sequence,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=False,
-            position_embedding_type="rope" if is_rotary(job.model) else "learned_absolute",
-            rotary_base=job.model.rotary_base,
-        )
-        first_layer = get_transformer_layer_offset(config, pp_rank=pipeline_rank)
-        initialise(model, job.model, first_layer)
-        self._named = global_names(model, first_layer)
+        ends = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+        model, self._named = gpt_model(config, job, ends)
         self._model = DistributedDataParallel(
             config,
             DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),

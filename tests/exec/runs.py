@@ -37,6 +37,17 @@ def job(
     return price(Job.from_toml("\n".join(lines)))
 
 
+def lines_of(directory: Path, name: str) -> list[dict[str, Any]]:
+    """Lines of a run directory's `metrics` or `events` so far."""
+    path = directory / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
+    """Events of a kind in a run directory."""
+    return [event for event in lines_of(directory, "events") if event["kind"] == kind]
+
+
 def kinds(result: RunResult) -> list[str]:
     """Kinds of the run's events, in order."""
     return [event["kind"] for event in result.events]
@@ -60,6 +71,16 @@ def assert_same_training(run: RunResult, reference: RunResult) -> None:
     assert run.digests
     for worker, stages in run.digests.items():
         assert stages == reference.digests[worker]
+
+
+def deaths(result: RunResult) -> list[tuple[str, str]]:
+    """(worker, cause) of every death that was detected."""
+    return [(event["worker"], event["cause"]) for event in result.events if event["kind"] == "detected"]
+
+
+def live_workers(result: RunResult) -> list[int]:
+    """How many workers each iteration had."""
+    return [line["live_workers"] for line in result.metrics]
 
 
 _CALM: dict[tuple[str, int], RunResult] = {}

@@ -5,13 +5,13 @@ Started once per module; each case names a job and the programs to run.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.state.optimizer import HALVES
@@ -24,9 +24,7 @@ from recycle.exec.worker.iterations import report_of
 from recycle.job import Job
 from recycle.job.shape import Worker
 from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split
-from tests.warm import end_processes, warm_context
-
-ANSWER_SECONDS = 240.0
+from tests.warm import WarmPool
 
 
 @dataclass(frozen=True)
@@ -46,36 +44,16 @@ class Part:
     digests: list[str]
 
 
-class TensorWorkers:
-    """T processes; use as a context manager."""
+class TensorWorkers(WarmPool):
+    """T processes."""
 
     def __init__(self, count: int) -> None:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        warm = warm_context()
-        self._members = []
-        for rank in range(count):
-            ours, theirs = warm.Pipe()
-            process = warm.Process(target=_serve, args=(self._store.port, rank, count, theirs), daemon=True)
-            process.start()
-            self._members.append((process, ours))
+        super().__init__(count, _make_worker, count)
+        self._count = count
 
     def iterate(self, job: Job, weights_last: bool = False) -> list[Part]:
         """Run one iteration of every stage of `job` and step; `weights_last` splits B and puts every W to the end."""
-        for _, pipe in self._members:
-            pipe.send((job.to_toml(), weights_last))
-        parts = []
-        for rank, (_, pipe) in enumerate(self._members):
-            assert pipe.poll(ANSWER_SECONDS), f"tensor rank {rank} hangs"
-            part = pipe.recv()
-            assert isinstance(part, Part), part
-            parts.append(part)
-        return parts
-
-    def __enter__(self) -> TensorWorkers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end_processes(self._members)
+        return self.ask(self._count, job.to_toml(), weights_last)
 
 
 def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
@@ -98,20 +76,13 @@ def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -
     return found
 
 
-def _serve(port: int, rank: int, count: int, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    store, me = TCPStore("127.0.0.1", port, is_master=False), Worker(0, 0)
+def _make_worker(store: Any, rank: int, count: int) -> Callable[[str, bool], Part]:
+    worker = Worker(0, 0)
     plugin = Gloo(TransportSettings(store, tensor=(rank, count)))
-    transport = plugin.open(GroupsOfGeneration("tensor", me, [me], {}, ((1,), torch.float32)))
+    transport = plugin.open(GroupsOfGeneration("tensor", worker, [worker], {}, ((1,), torch.float32)))
     group = TensorGroup(rank, count)
     group.exchange = transport.exchange
-    while (case := pipe.recv()) is not None:
-        try:
-            answer: Any = _iterate(group, *case)
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        pipe.send(answer)
-    os._exit(0)
+    return partial(_iterate, group)
 
 
 def _iterate(group: TensorGroup, text: str, weights_last: bool) -> Part:

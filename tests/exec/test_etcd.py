@@ -103,7 +103,7 @@ def locked(own_etcd: EtcdServer) -> EtcdServer:
     add = {"name": "root", "password": "secret"}
     for path, body in (("user/add", add), ("user/grant", {"user": "root", "role": "root"}), ("enable", {})):
         # Not by our client, which repeats what a busy machine did not answer in time: these cannot be repeated.
-        request = urllib.request.Request(f"http://{own_etcd.address}:{own_etcd.port}/v3/auth/{path}")
+        request = urllib.request.Request(f"http://127.0.0.1:{own_etcd.port}/v3/auth/{path}")
         urllib.request.urlopen(request, json.dumps(body).encode(), timeout=60).close()
     return own_etcd
 

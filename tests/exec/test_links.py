@@ -279,6 +279,15 @@ def test_last_words_of_an_end_that_is_gone_are_read_although_nothing_can_be_sent
     assert pair.heard == [Stop(1), None]
 
 
+def test_an_end_that_does_not_read_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_UNSENT_BYTES", 1_000_000)
+    pair = Pair(hub)
+    for _ in range(3):
+        hub.send(pair.link, Leave("x" * (1 << 20), 1))
+    assert hub.dispatch(SOON)
+    assert pair.heard == [None]
+
+
 def test_garbage_ends_its_own_link_only(hub: Hub) -> None:
     bad, good = Pair(hub), Pair(hub)
     bad.other.sendall(b"\0\0\0\4\xff\xff\xff\xff")

@@ -5,25 +5,19 @@ Started once per module; each case names the transport, the schedule and what to
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.base import TransportError, sum_groups
-from recycle.exec.transport.connections import Connection, open_sockets, own_connections
 from recycle.exec.transport.formation import lanes_of
-from recycle.exec.transport.gloo import Gloo, form_group
+from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.ir.instruction import (
     Instruction,
@@ -37,80 +31,51 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Worker
 from tests.exec.accelerator.transport import Simulated
-from tests.warm import end_processes, warm_context
+from tests.warm import ANSWER_SECONDS, WarmPool
 
 MESSAGE = ((4, 3), torch.float32)
-ANSWER_SECONDS = 240.0
 ENTRIES = 5
 LIMITS = MembershipSection(transport_timeout=60.0, dead_after=30.0, form_timeout=20.0)
 
 
-class TransportWorkers:
-    """As many processes as asked for; use as a context manager."""
+class TransportWorkers(WarmPool):
+    """As many processes as asked for."""
 
     def __init__(self, count: int) -> None:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._warm = warm_context()
-        self._members = [self._start() for _ in range(count)]
+        super().__init__(count, _make_worker)
         self._cases = 0
-
-    def _start(self) -> tuple[Any, Any]:
-        ours, theirs = self._warm.Pipe()
-        process = self._warm.Process(target=_serve, args=(self._store.port, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        return process, ours
 
     def run(self, kind: str, schedule: Schedule, action: str, iterations: int = 3, victim: int = -1) -> list[str]:
         """What each worker of the schedule says in the end: "done", or the error; "" of the victim, which is killed."""
         self._cases += 1
-        pipes = [pipe for _, pipe in self._members[: len(schedule.live)]]
-        assert len(pipes) == len(schedule.live)
-        for place, pipe in enumerate(pipes):
-            pipe.send((kind, f"case{self._cases}", schedule.dumps(), place, action, iterations, victim))
+        name = f"case{self._cases}"
+        for place in range(len(schedule.live)):
+            self.send(place, kind, name, schedule.dumps(), place, action, iterations, victim)
         if victim >= 0:
-            self._members[victim][0].join(ANSWER_SECONDS)
-            self._store.set(f"case{self._cases}/over", "1")
-            self._members[victim] = self._start()
-        answers = []
-        for place, pipe in enumerate(pipes):
-            if place == victim:
-                answers.append("")
-                continue
-            assert pipe.poll(ANSWER_SECONDS), f"worker {place} hangs"
-            answers.append(pipe.recv())
-        return answers
-
-    def __enter__(self) -> TransportWorkers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end_processes(self._members)
+            self.await_end(victim)
+            self.store.set(f"{name}/over", "1")
+        return ["" if place == victim else str(self.receive(place)) for place in range(len(schedule.live))]
 
 
-def _serve(port: int, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
+def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
     watch = store.clone()
     settings = TransportSettings(store, limits=LIMITS)
     plugin: TransportPlugin | None = None
-    while (case := pipe.recv()) is not None:
-        kind, *of_case = case
+
+    def run(kind: str, *case: Any) -> str:
+        nonlocal plugin
         if type(plugin) is not PLUGINS[kind]:  # gloo's would shut the sockets that another keeps
             plugin = PLUGINS[kind](settings)
         try:
-            _case(store, watch, plugin, *of_case)
-            answer = "done"
+            _case(store, watch, plugin, *case)
         except TransportError as error:
-            answer = f"TransportError: {error}"
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        pipe.send(answer)
-    os._exit(0)
+            return f"TransportError: {error}"
+        return "done"
+
+    return run
 
 
 def _case(
@@ -203,70 +168,4 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
     return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
 
 
-class Lanes(LanePlugin):
-    """The transport that NCCL uses, over gloo's communicators: the same plan of communicators, the same order."""
-
-    @classmethod
-    def refusal(cls, job: Job) -> str | None:
-        return None
-
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        return GlooLanes(self.settings, groups, self.communicators)
-
-
-class GlooLanes(LaneTransport):
-    def _make(self, name: str, rank: int, size: int) -> Any:
-        before = open_sockets()
-        group = form_group(self._settings, name, rank, size, self._over)
-        own = {fd for identity, fd in open_sockets().items() if identity not in before}
-        return GlooCommunicator(group, own_connections(own))
-
-    def _mark(self) -> Callable[[], bool]:
-        return lambda: True
-
-    def _abort(self, groups: Sequence[Any]) -> None:
-        for group in groups:
-            for connection in group.connections:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as end:
-                    end.shutdown(socket.SHUT_RDWR)
-
-
-class GlooCommunicator:
-    """A group of gloo's whose operations complete without a wait, as those of a device do.
-
-    Attributes:
-        connections: of the group.
-    """
-
-    def __init__(self, group: Any, connections: list[Connection]) -> None:
-        self.connections = connections
-        self.send, self.recv, self.allreduce = (
-            partial(Waited, operation) for operation in (group.send, group.recv, group.allreduce)
-        )
-
-
-class Waited:
-    """The work of an operation, for which a thread waits: gloo completes it only then."""
-
-    def __init__(self, operation: Callable[..., Any], *arguments: Any) -> None:
-        self._work, self._error = operation(*arguments), ""
-        self._ended = threading.Event()
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    def _wait(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            self._error = str(error)
-        self._ended.set()
-
-    def wait(self) -> None:
-        self._ended.wait()
-        if self._error:
-            raise RuntimeError(self._error)
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set() and not self._error
-
-
-PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "lanes": Lanes, "accelerator": Simulated}
+PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "accelerator": Simulated}

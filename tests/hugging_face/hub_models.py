@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-TOGETHER = pytest.mark.xdist_group("transformers")
-"""Of tests that need transformers, whose import takes seconds: one process has them all."""
 SIZES = {
     "vocab_size": 256,
     "hidden_size": 32,

@@ -17,10 +17,10 @@ from recycle.job import Job
 from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.drive import build_pipeline, small_job
 from tests.exec.model.test_families import sharpened
-from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model, logits_of
+from tests.hugging_face.hub_models import MODELS, hub_model, logits_of
 from tests.hugging_face.ours import job_file, our_logits
 
-pytestmark = [pytest.mark.slow, TOGETHER]
+pytestmark = pytest.mark.slow
 
 TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
 LOGITS_WITHIN, LOSSES_WITHIN = 1e-5, 1e-4

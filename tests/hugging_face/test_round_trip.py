@@ -12,11 +12,11 @@ import torch
 
 from recycle.exec.checkpoint.checkpoint import verify_files, write_manifest
 from recycle.hugging_face.conversion import export_model, import_model
-from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model, logits_of
+from tests.hugging_face.hub_models import MODELS, hub_model, logits_of
 from tests.hugging_face.written import same_bits, stored
 from tests.tokens.tokenizers import saved_tokenizer
 
-pytestmark = [pytest.mark.slow, TOGETHER]
+pytestmark = pytest.mark.slow
 
 TOKENS = torch.arange(48).reshape(2, 24) % 256
 

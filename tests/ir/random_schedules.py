@@ -20,7 +20,11 @@ from recycle.ir.instruction import (
     Instruction,
     OverlappedPair,
     RedundantForward,
+    Send,
+    SendActivation,
     Transfer,
+    WaitSendActivation,
+    WaitSendGradient,
 )
 
 
@@ -109,6 +113,19 @@ def with_redundancy(rng: random.Random, schedule: Schedule) -> Schedule:
                     program.insert(rng.randint(first + 1, last), RedundantForward(stage + 1, micro_batch))
     return Schedule.build(
         schedule.shape, programs, placement=placement, failed=schedule.failed, optimizer=schedule.optimizer
+    )
+
+
+def with_waits(rng: random.Random, schedule: Schedule) -> Schedule:
+    """The lowered schedule whose workers wait for the arrival of some of what they send, each anywhere behind it."""
+    programs = {worker: list(schedule.program(worker)) for worker in schedule.live}
+    for program in programs.values():
+        for send in [one for one in program if isinstance(one, Send) and rng.random() < 0.4]:
+            wait = WaitSendActivation if isinstance(send, SendActivation) else WaitSendGradient
+            place = rng.randint(program.index(send) + 1, len(program) - 2)  # a step is the last
+            program.insert(place, wait(send.stage, send.micro_batch))
+    return Schedule.build(
+        schedule.shape, programs, placement=schedule.placement, failed=schedule.failed, optimizer=schedule.optimizer
     )
 
 

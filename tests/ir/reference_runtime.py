@@ -22,6 +22,8 @@ from recycle.ir.instruction import (
     SendActivation,
     SendGradient,
     Transfer,
+    WaitSend,
+    WaitSendActivation,
 )
 
 
@@ -97,6 +99,10 @@ class Runtime:
                 self.crossing[crossing] = transfer_seconds(self.profile, *crossing)
             end = max(self.made[value][0], self.lane.get(pair, 0.0)) + self.crossing[crossing]
             self.lane[pair] = self.arrived[(*value, instruction.peer)] = end
+            return True
+        if isinstance(instruction, WaitSend):
+            sent = ("A" if isinstance(instruction, WaitSendActivation) else "G", stage, micro_batch)
+            self.free[worker] = max(self.free[worker], *(end for key, end in self.arrived.items() if key[:3] == sent))
             return True
         return self.compute(worker, [instruction])
 

@@ -66,7 +66,7 @@ def test_the_code_of_the_page_runs(rerun: ModuleType, capsys: pytest.CaptureFixt
 
 
 def test_it_is_written_read_and_numbered_behind_the_others(rerun: ModuleType, schedule: Schedule) -> None:
-    assert rerun.Rerun.kind == len(KIND_CLASSES) - 1 == 16
+    assert rerun.Rerun.kind == len(KIND_CLASSES) - 1 == 18
     assert schedule.text() == PROGRAMS
     assert isinstance(parse_instruction("0RERUN1.1"), rerun.Rerun)
     # Other white space is read instruction by instruction, not in one pass.
@@ -74,7 +74,7 @@ def test_it_is_written_read_and_numbered_behind_the_others(rerun: ModuleType, sc
     assert Schedule.from_text(SHAPE, spread) == schedule
     schedule.save("checked.json")
     assert Schedule.load("checked.json") == schedule
-    assert table_as_json()[16] == {
+    assert table_as_json()[18] == {
         "token": "RERUN",
         "title": "forward of a peer, run again to check it",
         "letter": "C",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import math
 import random
 import weakref
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from recycle.ir.event_graph import lowered_graph
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES
 from recycle.ir.rules import all_rules
+from recycle.ir.simulate import timeline_of
 from tests.ir.random_schedules import break_one_place, random_schedule
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -54,8 +55,6 @@ UPDATE = ",{0}REDUCE_GRAD,{0}STEP"
 
 # The negative examples of the reference on schedules, section 8, by its numbers: rows, micro-batches, what is found.
 DEFECTS = {
-    "1 duplicate F": ("0F0,0F0,0F1,0B0,0B1", RANK_1, 2, [("duplicate", "0.0", 1, "0F0.0")]),
-    "2 duplicate W": ("0F0,0F1,0I0,0I1,0W0,0W0,0W1", RANK_1, 2, [("duplicate", "0.0", 5, "0W0.0")]),
     "3 micro-batch out of range": (
         "0F0,0F7,0B0,0B7", "1F0,1B0,1F7,1B7", 2,
         [("missing", None, None, None), ("micro-batch-range", "0.0", 1, "0F0.7"),
@@ -67,21 +66,10 @@ DEFECTS = {
     "6 deadlock across ranks": ("0F0,0B0,0F1,0B1", "1F1,1F0,1B0,1B1", 2, [("deadlock", "0.0", 1, "0B0.0")]),
     "7 receives out of order": (SENT, RECEIVED.replace("1RECV_F0,1RECV_F1", "1RECV_F1,1RECV_F0"), 2,
                                 [("fifo", "0.1", 0, "1RECV_F0.1@0.0")]),
-    "8 receive without send": (SENT.replace(",0SEND_F1", ""), RECEIVED, 2, [("unsent", "0.1", 1, "1RECV_F0.1@0.0")]),
-    "9 send without receive": ("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0", ONE, 1,
-                               [("duplicate-transfer", "0.0", 2, "0SEND_F0.0@0.1")]),
-    "10 duplicate receive": ("0F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0," + ONE, 1,
-                             [("duplicate-transfer", "0.1", 1, "1RECV_F0.0@0.0")]),
-    "11 send before producer": ("0SEND_F0,0F0,0RECV_B0,0B0", ONE, 1, [("order", "0.0", 0, "0SEND_F0.0@0.1")]),
     "12 W before I": ("0F0,0SEND_F0,0W0,0RECV_B0,0I0", ONE, 1, [("order", "0.0", 2, "0W0.0")]),
     "13 B before F": ("0F0,0SEND_F0,0RECV_B0,0B0", "1B0,1SEND_B0,1RECV_F0,1F0", 1, [("order", "0.1", 0, "1B0.0")]),
-    "15 reduce twice": (SENT + ",0REDUCE_GRAD" + UPDATE.format(0), RECEIVED + UPDATE.format(1), 2,
-                        [("duplicate-update", "0.0", 9, "0REDUCE_GRAD")]),
-    "15 reduce early": ("0F0,0REDUCE_GRAD,0F1,0B0,0B1,0STEP", RANK_1 + UPDATE.format(1), 2,
-                        [("early-reduce", "0.0", 1, "0REDUCE_GRAD")]),
     "16 unsafe where serialised": (SENT, "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1", 2,
                                    [("serialised-transport", "0.0", 3, "0SEND_F0.1@0.1")]),
-    "18 a stage on the next rank": ("0F0,0B0,0F1", "0B1," + RANK_1, 2, [("not-hosted", "0.1", 0, "0B0.1")]),
 }  # fmt: skip
 
 
@@ -89,11 +77,6 @@ DEFECTS = {
 def test_a_defect_that_other_validators_miss_is_found_once_at_its_place(name: str) -> None:
     first, second, micro_batches, expected = DEFECTS[name]
     assert summary(check(two_ranks(first, second, micro_batches))) == expected
-
-
-def test_an_instruction_without_micro_batch_cannot_be_read() -> None:  # 5
-    with pytest.raises(ScheduleError, match=r"worker 0\.0, position 0: '0F': the micro-batch is missing"):
-        two_ranks("0F,0B", "1F,1B", 1)
 
 
 def test_leaving_out_every_reduce_is_an_error_only_for_a_schedule_about_to_run() -> None:  # 14
@@ -127,45 +110,116 @@ def test_two_independent_deadlocks_are_both_told() -> None:
     assert summary(findings) == [("deadlock", "0.0", 1, "0B0.0"), ("deadlock", "1.0", 1, "0B1.0")]
 
 
-# One broken schedule per rule, beside the valid ones: an edit of a valid schedule and where it must be found.
+# Valid schedules, each rule's way to break one in one place, and where that must be found.
 SHAPE = Shape(2, 2, 2)
-LOWERED = lower(one_f_one_b(SHAPE)).text()
+BASES = {
+    "plain": lower(one_f_one_b(SHAPE)),
+    "buckets": lower(replace(one_f_one_b(SHAPE), buckets=3)),
+    "gathers": lower(replace(interleaved(Shape(2, 2, 2, 2)), gathers=True)),
+    "redundant": Schedule.from_text(
+        Shape(1, 3, 2),
+        {"0.0": "0F0 0F1 1R0 0B0 1R1 0B1", "0.1": "1F0 1F1 2R0 1B0 2R1 1B1", "0.2": "2F0 2B0 2F1 2B1"},
+        placement={"0.0": [0, 1], "0.1": [1, 2]}, optimizer="barrier",
+    ),
+    "replay": Schedule.from_text(
+        Shape(2, 1, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1 0REPLAY1.0", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1"}
+    ),
+    "waits": Schedule.from_text(
+        Shape(1, 2, 1), {"0.0": "0F0 0SEND_F0@0.1 0WAIT_SEND_F0 0RECV_B0@0.1 0B0",
+                         "0.1": "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1WAIT_SEND_B0"},
+    ),
+    "forward": Schedule.from_text(Shape(1, 1, 2), {"0.0": "0F0 0F1"}, forward_only=True),
+}  # fmt: skip
+EDITS = [
+    ("stage-range", "plain", "0.0", "0STEP", "0STEP 5F0.0", "5F0.0"),
+    ("micro-batch-range", "plain", "0.0", "0STEP", "0STEP 0F2.0", "0F2.0"),
+    ("not-hosted", "plain", "0.0", "0STEP", "0STEP 1STEP", "1STEP"),
+    ("missing", "plain", "0.0", "0B0.1 ", "", "0F0.1"),
+    ("duplicate", "plain", "0.0", "0B0.1 ", "0B0.1 0B0.1 ", "0B0.1"),
+    ("mixed-backward", "plain", "0.0", "0B0.1 ", "0B0.1 0W0.1 ", "0W0.1"),
+    ("order", "plain", "1.1", "1RECV_F1.1@1.0 1B1.0 1SEND_B1.0@1.0 1F1.1", "1B1.0 1SEND_B1.0@1.0 1F1.1 1RECV_F1.1@1.0",
+     "1F1.1"),
+    ("wrong-peer", "plain", "0.0", "0SEND_F0.1@0.1", "0SEND_F0.1@1.1", "0SEND_F0.1@1.1"),
+    ("wrong-peer", "plain", "0.0", "0STEP", "0STEP 0SEND_F0.0@0.0", "0SEND_F0.0@0.0"),
+    ("duplicate-transfer", "plain", "0.1", "1SEND_B0.1@0.0", "1SEND_B0.1@0.0 1SEND_B0.1@0.0", "1SEND_B0.1@0.0"),
+    ("not-made-here", "plain", "1.0", "0STEP", "0SEND_F0.1@0.1 0STEP", "0SEND_F0.1@0.1"),
+    ("missing-reduce", "plain", "0.1", "1REDUCE_GRAD ", "", None),
+    ("missing-step", "plain", "1.1", " 1STEP", "", None),
+    ("duplicate-update", "plain", "0.1", "1STEP", "1STEP 1STEP", "1STEP"),
+    ("early-reduce", "plain", "0.0", "0B0.1 0REDUCE_GRAD", "0REDUCE_GRAD 0B0.1", "0REDUCE_GRAD"),
+    ("bucket-range", "buckets", "0.0", "0REDUCE_BUCKET/1 ", "0REDUCE_BUCKET/1 0REDUCE_BUCKET/2 ", "0REDUCE_BUCKET/2"),
+    ("weight-parts", "buckets", "0.0", "0W_PART0.1/1 ", "", "0W_PART0.1/0"),
+    ("weight-parts", "buckets", "0.0", "0W_PART0.1/0 ", "0W0.1 0W_PART0.1/0 ", "0W_PART0.1/0"),
+    ("duplicate", "buckets", "0.0", "0W_PART0.1/0 ", "0W_PART0.1/0 0W_PART0.1/0 ", "0W_PART0.1/0"),
+    ("missing-bucket", "buckets", "0.0", "0REDUCE_BUCKET/0 ", "", None),
+    ("duplicate-update", "buckets", "0.0", "0REDUCE_BUCKET/1 ", "0REDUCE_BUCKET/1 0REDUCE_BUCKET/1 ",
+     "0REDUCE_BUCKET/1"),
+    ("early-bucket", "buckets", "0.0", "0W_PART0.1/0 0REDUCE_BUCKET/0 ", "0REDUCE_BUCKET/0 0W_PART0.1/0 ",
+     "0REDUCE_BUCKET/0"),
+    ("early-reduce", "buckets", "0.0", "0W_PART0.1/2 0REDUCE_GRAD", "0REDUCE_GRAD 0W_PART0.1/2", "0REDUCE_GRAD"),
+    ("missing-gather", "gathers", "1.1", " 1GATHER_PARAMS", "", None),
+    ("duplicate-update", "gathers", "1.1", "1GATHER_PARAMS", "1GATHER_PARAMS 1GATHER_PARAMS", "1GATHER_PARAMS"),
+    ("order", "gathers", "1.1", "1STEP 3GATHER_PARAMS 1GATHER_PARAMS", "3GATHER_PARAMS 1GATHER_PARAMS 1STEP",
+     "1GATHER_PARAMS"),
+    ("reduce-order", "gathers", "1.1", "3GATHER_PARAMS 1GATHER_PARAMS", "1GATHER_PARAMS 3GATHER_PARAMS",
+     "1GATHER_PARAMS"),
+    ("order", "redundant", "0.0", "0F0.0 0F0.1 1R0.0", "1R0.0 0F0.0 0F0.1", "1R0.0"),
+    ("redundant", "redundant", "0.0", "1R0.0 0B0.0", "0B0.0 1R0.0", "1R0.0"),
+    ("redundant", "redundant", "0.0", "1R0.0", "1R0.0 1R0.0", "1R0.0"),
+    ("redundant", "redundant", "0.0", "1R0.0", "0R0.0", "0R0.0"),
+    ("redundant", "redundant", "0.1", "2R0.0", "1R0.0", "1R0.0"),
+    ("not-hosted", "redundant", "0.0", "1R0.0", "2R0.0", "2R0.0"),
+    ("micro-batch-range", "redundant", "0.0", "1R0.1", "1R0.2", "1R0.2"),
+    ("replay", "replay", "0.0", "0REPLAY1.0", "0REPLAY0.0", "0REPLAY0.0"),
+    ("replay", "replay", "0.0", "0REPLAY1.0", "0REPLAY1.0 0REPLAY1.0", "0REPLAY1.0"),
+    ("micro-batch-range", "replay", "0.0", "0REPLAY1.0", "0REPLAY1.7", "0REPLAY1.7"),
+    ("stage-range", "replay", "0.0", "0REPLAY1.0", "1REPLAY1.0", "1REPLAY1.0"),
+    ("order", "waits", "0.0", "0F0.0 0SEND_F0.0@0.1 0WAIT_SEND_F0.0", "0WAIT_SEND_F0.0 0F0.0 0SEND_F0.0@0.1",
+     "0WAIT_SEND_F0.0"),
+    ("wait-send", "waits", "0.0", "0B0.0", "0B0.0 0WAIT_SEND_B0.0", "0WAIT_SEND_B0.0"),
+    ("not-hosted", "waits", "0.1", "1WAIT_SEND_B0.0", "0WAIT_SEND_B0.0", "0WAIT_SEND_B0.0"),
+    ("beyond-forward", "forward", "0.0", "0F0.1", "0F0.1 0B0.0", "0B0.0"),
+    ("beyond-forward", "forward", "0.0", "0F0.1", "0F0.1 0REDUCE_GRAD", "0REDUCE_GRAD"),
+    ("duplicate", "forward", "0.0", "0F0.1", "0F0.1 0F0.0", "0F0.0"),
+    ("missing", "forward", "0.0", " 0F0.1", "", None),
+]  # fmt: skip
 
 
-def edited(worker: str, old: str, new: str, **arguments: object) -> Schedule:
-    assert LOWERED[worker].count(old) == 1, (worker, old, LOWERED[worker])
-    return Schedule.from_text(SHAPE, {**LOWERED, worker: LOWERED[worker].replace(old, new)}, **arguments)  # type: ignore[arg-type]
+def edited(base: str, worker: str, old: str, new: str, **options: Any) -> Schedule:
+    valid = BASES[base]
+    programs = valid.text()
+    assert programs[worker].count(old) == 1, (worker, old, programs[worker])
+    programs[worker] = programs[worker].replace(old, new)
+    kept = {"placement": valid.placement, "optimizer": valid.optimizer, "buckets": valid.buckets}
+    return Schedule.from_text(valid.shape, programs, **kept, forward_only=valid.forward_only, **options)  # type: ignore[arg-type]
 
 
-def in_buckets(old: str, new: str) -> Schedule:
-    """Two buckets, and worker 0.0's program changed in one place."""
-    programs = lower(replace(one_f_one_b(SHAPE), buckets=2)).text()
-    assert programs["0.0"].count(old) == 1, (old, programs["0.0"])
-    return Schedule.from_text(SHAPE, {**programs, "0.0": programs["0.0"].replace(old, new)}, buckets=2)
+def test_what_is_edited_is_valid_before() -> None:
+    for valid in BASES.values():
+        assert check(valid) == []
 
 
+@pytest.mark.parametrize(("code", "base", "worker", "old", "new", "instruction"), EDITS)
+def test_a_program_broken_in_one_place_is_found_there_once(
+    code: str, base: str, worker: str, old: str, new: str, instruction: str | None
+) -> None:
+    schedule = edited(base, worker, old, new)
+    (finding,) = check(schedule)
+    place = (finding.worker, finding.instruction) if finding.worker else (worker, instruction)
+    assert (finding.rule, *place) == (code, worker, instruction)
+    if finding.position is not None:
+        assert str(schedule.program(Worker.parse(worker))[finding.position]) == instruction
+
+
+LOWERED = BASES["plain"].text()
 RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
-    "stage-range": (edited("0.0", "0STEP", "0STEP 5F0.0"), "0.0", "5F0.0"),
-    "micro-batch-range": (edited("0.0", "0STEP", "0STEP 0F2.0"), "0.0", "0F2.0"),
     "no-host": (Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0"}, failed=["0.1"]), None, None),
     "failed-worker": (Schedule.from_text(SHAPE, LOWERED, failed=["1.1"]), "1.1", "1RECV_F1.0@1.0"),
-    "not-hosted": (edited("0.0", "0STEP", "0STEP 1STEP"), "0.0", "1STEP"),
-    "missing": (edited("0.0", "0B0.1 ", ""), "0.0", "0F0.1"),
-    "duplicate": (edited("0.0", "0B0.1 ", "0B0.1 0B0.1 "), "0.0", "0B0.1"),
-    "mixed-backward": (edited("0.0", "0B0.1 ", "0B0.1 0W0.1 "), "0.0", "0W0.1"),
-    "beyond-forward": (
-        Schedule.from_text(Shape(1, 1, 1), {"0.0": "0F0 0B0"}, forward_only=True), "0.0", "0B0.0",
-    ),
     "apart": (
         Schedule.from_text(Shape(2, 1, 1), {"0.0": "0F0.0 0F1.0 0B1.0", "1.0": "0B0.0"}), "1.0", "0B0.0",
     ),
-    "order": (edited("1.1", "1RECV_F1.1@1.0 1B1.0 1SEND_B1.0@1.0 1F1.1", "1B1.0 1SEND_B1.0@1.0 1F1.1 1RECV_F1.1@1.0"),
-              "1.1", "1F1.1"),
-    "wrong-peer": (edited("0.0", "0SEND_F0.1@0.1", "0SEND_F0.1@1.1"), "0.0", "0SEND_F0.1@1.1"),
-    "duplicate-transfer": (edited("0.1", "1SEND_B0.1@0.0", "1SEND_B0.1@0.0 1SEND_B0.1@0.0"), "0.1", "1SEND_B0.1@0.0"),
-    "not-made-here": (edited("1.0", "0STEP", "0SEND_F0.1@0.1 0STEP"), "1.0", "0SEND_F0.1@0.1"),
-    "unreceived": (edited("0.1", "1RECV_F0.1@0.0 ", ""), "0.0", "0SEND_F0.1@0.1"),
-    "unsent": (edited("0.0", "0SEND_F0.1@0.1 ", ""), "0.1", "1RECV_F0.1@0.0"),
+    "unreceived": (edited("plain", "0.1", "1RECV_F0.1@0.0 ", ""), "0.0", "0SEND_F0.1@0.1"),
+    "unsent": (edited("plain", "0.0", "0SEND_F0.1@0.1 ", ""), "0.1", "1RECV_F0.1@0.0"),
     "no-transfer": (
         Schedule.from_text(SHAPE, {**LOWERED, "0.0": LOWERED["0.0"].replace("0SEND_F0.1@0.1 ", ""),
                                    "0.1": LOWERED["0.1"].replace("1RECV_F0.1@0.0 ", "")}), "0.1", "1F0.1",
@@ -174,19 +228,6 @@ RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
         two_ranks(SENT, RECEIVED.replace("1RECV_F0,1RECV_F1", "1RECV_F1,1RECV_F0")),
         "0.1", "1RECV_F0.1@0.0",
     ),
-    "missing-reduce": (edited("0.1", "1REDUCE_GRAD ", ""), "0.1", None),
-    "missing-step": (edited("1.1", " 1STEP", ""), "1.1", None),
-    "missing-gather": (
-        Schedule.from_text(SHAPE, {w: text if w == "0.1" else f"{text} {w[2]}GATHER_PARAMS"
-                                   for w, text in LOWERED.items()}), "0.1", None,
-    ),
-    "duplicate-update": (edited("0.1", "1STEP", "1STEP 1STEP"), "0.1", "1STEP"),
-    "early-reduce": (edited("0.0", "0B0.1 0REDUCE_GRAD", "0REDUCE_GRAD 0B0.1"), "0.0", "0REDUCE_GRAD"),
-    "bucket-range": (in_buckets("0REDUCE_BUCKET/0", "0REDUCE_BUCKET/0 0REDUCE_BUCKET/1"), "0.0", "0REDUCE_BUCKET/1"),
-    "weight-parts": (in_buckets("0W_PART0.1/1 ", ""), "0.0", "0W_PART0.1/0"),
-    "missing-bucket": (in_buckets("0REDUCE_BUCKET/0 ", ""), "0.0", None),
-    "early-bucket": (
-        in_buckets("0W_PART0.1/0 0REDUCE_BUCKET/0", "0REDUCE_BUCKET/0 0W_PART0.1/0"), "0.0", "0REDUCE_BUCKET/0"),
     "early-step": (
         Schedule.from_text(Shape(1, 1, 1, 2), {"0.0": "0F0 1F0 1B0 0B0 1REDUCE_GRAD 1STEP 0REDUCE_GRAD 0STEP"},
                            optimizer="barrier"), "0.0", "1STEP",
@@ -217,9 +258,8 @@ def test_each_rule_finds_its_example_once_and_no_other_rule_speaks(code: str) ->
 
 
 def test_every_rule_has_an_example_a_severity_and_a_paragraph() -> None:
-    elsewhere = {"deadlock", "redundant", "replay", "not-lowered", "activation-limit", "byte-limit"}
-    elsewhere.add("serialised-transport")
-    assert {rule.code for rule in all_rules()} == set(RULE_EXAMPLES) | elsewhere
+    elsewhere = {"deadlock", "not-lowered", "activation-limit", "byte-limit", "serialised-transport"}
+    assert {rule.code for rule in all_rules()} == {code for code, *_ in EDITS} | set(RULE_EXAMPLES) | elsewhere
     for rule in all_rules():
         assert len(rule.documentation.split()) > 15, rule.code
         assert explain(rule.code) is rule
@@ -236,11 +276,6 @@ def test_a_transfer_with_a_failed_peer_is_found_once_per_pair_of_workers() -> No
         ("missing", None, None), ("failed-worker", "1.0", "0SEND_F1.0@1.1")]  # fmt: skip
     assert "stage 1 does not run micro-batch 1.0, 1.1, 1.2" in findings[0].message
     assert "and 5 more transfers with it" in findings[1].message
-
-
-def test_a_transfer_to_the_worker_itself_is_wrong() -> None:
-    schedule = edited("0.0", "0STEP", "0STEP 0SEND_F0.0@0.0")
-    assert [f.rule for f in check(schedule)] == ["wrong-peer"]
 
 
 def test_a_receive_on_the_wrong_worker_is_told_once() -> None:
@@ -302,14 +337,10 @@ def test_what_is_kept_between_I_and_W_counts_with_its_share() -> None:
     assert len(check(schedule, limits=[1.9], profile=Profile.uniform(weight_stash=0.5))) == 1
 
 
-def test_limits_of_another_number_of_ranks_are_refused() -> None:
-    with pytest.raises(JobError, match="limits: lists 1 ranks, the schedule has 2"):
-        check(gpipe(Shape(1, 2, 2)), limits=[4])
-
-
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
+        ([4], "limits: lists 1 ranks, the schedule has 2"),
         (4, r"limits: write one number of activations per rank, for example \[4\] \* 2"),
         ([2, math.nan], "limits: nan of rank 1 is not a number of activations"),
         ([-1, 2], "limits: -1 of rank 0 is not a number of activations"),
@@ -336,15 +367,6 @@ def test_errors_come_before_warnings_and_follow_worker_and_position() -> None:
         ("error", "duplicate", "0.1", 8),
         ("warning", "late-send", "0.0", 7),
     ]
-
-
-@pytest.mark.parametrize("optimizer", ["staggered", "barrier"])
-@pytest.mark.parametrize("family", [gpipe, one_f_one_b])
-@pytest.mark.parametrize("shape", [Shape(1, 1, 1), Shape(1, 4, 8), Shape(3, 4, 6), Shape(2, 5, 2)])
-def test_families_are_valid_as_built_and_lowered(family, shape: Shape, optimizer) -> None:  # type: ignore[no-untyped-def]
-    schedule = family(shape, optimizer)
-    assert check(schedule) == []
-    assert check(lower(schedule), about_to_run=True) == []
 
 
 def test_the_published_adaptive_schedule_is_valid_within_the_limits_of_1f1b() -> None:
@@ -407,6 +429,8 @@ def test_no_program_of_nonsense_makes_the_checker_raise(rng: random.Random) -> N
     findings = check(schedule, limits=[1.0] * shape.ranks, byte_limit=2.0, about_to_run=rng.random() < 0.5)
     assert findings
     assert lower(schedule).columns is not None
+    with contextlib.suppress(ScheduleError):
+        assert timeline_of(schedule).makespan >= 0
 
 
 def test_a_flood_of_findings_is_counted_and_hides_no_other_rule() -> None:
@@ -416,30 +440,6 @@ def test_a_flood_of_findings_is_counted_and_hides_no_other_rule() -> None:
     assert findings.more == {"duplicate": 3999}
     assert (findings.number("error"), findings.number("warning")) == (4999, 0)
     assert summary(findings)[-1] == ("duplicate", "0.0", 1000, "0F0.0")
-
-
-@pytest.mark.slow
-@settings(bounded, max_examples=100)
-@given(randoms, st.booleans())
-def test_of_each_rule_the_first_findings_are_described_and_the_others_counted(
-    rng: random.Random, lowered: bool
-) -> None:
-    schedule = random_schedule(rng, most=3)
-    schedule = lower(schedule) if lowered else schedule
-    for _ in range(rng.randint(1, 6)):
-        broken = break_one_place(rng, schedule)
-        schedule = broken.schedule if broken else schedule
-    everything = check(schedule)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recycle.ir.rules.rule.MOST_DESCRIBED", 1)
-        first = check(schedule)
-    assert everything.more == {}
-    counts = Counter(finding.rule for finding in everything)
-    assert Counter(finding.rule for finding in first) == dict.fromkeys(counts, 1)
-    assert first.more == {rule: count - 1 for rule, count in counts.items() if count > 1}
-    assert [one for one in everything if one in first] == first
-    for severity in ("error", "warning"):
-        assert first.number(severity) == sum(finding.severity == severity for finding in everything)
 
 
 def test_a_circle_through_many_workers_is_told_in_part() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recycle import MicroBatch, Schedule, Shape
-from recycle.ir.dependencies import Cause, Dependencies, ValueKind, crossings, dependencies, tie_groups
+from recycle.ir.dependencies import Dependencies, ValueKind, Why, dependencies, needs, tie_groups
 from recycle.ir.instruction import parse_instruction
-from recycle.ir.values import Why, needs
 
 A, G = ValueKind.ACTIVATION, ValueKind.INPUT_GRADIENT
 
@@ -59,43 +58,6 @@ def test_a_lowered_schedule_needs_its_transfers() -> None:
     }  # fmt: skip
 
 
-def whole(row_0: str, row_1: str, **arguments: object) -> tuple[Schedule, Dependencies]:
-    schedule = Schedule.from_text(Shape(2, 1, 1), {"0.0": row_0, "1.0": row_1}, **arguments)  # type: ignore[arg-type]
-    return schedule, dependencies(schedule)
-
-
-def test_a_reduce_needs_the_gradients_of_all_hosts_through_its_join() -> None:
-    _, graph = whole("0F0.0 0B0.0 0REDUCE_GRAD 0STEP", "0F1.0 0I1.0 0W1.0 0REDUCE_GRAD 0STEP")
-    join = graph.rows
-    into = graph.source[(graph.target == join)].tolist()
-    assert sorted(into) == [1, 6]  # B on the one, W on the other
-    assert sorted(graph.target[graph.source == join].tolist()) == [2, 7]
-    assert sorted(graph.source[graph.target == graph.nodes - 2].tolist()) == [2, 7]
-
-
-def test_what_is_carried_into_the_next_iteration_depends_on_the_optimizer() -> None:
-    rows = ("0F0.0 0B0.0 0REDUCE_GRAD 0STEP", "0F1.0 0B1.0 0REDUCE_GRAD 0STEP")
-    _, staggered = whole(*rows)
-    carried = set(zip(staggered.carried_source.tolist(), staggered.carried_target.tolist(), strict=True))
-    commit = staggered.nodes - 2
-    assert carried == {(3, 0), (7, 4), (commit, 3), (commit, 7)}  # own STEP -> next F; commit -> next STEP
-    _, barrier = whole(*rows, optimizer="barrier")
-    carried = set(zip(barrier.carried_source.tolist(), barrier.carried_target.tolist(), strict=True))
-    commit, all_steps = barrier.nodes - 2, barrier.nodes - 1
-    assert carried == {(all_steps, 0), (all_steps, 4)}
-    waits = (barrier.source == commit) & (barrier.cause == Cause.STEP)
-    assert sorted(barrier.target[waits].tolist()) == [3, 7]
-
-
-def test_tied_stages_share_a_join() -> None:
-    shape, text = Shape(1, 2, 1), {"0.0": "0F0 0B0 0REDUCE_GRAD", "0.1": "1F0 1B0 1REDUCE_GRAD"}
-    free = dependencies(Schedule.from_text(shape, text))
-    tied = dependencies(Schedule.from_text(shape, text, ties=[[0, 1]]))
-    assert free.nodes == tied.nodes + 1
-    assert sorted(free.source[free.target == free.rows].tolist()) == [1]
-    assert sorted(tied.source[tied.target == tied.rows].tolist()) == [1, 4]
-
-
 def test_ties_that_share_a_stage_make_one_group() -> None:
     ties = [[5, 4], [0, 2], [1, 3], [2, 5], [6], [9, -1, 6]]
     assert tie_groups(8, tuple(map(tuple, ties))).tolist() == [0, 1, 0, 1, 0, 0, 2, 3]
@@ -115,24 +77,3 @@ def test_ties_that_share_a_stage_make_one_group() -> None:
 def test_what_nothing_meets_is_listed_with_its_reason(row_0: str, row_1: str, why: set[Why]) -> None:
     graph = dependencies(Schedule.from_text(Shape(1, 2, 1), {"0.0": row_0, "0.1": row_1}))
     assert {Why(number) for number in graph.missing.why} == why
-
-
-def test_crossings_are_what_workers_hand_over_each_value_once_per_worker() -> None:
-    text = {"0.0": "0F0.0 0B0.0", "1.0": "0F1.0 0B1.0", "0.1": "1F0.0 1F1.0 1B1.0 1B0.0"}
-    schedule = Schedule.from_text(Shape(2, 2, 1), text, failed=["1.1"])
-    found = crossings(schedule)
-    handed = {
-        (ValueKind(v), s, n, str(schedule.instruction(a)), str(schedule.instruction(b)))
-        for v, s, n, a, b in zip(
-            *(getattr(found, name).tolist() for name in ("value", "stage", "micro_batch", "producer", "consumer")),
-            strict=True,
-        )
-    }
-    assert handed == {
-        (ValueKind.ACTIVATION, 0, 0, "0F0.0", "1F0.0"),
-        (ValueKind.ACTIVATION, 0, 1, "0F1.0", "1F1.0"),
-        (ValueKind.INPUT_GRADIENT, 1, 0, "1B0.0", "0B0.0"),
-        (ValueKind.INPUT_GRADIENT, 1, 1, "1B1.0", "0B1.0"),
-    }
-    twice = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0", "0.1": "1F0 1F0 1B0"})
-    assert len(crossings(twice).value) == 2

@@ -14,7 +14,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
 from recycle.ir.trace import Trace
 from recycle.job.shape import Worker
-from recycle.runs import logs as runs
+from recycle.runs import logs
 
 SHAPE = Shape(pipelines=2, ranks=3, micro_batches=3)
 PROFILE = Profile.uniform(link=0.25)
@@ -37,8 +37,8 @@ def record(tmp_path: Path) -> Callable[..., Trace]:
                     end = start
                 ran.append((instruction, late + start, late + end))
                 now = max(now, end)
-            runs.append_iteration(runs.log_path(tmp_path, worker), 0, 0, worker, ran)
-        return runs.read_logs(tmp_path, SHAPE).window(0, 0)
+            logs.append_iteration(logs.log_path(tmp_path, worker), 0, 0, worker, ran)
+        return logs.read_logs(tmp_path, SHAPE).window(0, 0)
 
     return write
 

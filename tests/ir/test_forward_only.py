@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir.check import explain
 from recycle.ir.families import FAMILIES, one_f_one_b, zb_h1
 from recycle.ir.formats import read, write
-from recycle.ir.forward_only import forward_only
+from recycle.ir.lower import forward_only
 from tests.cli.command import Command
 from tests.ir.families.chunks import chunks_of
 
@@ -75,28 +74,6 @@ def test_the_same_programs_without_the_property_lack_their_backwards() -> None:
     assert rules(replace(evaluated, forward_only=False)) == ["missing", "missing"]
 
 
-@pytest.mark.parametrize(
-    ("program", "found"),
-    [
-        ("0F0.0 0F0.1 0B0.0", [("beyond-forward", 2)]),
-        ("0F0.0 0F0.1 0REDUCE_GRAD 0STEP", [("beyond-forward", 2), ("beyond-forward", 3)]),
-        ("0F0.0", [("missing", None)]),
-        ("0F0.0 0F0.1 0F0.0", [("duplicate", 2)]),
-        ("(0F0.0;0B0.1) 0F0.1", [("beyond-forward", 0)]),
-    ],
-)
-def test_what_does_not_belong_in_one_is_found_at_its_place(program: str, found: list[tuple[str, int | None]]) -> None:
-    broken = Schedule.from_text(Shape(1, 1, 2), {"0.0": program}, forward_only=True)
-    errors = [finding for finding in check(broken) if finding.severity == "error"]
-    assert [(finding.rule, finding.position) for finding in errors][: len(found)] == found
-
-
-def test_the_rule_explains_itself() -> None:
-    rule = explain("beyond-forward")
-    assert rule is not None
-    assert "SEND_F" in rule.documentation
-
-
 @pytest.mark.parametrize("name", ["s.json", "s.trace.json"])
 def test_files_keep_it(tmp_path: Path, name: str) -> None:
     evaluated = forward_only(one_f_one_b(Shape(1, 3, 2)))
@@ -113,11 +90,6 @@ def test_a_file_that_has_anything_but_true_or_false_there_is_refused() -> None:
         Schedule.loads(text.replace('"forward_only": true', '"forward_only": 1'))
     with pytest.raises(ScheduleError, match="forward_only must be true or false"):
         Schedule.from_text(Shape(1, 1, 1), {}, forward_only=1)  # type: ignore[arg-type]
-
-
-def test_the_torch_csv_says_that_it_leaves_it_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(forward_only(one_f_one_b(Shape(1, 2, 2))), tmp_path / "s.csv")
-    assert "forward_only, without which its backwards are missing" in caplog.text
 
 
 def test_the_command_builds_checks_and_times_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import JobError, Profile, Schedule, Shape, Timeline, Worker, check, simulate
-from recycle.ir.families import gpipe, one_f_one_b
+from recycle import Profile, Schedule, Shape, Timeline, Worker, simulate
+from recycle.ir.dependencies import Value, needs, produced
+from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.instruction import (
     Backward,
@@ -25,7 +26,6 @@ from recycle.ir.instruction import (
     ReduceGradients,
     Transfer,
 )
-from recycle.ir.values import Value, needs, produced
 from tests.ir.random_schedules import random_profile, random_schedule
 
 bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -61,87 +61,10 @@ def test_the_gaps_of_1f1b_say_what_is_made_late_what_is_under_way_and_what_could
     assert told(timeline, "0.2")[2] == (5, 8, "ORDER", "2B0.0", "3B0.0", "2F0.2")
 
 
-def test_with_the_limits_of_1f1b_memory_is_what_holds_its_forwards_back() -> None:
-    timeline = simulate(one_f_one_b(Shape(1, 4, 8)), Profile.uniform(link=0.5))
-    free = timeline.gaps().seconds
-    held = timeline.gaps([4, 3, 2, 1]).seconds
-    assert free[:, GapCause.ORDER].tolist() == held[:, GapCause.MEMORY].tolist() == [11, 6, 3, 0]
-    assert not held[:, GapCause.ORDER].any()
-    others = [GapCause.INPUT, GapCause.TRANSFER, GapCause.REDUCE, GapCause.NOTHING_LEFT]
-    assert free[:, others].tolist() == held[:, others].tolist() == [[4, 2, 0, 0], [5.5, 3, 0, 2.5], [6, 3, 0, 5],
-                                                                    [6.5, 3, 0, 7.5]]  # fmt: skip
-    assert told(timeline, "0.0", [4, 3, 2, 1])[0] == (4, 13, "MEMORY", "0B0.0", "1B0.0", "0F0.4")
-
-
-def test_a_limit_in_bytes_counts_what_the_stages_need_anyway() -> None:
-    profile = Profile(activation=[10.0, 1.0], static=[100.0, 0.0])
-    timeline = simulate(one_f_one_b(Shape(1, 2, 4)), profile)
-    lost = {limit: timeline.gaps(byte_limit=limit).seconds[0].tolist() for limit in (120.0, 130.0)}
-    assert lost == {120.0: [1, 0, 0, 2, 0, 0], 130.0: [1, 0, 0, 0, 2, 0]}
-
-
-def test_a_forward_that_fits_in_the_gap_but_not_beside_what_follows_is_held_back_by_memory() -> None:
-    """1F0.2 is there before 1F0.1; run first it would be held beside 1F0.0 and 1F0.1."""
-    middle = "1F0 1F1 1B0 1F2 1B1 1B2"
-    schedule = Schedule.from_text(
-        Shape(1, 3, 3),
-        {"0.0": "0F0 0F2 0F1 0B0 0B1 0B2", "0.1": middle, "0.2": middle.replace("1F", "2F").replace("1B", "2B")},
-    )
-    timeline = simulate(schedule)
-    assert told(timeline, "0.1", [9, 2, 9])[1] == (2, 3, "MEMORY", "1F0.1", "0F0.1", "1F0.2")
-    assert told(timeline, "0.1", [9, 3, 9])[1] == (2, 3, "ORDER", "1F0.1", "0F0.1", "1F0.2")
-
-
-def test_weight_gradients_left_for_later_are_named_as_what_could_have_run() -> None:
-    schedule = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0F1 0I0 0I1 0W0 0W1", "0.1": "1F0 1I0 1W0 1F1 1I1 1W1"})
-    assert told(simulate(schedule), "0.0") == [
-        (2, 3, "INPUT", "0I0.0", "1I0.0", ""),
-        (4, 6, "ORDER", "0I0.1", "1I0.1", "0W0.0"),
-    ]
-
-
-def test_a_cause_that_changes_inside_a_gap_cuts_it() -> None:
-    """1F0.1 arrives while 1B0.0 is waited for, so that it could have run in the rest of the gap."""
-    schedule = Schedule.from_text(
-        Shape(1, 3, 2), {"0.0": "0F0 0F1 0B0 0B1", "0.1": "1F0 1B0 1F1 1B1", "0.2": "2F0 2B0 2F1 2B1"}
-    )
-    timeline = simulate(schedule, Profile.uniform(link=1.5))
-    assert told(timeline, "0.1", [2, 2, 2])[2:4] == [
-        (3.5, 4, "INPUT", "1B0.0", "2B0.0", ""),
-        (4, 9.5, "ORDER", "1B0.0", "2B0.0", "1F0.1"),
-    ]
-    assert [row[2] for row in told(timeline, "0.1", [2, 1, 2])[2:4]] == ["INPUT", "MEMORY"]
-
-
-def test_a_reduce_waits_for_the_last_peer_and_a_barrier_for_the_last_reduce() -> None:
-    schedule = Schedule.from_text(
-        Shape(2, 1, 2), {"0.0": "0F0.0 0B0.0", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1 0F0.1 0B0.1"}, optimizer="barrier"
-    )
-    assert told(simulate(schedule), "0.0") == [(3, 9, "REDUCE", "0REDUCE_GRAD", "0B0.1", "")]
-    tail = simulate(gpipe(Shape(1, 2, 1), "barrier"), Profile(reduce=[1.0, 4.0], step=1.0))
-    assert told(tail, "0.0") == [
-        (1, 4, "INPUT", "0B0.0", "1B0.0", ""),
-        (7, 8, "REDUCE", "0STEP", "1REDUCE_GRAD", ""),
-    ]
-    assert told(tail, "0.1") == [(0, 1, "INPUT", "1F0.0", "0F0.0", "")]
-
-
-def test_a_worker_without_instructions_has_nothing_left_and_a_failed_one_no_gap() -> None:
-    schedule = Schedule.from_text(Shape(3, 1, 1), {"0.0": "0F0.0 0B0.0 0F1.0 0B1.0 0F2.0 0B2.0"}, failed=["1.0"])
-    bare = Schedule.from_text(Shape(3, 1, 1), {"0.0": f"{schedule.text()['0.0']} 0REDUCE_GRAD 0STEP"}, failed=["1.0"])
-    assert told(simulate(bare), "2.0") == [(0, 9, "NOTHING_LEFT", "", "", "")]
-    assert told(simulate(bare), "1.0") == []
-
-
 @pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
 def test_nothing_to_time_has_no_gaps() -> None:
     assert len(simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).gaps()) == 0
     assert len(simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0)).gaps([9, 9])) == 0
-
-
-def test_limits_of_another_number_of_ranks_are_refused() -> None:
-    with pytest.raises(JobError, match="limits: lists 2 ranks, the schedule has 4"):
-        simulate(one_f_one_b(Shape(1, 4, 4))).gaps([1, 2])
 
 
 def test_the_longest_gaps_of_a_cause_come_longest_first() -> None:
@@ -197,35 +120,6 @@ def test_the_cause_of_every_gap_is_what_its_definition_says(seed: int) -> None:
             assert isinstance(waited_for, Transfer) == is_made
             if is_made:
                 assert timeline.end[gap.waits_for] == pytest.approx(timeline.start[gap.row])
-
-
-@pytest.mark.slow
-@bounded
-@given(seeds)
-def test_what_could_run_in_a_gap_keeps_the_schedule_valid_when_moved_there(seed: int) -> None:
-    rng = random.Random(seed)
-    schedule = random_schedule(rng)
-    timeline = simulate(schedule, random_profile(rng, schedule))
-    peaks = np.array([peak or 0.0 for peak in timeline.peak_activations]).reshape(-1, schedule.shape.ranks).max(axis=0)
-    limits = [max(1.0, peak) for peak in peaks.tolist()]
-    for gap in timeline.gaps(limits):
-        if gap.cause not in (GapCause.ORDER, GapCause.MEMORY):
-            continue
-        program = list(schedule.program(gap.worker))
-        before, moved = timeline.schedule.instruction(gap.row), timeline.schedule.instruction(gap.ready)
-        place = program.index(before) if before in program else len(program)
-        program.remove(moved)
-        program.insert(place, moved)
-        programs = {worker: schedule.program(worker) for worker in schedule.live} | {gap.worker: tuple(program)}
-        changed = Schedule.build(
-            schedule.shape,
-            programs,
-            placement=schedule.placement,
-            failed=schedule.failed,
-            optimizer=schedule.optimizer,
-        )
-        expected = [] if gap.cause == GapCause.ORDER else ["activation-limit"]
-        assert [f.rule for f in check(changed, limits=limits, profile=timeline.profile)] == expected
 
 
 def drawn(seed: int) -> tuple[Timeline, list[float] | None, float | None]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 
 from recycle import Finding, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir.dependencies import dependencies
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
-from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
-from recycle.ir.forward_only import forward_only
 from recycle.ir.instruction import GatherParameters, parse_instruction
-from recycle.ir.lower import with_barrier
+from recycle.ir.lower import forward_only, with_barrier
 
 TWO = Shape(pipelines=2, ranks=2, micro_batches=2)
 
@@ -62,19 +58,6 @@ def test_an_evaluation_gathers_nothing() -> None:
     assert not (evaluated.columns.kind == GatherParameters.kind).any()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "rule"),
-    [
-        (" 1GATHER_PARAMS", "", "missing-gather"),
-        ("1GATHER_PARAMS", "1GATHER_PARAMS 1GATHER_PARAMS", "duplicate-update"),
-        ("1STEP 1GATHER_PARAMS", "1GATHER_PARAMS 1STEP", "order"),
-    ],
-)
-def test_a_gather_that_is_missing_doubled_or_early_is_found(old: str, new: str, rule: str) -> None:
-    found = changed(lower(gathering(one_f_one_b(TWO))), "1.1", old, new)
-    assert rule in {finding.rule for finding in found}
-
-
 def test_peers_that_gather_two_stages_in_unlike_orders_wait_for_each_other() -> None:
     schedule = lower(gathering(interleaved(Shape(2, 2, 2, chunks=2))))
     found = changed(schedule, "1.1", "3GATHER_PARAMS 1GATHER_PARAMS", "1GATHER_PARAMS 3GATHER_PARAMS")
@@ -85,25 +68,14 @@ def test_peers_that_gather_two_stages_in_unlike_orders_wait_for_each_other() -> 
     assert "reduce-order" in {finding.rule for finding in changed(schedule, "1.1", usual, first)}
 
 
-def test_a_gather_waits_for_every_hosts_step_and_the_next_forward_for_the_gather() -> None:
-    schedule = lower(gathering(one_f_one_b(TWO)))
-    graph, names = dependencies(schedule), schedule.words()
-    worker = [schedule.position(row)[0] for row in range(graph.rows)]
-    joins = {
-        int(source)
-        for source, target in zip(graph.source, graph.target, strict=True)
-        if target < graph.rows and names[target] == "1GATHER_PARAMS" and source >= graph.rows
-    }
-    (join,) = joins
-    before = {names[row] + f" {worker[row]}" for row in graph.source[graph.target == join]}
-    assert before == {"1STEP 0.1", "1STEP 1.1"}
-    carried = {
-        (names[a], names[b])
-        for a, b in zip(graph.carried_source, graph.carried_target, strict=True)
-        if a < graph.rows and names[a].endswith("GATHER_PARAMS")
-    }
-    assert ("0GATHER_PARAMS", "0F0.0") in carried
-    assert all(a[0] == b[0] for a, b in carried)
+def test_a_gather_waits_for_the_step_of_every_host() -> None:
+    """Worker 1.0 steps stage 1 first, so that stage 0 is gathered when it has stepped that too."""
+    begin = "0F{k}.0 1F{k}.0 1B{k}.0 0B{k}.0 1REDUCE_GRAD 0REDUCE_GRAD"
+    ends = "0STEP 0GATHER_PARAMS 1STEP 1GATHER_PARAMS", "1STEP 0STEP 0GATHER_PARAMS 1GATHER_PARAMS"
+    programs = {f"{k}.0": f"{begin.format(k=k)} {end}" for k, end in enumerate(ends)}
+    timeline = simulate(Schedule.from_text(Shape(2, 1, 1, 2), programs), Profile(step=0.5))
+    gathers = [row for row, word in enumerate(timeline.schedule.words()) if word == "0GATHER_PARAMS"]
+    assert timeline.start[gathers].tolist() == [7, 7]
 
 
 def test_its_seconds_are_those_of_the_profile_and_lengthen_the_period() -> None:
@@ -113,24 +85,3 @@ def test_its_seconds_are_those_of_the_profile_and_lengthen_the_period() -> None:
         before, after = simulate(plain, slow), simulate(gathering(plain), slow)
         assert after.makespan == before.makespan + 0.75
         assert after.period == before.period + 0.75
-
-
-def test_a_profile_without_it_keeps_its_hash() -> None:
-    assert Profile(gather=0.0).digest() == Profile().digest() != Profile(gather=0.5).digest()
-    assert Profile(gather=[0.1, 0.2]).per_stage("gather", 2) == [0.1, 0.2]
-
-
-def test_a_chrome_trace_holds_it() -> None:
-    schedule = gathering(one_f_one_b(TWO))
-    read = chrome_trace.loads("".join(chrome_trace.dumps(schedule, Profile(gather=1.0))).encode())
-    assert read.gathers
-    assert read.columns == schedule.columns
-
-
-@pytest.mark.parametrize("file", [torch_csv, megatron_table])
-def test_files_of_others_leave_it_out_and_say_so(file: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    schedule = gathering(one_f_one_b(Shape(1, 2, 4)))
-    with caplog.at_level("WARNING"):
-        written = file.dumps(schedule)
-    assert file.loads(written.encode()).columns == schedule.columns
-    assert "gathers" in caplog.text

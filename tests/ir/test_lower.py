@@ -13,7 +13,7 @@ from recycle import Profile, Schedule, Shape, Worker, lower, simulate
 from recycle.ir.columns import compute_order
 from recycle.ir.dependencies import dependencies
 from recycle.ir.event_graph import durations, event_graph
-from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.lower import lower_with_origin
 from tests.ir.random_schedules import random_schedule
@@ -101,20 +101,3 @@ def test_without_link_time_lowering_never_lengthens_the_makespan(rng: random.Ran
 @given(randoms)
 def test_a_lowered_order_is_safe_where_transfers_are_serialised(rng: random.Random) -> None:
     assert event_graph(lower(random_schedule(rng)), serialised=True).is_acyclic
-
-
-@pytest.mark.parametrize("family", [gpipe, one_f_one_b])
-def test_each_lane_sends_and_receives_in_one_order(family) -> None:  # type: ignore[no-untyped-def]
-    schedule = lower(family(Shape(2, 4, 6)))
-    lanes: dict[tuple[Worker, Worker], tuple[list[str], list[str]]] = {}
-    for worker in schedule.live:
-        for instruction in schedule.program(worker):
-            name = str(instruction)
-            if "SEND" in name:
-                value = ("F" if "SEND_F" in name else "B") + str(instruction.micro_batch)
-                lanes.setdefault((worker, instruction.peer), ([], []))[0].append(value)
-            elif "RECV" in name:
-                value = ("F" if "RECV_F" in name else "B") + str(instruction.micro_batch)
-                lanes.setdefault((instruction.peer, worker), ([], []))[1].append(value)
-    assert len(lanes) == 12
-    assert all(sent == received for sent, received in lanes.values())

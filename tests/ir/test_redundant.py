@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import MicroBatch, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir.dependencies import dependencies
-from recycle.ir.formats import torch_csv
+from recycle import MicroBatch, Profile, Schedule, Shape, check, lower, simulate
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -58,47 +56,6 @@ def test_nothing_is_sent_for_it_and_both_hosts_of_a_copy_reduce_and_step() -> No
     assert Schedule.from_text(SHAPE, lowered.text(), placement=COPIES, optimizer="barrier") == lowered
 
 
-def test_its_activation_is_held_until_the_own_backward_of_the_micro_batch() -> None:
-    weights = [1.0, 10.0, 100.0]
-    assert simulate(lower(schedule()), Profile(activation=weights)).peak_bytes == [12, 120, 100]
-    assert simulate(lower(schedule()), Profile(activation=weights, redundant_stash=0.5)).peak_bytes == [12, 120, 100]
-    early = schedule(**{"0.1": "1F0.0 1F0.1 2R0.0 2R0.1 1B0.0 1B0.1"})
-    assert simulate(lower(early), Profile(activation=weights)).peak_bytes == [12, 220, 100]
-    assert simulate(lower(early), Profile(activation=weights, redundant_stash=0.5)).peak_bytes == [12, 170, 100]
-    assert [f.rule for f in check(early, limits=[3, 3, 3])] == ["activation-limit"]
-    assert check(early, limits=[3, 4, 1]) == []
-    assert check(early, limits=[3, 3, 1], profile=Profile(redundant_stash=0.0)) == []
-
-
-@pytest.mark.parametrize("optimizer", ["staggered", "barrier"])
-def test_the_next_one_waits_for_the_step_of_the_copy(optimizer: str) -> None:
-    lowered = lower(Schedule.from_text(SHAPE, PROGRAMS, placement=COPIES, optimizer=optimizer))
-    graph = dependencies(lowered)
-    carried = set(zip(graph.carried_source.tolist(), graph.carried_target.tolist(), strict=True))
-    words = lowered.words()
-    first = words.index("1R0.0")
-    step = words.index("1STEP") if optimizer == "staggered" else graph.nodes - 1
-    assert {source for source, target in carried if target == first} == {step}
-
-
-@pytest.mark.parametrize(
-    ("worker", "program", "found"),
-    [
-        ("0.0", "1R0.0 0F0.0 0F0.1 0B0.0 1R0.1 0B0.1", ("order", 0)),
-        ("0.0", "0F0.0 0F0.1 0B0.0 1R0.0 1R0.1 0B0.1", ("redundant", 3)),
-        ("0.0", "0F0.0 0F0.1 1R0.0 1R0.0 0B0.0 1R0.1 0B0.1", ("redundant", 3)),
-        ("0.0", "0F0.0 0F0.1 0R0.0 0B0.0 1R0.1 0B0.1", ("redundant", 2)),
-        ("0.1", "1F0.0 1F0.1 1R0.0 1B0.0 2R0.1 1B0.1", ("redundant", 2)),
-        ("0.0", "0F0.0 0F0.1 2R0.0 0B0.0 0B0.1", ("not-hosted", 2)),
-        ("0.2", "2F0.0 2B0.0 2F0.1 1R0.1 2B0.1", ("not-hosted", 3)),
-        ("0.0", "0F0.0 0F0.1 1R0.0 0B0.0 1R0.2 0B0.1", ("micro-batch-range", 4)),
-    ],
-)
-def test_one_that_could_not_stand_in_is_found_once(worker: str, program: str, found: tuple[str, int]) -> None:
-    findings = check(schedule(**{worker: program}))
-    assert [(f.rule, f.position, f.worker) for f in findings] == [(*found, worker)]
-
-
 def test_its_input_is_made_by_its_own_worker() -> None:
     shape = Shape(2, 2, 1)
     programs = {"0.0": "0F0.0 1R1.0 0B0.0", "1.0": "0F1.0 0B1.0", "0.1": "1F0.0 1B0.0", "1.1": "1F1.0 1B1.0"}
@@ -111,12 +68,6 @@ def test_it_stands_in_for_no_forward_that_is_missing() -> None:
     findings = check(schedule(**{"0.2": "2F0.0 2B0.0"}))
     assert [f.rule for f in findings] == ["missing"]
     assert "stage 2 does not run micro-batch 0.1" in findings[0].message
-
-
-def test_the_torch_csv_refuses_it() -> None:
-    alone = Schedule.from_text(Shape(1, 1, 1, 2), {"0.0": "0F0.0 1R0.0 1F0.0 1B0.0 0B0.0"})
-    with pytest.raises(ScheduleError, match=r"cannot hold 1R0\.0 on worker 0\.0 \(position 1\)"):
-        torch_csv.dumps(alone)
 
 
 @pytest.mark.slow

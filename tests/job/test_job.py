@@ -59,6 +59,7 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
     [
         ("[shape]\nranks = 4\nmicro_batches = 6\n", r"\[shape\].*pipelines"),
         ("[shape]\npipelines = 0\nranks = 4\nmicro_batches = 6\n", r"\[shape\] pipelines: .*>= 1"),
+        (SHAPE.replace("ranks = 4", 'ranks = "two"'), r"\[shape\] ranks: expected `int`, got `str`"),
         (SHAPE + "rank = 3\n", r"""\[shape\] rank: there is no such key; did you mean "ranks"\?$"""),
         (SHAPE + "[modell]\n", r"""\[modell\]: there is no such section; did you mean "model"\?$"""),
         (SHAPE + "[eval]\nxyz = 1\n", r"\[eval\] xyz: there is no such key; known are every, batches, "),

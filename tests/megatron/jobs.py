@@ -8,12 +8,9 @@ different placements compare by name.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +20,10 @@ import torch
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from tests.exec.drive import small_job
-from tests.exec.megatron_reference import shims
-from tests.warm import end_processes, warm_context
+from tests.exec.megatron_reference import gpt_model, join, leave, shims
+from tests.warm import WarmPool
 
 SEQUENCE, ROWS = 32, 2
-DEADLINE_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -79,20 +75,11 @@ class Result:
     split: list[int]
 
 
-class Jobs:
+class Jobs(WarmPool):
     """Processes for cases of at most `count` workers; use as a context manager."""
 
     def __init__(self, count: int = 4) -> None:
-        self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        warm = warm_context()
-        self._processes, self._pipes = [], []
-        for rank in range(count):
-            ours, theirs = warm.Pipe()
-            process = warm.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        super().__init__(count, _make_process)
         self._runs = 0
 
     def run(self, case: Case) -> Result:
@@ -105,39 +92,13 @@ class Jobs:
             kept[replica] += rank_kept
         return Result(gradients, kept, [answer[3] for answer in answers])
 
-    def call(self, function: Callable[..., Any], case: Case, seconds: float = 2 * DEADLINE_SECONDS) -> list[Any]:
-        """`function(case)` in the case's processes, with torch.distributed up; its results by rank.
-
-        Args:
-            seconds: that a process may take.
-        """
+    def call(self, function: Callable[..., Any], case: Case) -> list[Any]:
+        """`function(case)` in the case's processes, with torch.distributed up; its results by rank."""
         self._runs += 1
-        members = self._pipes[: case.processes]
-        assert len(members) == case.processes, "too few processes were started"
-        for pipe in members:
-            pipe.send((self._runs, function, case))
-        answers = []
-        for pipe in members:
-            number = 0
-            while number != self._runs:  # one that failed late may have left its answer
-                assert pipe.poll(seconds), "a process gives no answer"
-                number, answer = pipe.recv()
-            answers.append(answer)
-        for answer in answers:
-            if isinstance(answer, str):
-                raise RuntimeError(answer)
-        return answers
-
-    def __enter__(self) -> Jobs:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        end_processes(zip(self._processes, self._pipes, strict=True))
+        return self.ask(case.processes, self._runs, function, case)
 
 
-def _serve(rank: int, port: int, pipe: Any) -> None:
-    faulthandler.dump_traceback_later(600, exit=True)
-    torch.set_num_threads(1)
+def _make_process(store: Any, rank: int) -> Callable[..., Any]:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
@@ -145,40 +106,19 @@ def _serve(rank: int, port: int, pipe: Any) -> None:
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(0)
     random._set_cuda_rng_state = lambda *_, **__: None
     moe_utils.te_general_gemm = None  # the name is missing where Transformer Engine is
-    with contextlib.suppress(EOFError), shims():
-        while (order := pipe.recv()) is not None:
-            run, function, case = order
-            try:
-                _join(rank, port, run, case)
-                pipe.send((run, function(case)))
-            except Exception as error:
-                traceback.print_exc()
-                pipe.send((run, f"{type(error).__name__}: {error}"))
-                _leave()  # which wakes the others
-    os._exit(0)  # leaving torch's groups in order would wait for processes that are gone
 
+    def answer(run: int, function: Callable[[Case], Any], case: Case) -> Any:
+        try:
+            with shims():
+                prefixed = torch.distributed.PrefixStore(f"run{run}", store)
+                join(prefixed, rank, case.processes, case.ranks, case.chunks, case.tensor_parallel)
+                return function(case)
+        except Exception:
+            traceback.print_exc()
+            leave()  # which wakes the others
+            raise
 
-def _leave() -> None:
-    from megatron.core import parallel_state
-
-    if torch.distributed.is_initialized():
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
-
-
-def _join(rank: int, port: int, run: int, case: Case) -> None:
-    from megatron.core import parallel_state
-
-    _leave()
-    store = torch.distributed.PrefixStore(f"run{run}", torch.distributed.TCPStore("127.0.0.1", port, is_master=False))
-    torch.distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=case.processes, timeout=timedelta(seconds=DEADLINE_SECONDS)
-    )
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=case.tensor_parallel,
-        pipeline_model_parallel_size=case.ranks,
-        virtual_pipeline_model_parallel_size=case.chunks if case.chunks > 1 else None,
-    )
+    return answer
 
 
 def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
@@ -222,34 +162,6 @@ def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
         rank = parallel_state.get_tensor_model_parallel_rank()
         named = {f"{name} of tensor rank {rank}": parameter for name, parameter in named.items()}
     return chunks, named
-
-
-def gpt_model(
-    config: Any, job: Job, ends: Sequence[bool], number: int | None
-) -> tuple[Any, dict[str, torch.nn.Parameter]]:
-    """megatron-core's own model, with weights that depend on their names alone."""
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-
-    from recycle.exec.model.gpt import layer_spec
-    from recycle.exec.model.weights import global_names, initialise
-
-    module = GPTModel(
-        config=config,
-        transformer_layer_spec=layer_spec(config),
-        vocab_size=job.model.vocabulary,
-        max_sequence_length=job.model.sequence,
-        pre_process=ends[0],
-        post_process=ends[1],
-        share_embeddings_and_output_weights=job.model.tied,
-        position_embedding_type="learned_absolute" if job.model.kind == "gpt" else "rope",
-        vp_stage=number,
-    )
-    first_layer = get_transformer_layer_offset(config, number)
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    initialise(module, job.model, first_layer, rank, job.grid.tensor_parallel)
-    return module, global_names(module, first_layer)
 
 
 class OwnModule(torch.nn.Module):

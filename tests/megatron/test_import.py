@@ -6,8 +6,8 @@ import enum
 import pickle
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import torch
 from recycle import Job
 from recycle.job.initial_weights import model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
-from tests.cli.command import Command
+from tests.cli.command import Command, Outcome
 from tests.cli.conftest import command as command
+from tests.cli.conftest import here as here
 from tests.exec.drive import build_stage
 from tests.hugging_face.written import write_model
 
+NEWEST = "latest_checkpointed_iteration.txt"
 MODEL: dict[str, Any] = {
     **{"kind": "llama", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocabulary": 512, "sequence": 16},
     "config": {"num_query_groups": 2},
@@ -35,7 +37,7 @@ ARGUMENTS: dict[str, Any] = {
     **{"apply_layernorm_1p": False, "moe_ffn_hidden_size": None, "window_size": None},
 }
 """What Megatron-LM's script keeps of `MODEL`."""
-Write = Callable[..., Path]
+TARGET = Path("target")
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +47,34 @@ def part() -> Any:
     return build_stage(job, 0)._part.module
 
 
+def write_job(model: ModelSection) -> None:
+    Path("job.toml").write_text(Job(grid=ShapeSection(1, 1, 1), model=model).to_toml())
+
+
+class Import:
+    """Imports a checkpoint of Megatron's into `target`, by a job of the model."""
+
+    def __init__(self, part: Any, command: Command) -> None:
+        self._part, self._command = part, command
+        write_job(ModelSection(**MODEL))
+
+    def write(self, **beside: Any) -> Path:
+        """The model's checkpoint, with what `common.pt` holds beside; gives the folder of the iteration."""
+        from recycle.megatron.torch_dist import write
+
+        folder = Path(tempfile.mkdtemp(dir="."))
+        write(folder, [("", self._part)], 3, beside)
+        return folder / "iter_0000003"
+
+    def __call__(self, there: Path | None = None, options: str = "", **stated: Any) -> Outcome:
+        """The command's outcome for that checkpoint, or one of the model that states these arguments."""
+        there = there or self.write(args=Namespace(**stated)).parent
+        return self._command(f"import-megatron {there} --job job.toml -o {TARGET} --json {options}")
+
+
 @pytest.fixture
-def write(part: Any, tmp_path: Path) -> Write:
-    """Writes the model as a checkpoint of Megatron's, with what `common.pt` holds beside."""
-    from recycle.megatron.torch_dist import write as write_checkpoint
-
-    def write_to(name: str = "there", **beside: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        write_checkpoint(folder, [("", part)], 3, beside)
-        return folder
-
-    return write_to
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a job file of the model, without `vocabulary` where that is None."""
-
-    def write_job(vocabulary: int | None = 512) -> Path:
-        model = ModelSection(**(MODEL | {"vocabulary": vocabulary or 512}))
-        text = Job(grid=ShapeSection(1, 1, 1), model=model).to_toml()
-        path = tmp_path / "job.toml"
-        path.write_text(text if vocabulary else text.replace("vocabulary = 512\n", ""))
-        return path
-
-    return write_job
+def imported(part: Any, command: Command) -> Import:
+    return Import(part, command)
 
 
 @pytest.mark.parametrize(
@@ -89,29 +93,22 @@ def job(tmp_path: Path) -> Callable[..., Path]:
     ],
 )
 def test_no_more_rows_are_left_out_than_pad_the_vocabulary(
-    write: Write,
-    job: Callable[..., Path],
-    command: Command,
-    tmp_path: Path,
-    stated: dict[str, int],
-    size: int | None,
-    left_out: int | None,
+    imported: Import, stated: dict[str, int], size: int | None, left_out: int | None
 ) -> None:
-    there, target = write(args=Namespace(**stated)), tmp_path / "target"
-    arguments = ("import-megatron", there, "--job", job(size), "-o", target, "--json")
+    text = Path("job.toml").read_text()
+    Path("job.toml").write_text(text.replace("vocabulary = 512\n", f"vocabulary = {size}\n" if size else ""))
+    outcome = imported(**stated)
     if left_out is None:
-        assert command(*arguments).refused("512")
-        assert not target.exists()
+        assert outcome.refused("512")
+        assert not TARGET.exists()
         return
-    assert command(*arguments).json["left_out_rows"] == left_out
-    assert model_of_checkpoint(target).vocabulary == 512 - left_out
+    assert outcome.json["left_out_rows"] == left_out
+    assert model_of_checkpoint(TARGET).vocabulary == 512 - left_out
 
 
-def test_a_run_needs_the_vocabulary_in_its_job(
-    write: Write, job: Callable[..., Path], command: Command, tmp_path: Path
-) -> None:
-    arguments = ("--job", job(None), "--run", "-o", tmp_path / "target")
-    assert command("import-megatron", write(), *arguments).refused("[model] vocabulary")
+def test_a_run_needs_the_vocabulary_in_its_job(imported: Import) -> None:
+    Path("job.toml").write_text(Path("job.toml").read_text().replace("vocabulary = 512\n", ""))
+    assert imported(options="--run").refused("[model] vocabulary")
 
 
 @pytest.mark.parametrize(
@@ -131,42 +128,41 @@ def test_a_run_needs_the_vocabulary_in_its_job(
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
 def test_a_model_of_equal_shapes_is_refused_by_its_arguments(
-    write: Write, job: Callable[..., Path], command: Command, tmp_path: Path, stated: dict[str, Any], key: str
+    imported: Import, stated: dict[str, Any], key: str
 ) -> None:
-    there = write(args=Namespace(**(ARGUMENTS | stated)))
-    assert command("import-megatron", there, "--job", job(), "-o", tmp_path / "target").refused(key)
+    assert imported(**(ARGUMENTS | stated)).refused(key)
 
 
+@pytest.mark.parametrize(
+    ("left_out", "unstated"),
+    [((), ()), (("rotary_base", "norm_epsilon"), ("rotary_base", "layernorm_epsilon"))],
+)
 def test_what_no_argument_states_is_named(
-    write: Write, job: Callable[..., Path], command: Command, tmp_path: Path
+    imported: Import, left_out: tuple[str, ...], unstated: tuple[str, ...]
 ) -> None:
-    def unstated(name: str, **beside: Any) -> set[str]:
-        there = write(name, **beside)
-        told = command("import-megatron", there, "--job", job(), "-o", tmp_path / f"{name}-target", "--json").json
-        return {text.partition(" = ")[0] for text in told["unstated"]}
-
-    assert unstated("whole", args=Namespace(**ARGUMENTS)) == set()
-    assert unstated("none") >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
-    few = {key: value for key, value in ARGUMENTS.items() if key not in ("rotary_base", "norm_epsilon")}
-    assert unstated("few", args=Namespace(**few)) == {"rotary_base", "layernorm_epsilon"}
+    told = imported(**{key: value for key, value in ARGUMENTS.items() if key not in left_out}).json["unstated"]
+    assert {text.partition(" = ")[0] for text in told} == set(unstated)
 
 
-def test_an_export_states_its_whole_model(command: Command, tmp_path: Path) -> None:
-    weights, there, path = tmp_path / "weights", tmp_path / "there", tmp_path / "job.toml"
-    command("import-hf", write_model(tmp_path / "model"), "-o", weights)
-    command("export-megatron", weights, "-o", there)
-    model = model_of_checkpoint(weights)
+def test_without_arguments_all_that_tensors_do_not_show_is_named(imported: Import) -> None:
+    told = {text.partition(" = ")[0] for text in imported(imported.write()).json["unstated"]}
+    assert told >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
 
-    def imported(**changes: Any) -> Any:
-        changed = msgspec.structs.replace(model, **changes)
-        path.write_text(Job(grid=ShapeSection(1, 1, 1), model=changed).to_toml())
-        return command("import-megatron", there, "--job", path, "-o", tmp_path / "target", "--json")
 
+def test_an_export_states_its_whole_model(imported: Import, command: Command) -> None:
+    command(f"import-hf {write_model(Path('model'))} -o weights")
+    command("export-megatron weights -o there")
+    model = model_of_checkpoint(Path("weights"))
     heads = model.config | {"num_query_groups": 2, "kv_channels": 2}
-    assert imported(heads=4, config=heads).refused("num_attention_heads = 2")
-    assert imported(rotary_base=5e5).refused("rotary_base = 10000")
-    assert imported(vocabulary=39).refused("40 rows")
-    assert imported().json["unstated"] == []
+    for changes, said in (
+        ({"heads": 4, "config": heads}, "num_attention_heads = 2"),
+        ({"rotary_base": 5e5}, "rotary_base = 10000"),
+        ({"vocabulary": 39}, "40 rows"),
+    ):
+        write_job(msgspec.structs.replace(model, **changes))
+        assert imported(Path("there")).refused(said)
+    write_job(model)
+    assert imported(Path("there")).json["unstated"] == []
 
 
 class _Shape(enum.Enum):
@@ -181,9 +177,9 @@ class _Runs:
 
 
 def test_arguments_are_read_beside_objects_whose_code_does_not_run(
-    write: Write, job: Callable[..., Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
+    there = imported.write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
 
     def fail(*_: Any) -> None:
         raise AssertionError("code of the checkpoint ran")
@@ -191,89 +187,70 @@ def test_arguments_are_read_beside_objects_whose_code_does_not_run(
     monkeypatch.setattr(pickle, "dumps", fail)
     from recycle.megatron.arguments import common_state, stated_arguments
 
-    stated = stated_arguments(common_state(there / "iter_0000003"))
+    stated = stated_arguments(common_state(there))
     assert stated["num_attention_heads"] == 4
     assert not {"shape", "other"} & set(stated)
 
 
 @pytest.mark.process
-def test_nothing_but_our_own_lines_is_printed(write: Write, job: Callable[..., Path], tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "recycle", "import-megatron", write(), "--job", job(), "-o", tmp_path / "target")
-    told = subprocess.run(command, capture_output=True, check=True, text=True)
+def test_nothing_but_our_own_lines_is_printed(imported: Import) -> None:
+    line = f"-m recycle import-megatron {imported.write()} --job job.toml -o target"
+    told = subprocess.run([sys.executable, *line.split()], capture_output=True, check=True, text=True)
     assert told.stderr == ""
     assert len(told.stdout.splitlines()) == 3
 
 
 @pytest.mark.parametrize("tensor", ["decoder.layers.self_attention.linear_qkv.bias", "output_layer.bias"])
-def test_a_tensor_that_the_job_does_not_have_is_refused(
-    part: Any, job: Callable[..., Path], command: Command, tmp_path: Path, tensor: str
-) -> None:
+def test_a_tensor_that_the_job_does_not_have_is_refused(imported: Import, tensor: str) -> None:
     from torch.distributed.checkpoint import FileSystemWriter, save
 
-    inside = tmp_path / "iter_0000003"
-    state = {f"{name}": torch.zeros(2) for name in (tensor, "embedding.word_embeddings.weight")}
+    inside = Path("iter_0000003")
+    state = {name: torch.zeros(2) for name in (tensor, "embedding.word_embeddings.weight")}
     save(state, storage_writer=FileSystemWriter(inside), no_dist=True)
     (inside / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    assert command("import-megatron", inside, "--job", job(), "-o", tmp_path / "target").refused("iter_0000003: ")
+    assert imported(inside).refused("iter_0000003: ")
 
 
-@pytest.fixture
-def spoiled(part: Any) -> Iterator[None]:
+def test_weights_that_are_not_finite_are_refused(imported: Import, part: Any) -> None:
     parameter = next(part.parameters())
     before = parameter.detach().clone()
     parameter.data[0, 0] = float("nan")
-    yield
+    there = imported.write()
     parameter.data.copy_(before)
+    assert imported(there).refused("embedding.word_embeddings.weight")
+    assert not TARGET.exists()
 
 
-@pytest.mark.usefixtures("spoiled")
-def test_weights_that_are_not_finite_are_refused(
-    write: Write, job: Callable[..., Path], command: Command, tmp_path: Path
-) -> None:
-    told = command("import-megatron", write(), "--job", job(), "-o", tmp_path / "target")
-    assert told.refused("embedding.word_embeddings.weight")
-    assert not (tmp_path / "target").exists()
-
-
-def test_a_damaged_checkpoint_is_one_line_that_names_the_file(
-    write: Write, job: Callable[..., Path], command: Command, tmp_path: Path
-) -> None:
-    there, arguments = write(), ("--job", job(), "-o", tmp_path / "target")
-    inside = there / "iter_0000003"
-    data, index = inside / "__0_0.distcp", inside / ".metadata"
+def test_a_damaged_checkpoint_is_one_line_that_names_the_file(imported: Import) -> None:
+    inside = imported.write()
+    data, index, newest = inside / "__0_0.distcp", inside / ".metadata", inside.parent / NEWEST
     content = data.read_bytes()
-    data.write_bytes(content[:1000])
-    assert command("import-megatron", there, *arguments).refused("__0_0.distcp: cut off, 1000 bytes")
-    data.write_bytes(content[:100] + bytes(len(content) - 100))
-    assert command("import-megatron", there, *arguments).refused("iter_0000003: cannot be read (")
-    data.unlink()
-    assert command("import-megatron", there, *arguments).refused("__0_0.distcp: missing")
-    index.write_bytes(index.read_bytes()[:200])
-    assert command("import-megatron", there, *arguments).refused(".metadata: ")
-    (there / "latest_checkpointed_iteration.txt").write_text("9")
-    told = command("import-megatron", there, *arguments)
-    assert told.refused("latest_checkpointed_iteration.txt: ", "iter_0000009", str(inside))
-    (there / "latest_checkpointed_iteration.txt").write_text("9" * 5000)
-    assert command("import-megatron", there, *arguments).refused("latest_checkpointed_iteration.txt: ", str(inside))
+    for damage, words in (
+        (lambda: data.write_bytes(content[:1000]), ("__0_0.distcp: cut off, 1000 bytes",)),
+        (lambda: data.write_bytes(content[:100] + bytes(len(content) - 100)), ("iter_0000003: cannot be read (",)),
+        (data.unlink, ("__0_0.distcp: missing",)),
+        (lambda: index.write_bytes(index.read_bytes()[:200]), (".metadata: ",)),
+        (lambda: newest.write_text("9"), (f"{NEWEST}: ", "iter_0000009", str(inside))),
+        (lambda: newest.write_text("9" * 5000), (f"{NEWEST}: ", str(inside))),
+    ):
+        damage()
+        assert imported(inside.parent).refused(*words)
 
 
 @pytest.mark.parametrize(
     ("files", "remedy"),
     [
-        (("mp_rank_00/model_optim_rng.pt",), "--ckpt-convert-format torch_dist"),
-        (("mp_rank_00_000/model_optim_rng.pt",), "--ckpt-convert-format torch_dist"),
-        ((".metadata", "__0_0.distcp"), "recycle import-hf"),
-        (("config.json", "model.safetensors"), "recycle import-hf"),
-        (("manifest.json",), "[model] weights"),
-        (("iter_0000005/metadata.json",), "iter_0000005"),
+        ("mp_rank_00/model_optim_rng.pt", "--ckpt-convert-format torch_dist"),
+        ("mp_rank_00_000/model_optim_rng.pt", "--ckpt-convert-format torch_dist"),
+        (".metadata __0_0.distcp", "recycle import-hf"),
+        ("config.json model.safetensors", "recycle import-hf"),
+        ("manifest.json", "[model] weights"),
+        ("iter_0000005/metadata.json", "iter_0000005"),
     ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_another_kind_of_checkpoint_is_recognised(
-    job: Callable[..., Path], command: Command, tmp_path: Path, files: tuple[str, ...], remedy: str
-) -> None:
-    folder = tmp_path / "other"
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"")
-    assert command("import-megatron", folder, "--job", job(), "-o", tmp_path / "target").refused("other: ", remedy)
+def test_another_kind_of_checkpoint_is_recognised(imported: Import, files: str, remedy: str) -> None:
+    for name in files.split():
+        path = Path("other", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    assert imported(Path("other")).refused("other: ", remedy)

@@ -14,7 +14,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker
 from tests.megatron.jobs import Case, Jobs, Result, Timers, batches, build, differing, forward_step, half
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")

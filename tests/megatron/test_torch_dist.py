@@ -20,11 +20,12 @@ from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
+from tests.cli.conftest import here as here
 from tests.conftest import Servers
 from tests.hugging_face.ours import our_logits
 from tests.megatron.jobs import SEQUENCE, Case, Jobs, build
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]
+pytestmark = pytest.mark.process
 
 JOB = """
 [shape]
@@ -63,6 +64,14 @@ def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: 
     job = Job.load(path)
     train(job, folder / "run", steps=2, schedule=one_f_one_b(job.shape), server=servers[request.param])
     return folder / "run" / "checkpoints" / "step-00000001"
+
+
+@pytest.fixture
+def there(trained: Path, command: Command) -> Path:
+    """The iteration's folder of its export to `there`."""
+    told = command(f"export-megatron {trained} -o there --json").json
+    assert (told["iteration"], told["moments"]) == (2, True)
+    return Path("there/iter_0000002").resolve()
 
 
 def case_of(checkpoint: Path, **sizes: Any) -> Case:
@@ -119,14 +128,10 @@ def _loads_as_here(folder: Path, checkpoint: Path, case: Case) -> int:
     ],
     ids=["whole", "P = 4", "T = 4", "T = P = V = 2"],
 )
-def test_megatron_loads_what_was_trained_here(
-    jobs: Jobs, trained: Path, command: Command, tmp_path: Path, sizes: dict[str, int]
-) -> None:
-    told = command("export-megatron", trained, "-o", tmp_path / "there", "--json").json
-    assert told["iteration"] == 2
-    assert (tmp_path / "there" / "latest_checkpointed_iteration.txt").read_text() == "2"
+def test_megatron_loads_what_was_trained_here(jobs: Jobs, trained: Path, there: Path, sizes: dict[str, int]) -> None:
+    assert (there.parent / "latest_checkpointed_iteration.txt").read_text() == "2"
     case = case_of(trained, **sizes)
-    equal = jobs.call(partial(_loads_as_here, tmp_path / "there" / "iter_0000002", trained), case)
+    equal = jobs.call(partial(_loads_as_here, there, trained), case)
     assert min(equal) > 0
     assert sum(equal) == COUNTS[case.model["kind"]] * case.tensor_parallel
 
@@ -140,29 +145,23 @@ def _logits(folder: Path, case: Case) -> np.ndarray:
     return found.numpy()
 
 
-def test_logits_are_ours_to_the_bit(jobs: Jobs, trained: Path, command: Command, tmp_path: Path) -> None:
-    command("export-megatron", trained, "-o", tmp_path / "there")
-    (theirs,) = jobs.call(partial(_logits, tmp_path / "there" / "iter_0000002"), case_of(trained, ranks=1))
-    job = tmp_path / "job.toml"
-    job.write_text(
-        f'[shape]\npipelines = 1\nranks = 2\nmicro_batches = 1\n[model]\nweights = "{trained}"\nsequence = 32\n'
-    )
-    assert np.array_equal(our_logits(Job.load(job), TOKENS).numpy(), theirs)
+def test_logits_are_ours_to_the_bit(jobs: Jobs, trained: Path, there: Path) -> None:
+    (theirs,) = jobs.call(partial(_logits, there), case_of(trained, ranks=1))
+    shape = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 1\n"
+    Path("job.toml").write_text(f'{shape}[model]\nweights = "{trained}"\nsequence = 32\n')
+    assert np.array_equal(our_logits(Job.load("job.toml"), TOKENS).numpy(), theirs)
     assert theirs.std() > 0
 
 
-def _saved(there: Path, back: Path, case: Case) -> None:
-    """Megatron's own saver writes, split as the case says, what its loader has read."""
-    from megatron.core import dist_checkpointing, parallel_state
+def _save(state: dict[str, Any], back: Path) -> None:
+    """Megatron's own saver writes the state, split as this process has it."""
+    from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    (chunk,) = _loaded(case, there)
     filesystem_async._process_memory = lambda: 0  # it only logs that, and asks a package that recycle does without
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if torch.distributed.get_rank() == 0:
         back.mkdir()
     torch.distributed.barrier()
-    state = {"model": chunk.module.sharded_state_dict(metadata={"dp_cp_group": group}), "iteration": 5}
     multiprocessing.current_process()._config["daemon"] = False  # the saver has a process that writes
     dist_checkpointing.save(state, str(back))
     for child in multiprocessing.active_children():
@@ -170,23 +169,31 @@ def _saved(there: Path, back: Path, case: Case) -> None:
     filesystem_async._results_queue = None
 
 
-def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, command: Command, tmp_path: Path) -> None:
-    command("export-megatron", trained, "-o", tmp_path / "there")
-    case = case_of(trained, ranks=1, tensor_parallel=2)
-    there = tmp_path / "there" / "iter_0000002"
-    jobs.call(partial(_saved, there, tmp_path / "iter_0000005"), case, seconds=120)  # each starts a process
-    job = trained.parents[2] / "job.toml"
-    lines = command(
-        "import-megatron", tmp_path / "iter_0000005", "--job", job, "-o", tmp_path / "back"
-    ).out.splitlines()
-    assert lines[0].endswith(" parameters, of iteration 5")
-    assert lines[-1] == f'start from it with [model] weights = "{tmp_path / "back"}"'
-    before, after = (
-        StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError) for folder in (trained, tmp_path / "back")
-    )
-    assert len(after.places) > 20
+def _saved(there: Path, back: Path, case: Case) -> None:
+    """What megatron-core's loader has read is written as an iteration with another number."""
+    from megatron.core import parallel_state
+
+    (chunk,) = _loaded(case, there)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    _save({"model": chunk.module.sharded_state_dict(metadata={"dp_cp_group": group}), "iteration": 5}, back)
+
+
+def assert_same_tensors(here: Path, back: Path, least: int) -> None:
+    """All tensors of a checkpoint that came back are those that were trained here."""
+    before, after = (StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError) for folder in (here, back))
+    assert len(after.places) > least
     for name, place in after.places.items():
         assert torch.equal(before.whole(name, place.shape), after.read(name)), name
+
+
+def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, there: Path, command: Command) -> None:
+    back = Path("iter_0000005").resolve()
+    case = case_of(trained, ranks=1, tensor_parallel=2)
+    jobs.call(partial(_saved, there, back), case)  # each starts a process
+    lines = command(f"import-megatron {back} --job {trained.parents[2]}/job.toml -o back").out.splitlines()
+    assert lines[0].endswith(" parameters, of iteration 5")
+    assert lines[-1] == 'start from it with [model] weights = "back"'
+    assert_same_tensors(trained, Path("back"), 20)
 
 
 def _optimizer_of(chunks: list[Any]) -> Any:
@@ -232,57 +239,34 @@ def _moments_as_here(there: Path, checkpoint: Path, case: Case) -> tuple[int, se
     return equal, {float(found["step"]) for found in state.values()}
 
 
-def test_moments_and_step_count_go_to_megatrons_optimizer(
-    jobs: Jobs, trained: Path, command: Command, tmp_path: Path
-) -> None:
-    assert command("export-megatron", trained, "-o", tmp_path / "there", "--json").json["moments"]
+def test_moments_and_step_count_go_to_megatrons_optimizer(jobs: Jobs, trained: Path, there: Path) -> None:
     case = case_of(trained, ranks=2, tensor_parallel=2)
-    found = jobs.call(partial(_moments_as_here, tmp_path / "there" / "iter_0000002", trained), case)
+    found = jobs.call(partial(_moments_as_here, there, trained), case)
     assert sum(equal for equal, _ in found) == 2 * COUNTS[case.model["kind"]] * 2
     assert [steps for _, steps in found] == [{2.0}] * 4
 
 
 def _saved_with_optimizer(there: Path, back: Path, case: Case) -> None:
-    from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
     chunk, optimizer, metadata = _with_optimizer(there, case)
-    filesystem_async._process_memory = lambda: 0
-    if torch.distributed.get_rank() == 0:
-        back.mkdir()
-    torch.distributed.barrier()
     model = chunk.module.sharded_state_dict(metadata=metadata)
-    state = {"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}
-    multiprocessing.current_process()._config["daemon"] = False
-    dist_checkpointing.save(state, str(back))
-    for child in multiprocessing.active_children():
-        child.terminate()
-    filesystem_async._results_queue = None
+    _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}, back)
 
 
 @pytest.mark.soak
 def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
-    jobs: Jobs, trained: Path, command: Command, servers: Servers, tmp_path: Path
+    jobs: Jobs, trained: Path, there: Path, command: Command, servers: Servers
 ) -> None:
     """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
-    command("export-megatron", trained, "-o", tmp_path / "there")
-    case, back = case_of(trained, ranks=1, tensor_parallel=2), tmp_path / "iter_0000002"
-    jobs.call(partial(_saved_with_optimizer, tmp_path / "there" / "iter_0000002", back), case, seconds=120)
-    path = trained.parents[2] / "job.toml"
-    run = tmp_path / "run"
-    lines = command("import-megatron", back, "--job", path, "--run", "-o", run).out.splitlines()
-    assert lines[-1] == f"go on from it with: recycle train {path} --resume --run {run}"
-    before, after = (
-        StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError)
-        for folder in (trained, run / "checkpoints" / trained.name)
-    )
-    for name, place in after.places.items():
-        assert torch.equal(before.whole(name, place.shape), after.read(name)), name
-    assert {name.partition(".")[0] for name in after.places} >= {"exp_avg", "exp_avg_sq", "step"}
+    back, run, path = Path("iter_0000002").resolve(), Path("run"), trained.parents[2] / "job.toml"
+    case = case_of(trained, ranks=1, tensor_parallel=2)
+    jobs.call(partial(_saved_with_optimizer, there, back), case)
+    lines = command(f"import-megatron {back} --job {path} --run -o run").out.splitlines()
+    assert lines[-1] == f"go on from it with: recycle train {path} --resume --run run"
+    assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
     job = Job.load(path)
     more: dict[str, Any] = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
     resumed = train(job, run, steps=4, resume=True, **more)
-    calm = train(job, tmp_path / "calm", steps=4, **more)
+    calm = train(job, Path("calm"), steps=4, **more)
     for key in ("step", "loss", "grad_norm"):
         assert [line[key] for line in resumed.metrics][-2:] == [line[key] for line in calm.metrics][2:]
     assert resumed.digests == calm.digests
@@ -292,23 +276,22 @@ def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
     assert lines[:2] == resumed.metrics
 
 
-def test_bad_input_is_one_line(trained: Path, command: Command, tmp_path: Path) -> None:
-    job, target = trained.parents[2] / "job.toml", tmp_path / "target"
-    assert command("export-megatron", tmp_path, "-o", target).refused("is no checkpoint, it has no manifest.json")
-    command("export-megatron", trained, "-o", tmp_path / "there")
-    assert command("export-megatron", trained, "-o", tmp_path / "there").refused("there: exists already; remove it")
-    arguments = ("--job", job, "-o", target)
-    assert command("import-megatron", tmp_path / "none", *arguments).refused("none: ")
-    command("import-megatron", tmp_path / "there", "--job", job, "-o", tmp_path / "weights")
-    assert not command("export-megatron", tmp_path / "weights", "-o", tmp_path / "bare", "--json").json["moments"]
-    assert command("import-megatron", tmp_path / "bare", *arguments, "--run").refused("has no moments of an optimizer")
-    (tmp_path / "mine").symlink_to(tmp_path / "there" / "iter_0000002")
-    assert command("import-megatron", tmp_path / "mine", *arguments, "--run").refused("name it iter_0000012")
-    other = tmp_path / "other.toml"
-    other.write_text(job.read_text().replace("layers = 4", "layers = 2"))
-    arguments = ("--job", other, "-o", target)
-    assert command("import-megatron", tmp_path / "there", *arguments).refused("by the job's [model] it is [2")
-    inside = tmp_path / "there" / "iter_0000002"
-    (inside / "metadata.json").write_text('{"sharded_backend": "zarr"}')
-    assert command("import-megatron", inside, *arguments).refused("is of the format 'zarr'")
-    assert not target.exists()
+def test_bad_input_is_one_line(trained: Path, there: Path, command: Command) -> None:
+    job = trained.parents[2] / "job.toml"
+    Path("other.toml").write_text(job.read_text().replace("layers = 4", "layers = 2"))
+    Path("mine").symlink_to(there)
+    Path("zarr").mkdir()
+    Path("zarr/metadata.json").write_text('{"sharded_backend": "zarr"}')
+    assert command(f"import-megatron there --job {job} -o weights").status == 0
+    assert not command("export-megatron weights -o bare --json").json["moments"]
+    for line, said in (
+        ("export-megatron . -o target", "is no checkpoint, it has no manifest.json"),
+        (f"export-megatron {trained} -o there", "there: exists already; remove it"),
+        (f"import-megatron none --job {job} -o target", "none: "),
+        (f"import-megatron bare --job {job} -o target --run", "has no moments of an optimizer"),
+        (f"import-megatron mine --job {job} -o target --run", "name it iter_0000012"),
+        ("import-megatron there --job other.toml -o target", "by the job's [model] it is [2"),
+        ("import-megatron zarr --job other.toml -o target", "is of the format 'zarr'"),
+    ):
+        assert command(line).refused(said)
+    assert not Path("target").exists()

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.shards import StageShards, owners_of
-from recycle.plans.unit_shards import shards_of
+from recycle.plans.shards import StageShards, owners_of, shards_of
 
 HOSTS = [Worker(pipeline, 1) for pipeline in range(8)]
 

@@ -11,9 +11,12 @@ from recycle.job import Job
 from recycle.job.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Setting, young_interval
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped
 from tests.systems.closed_forms import efficiency
+from tests.systems.settings import setting as of_layers
+from tests.systems.settings import trace as failures
 
 
 @dataclass
@@ -49,9 +52,14 @@ def setting(**pauses: float) -> Setting:
     return replace(Setting.of(job), pauses=PausesSection(**{"start": 0.0, **pauses}))
 
 
-def trace(*changes: tuple[float, set[int], set[int]], end: float) -> FailureTrace:
-    made = tuple(NodeChange(time, frozenset(failed), frozenset(joined)) for time, failed, joined in changes)
-    return FailureTrace("test", 2, frozenset({0, 1}), made, end)
+def trace(text: str, end: float) -> FailureTrace:
+    """Two nodes, and events as "104 -1; 110 +1": node 1 dies after 104 seconds and comes after 110."""
+    changes = []
+    for event in filter(None, text.split("; ")):
+        time, *words = event.split()
+        gone, come = (frozenset(int(word[1:]) for word in words if word[0] == sign) for sign in "-+")
+        changes.append(NodeChange(float(time), gone, come))
+    return FailureTrace("test", 2, frozenset({0, 1}), tuple(changes), end)
 
 
 def booked(outcome: Outcome) -> dict[str, float]:
@@ -60,80 +68,75 @@ def booked(outcome: Outcome) -> dict[str, float]:
     return {cause: pytest.approx(seconds) for cause, seconds in outcome.lost.items() if abs(seconds) > 1e-9}
 
 
-def test_without_failures_only_whole_iterations_count() -> None:
-    outcome = run(Scripted(), setting(), trace(end=1005.0))
-    assert outcome.samples == 10_000
-    assert outcome.fault_free == 10.0
-    assert booked(outcome) == {"degraded": 5.0}
-    assert outcome.gpu_seconds_per_sample == pytest.approx(2 * 1005 / 10_000)
-
-
-def test_a_failure_takes_the_iteration_in_progress() -> None:
-    outcome = run(Scripted(), setting(), trace((104.0, {1}, set()), end=207.0))
-    assert outcome.samples == 1000 + 500  # 10 iterations, then 5 of 20 s from 107 on
-    assert booked(outcome) == {"detect": 3.0, "redone": 4.0, "degraded": 50.0}
-
-
-def test_an_iteration_that_goes_on_keeps_its_share() -> None:
-    outcome = run(Scripted(loss=Loss.NOTHING), setting(), trace((105.0, {1}, set()), end=208.0))
-    assert outcome.samples == 1000 + 500  # half an iteration is left: 10 s, 108 to 118; then 4 more to 198
-    assert booked(outcome) == {"detect": 3.0, "degraded": 55.0}
+@pytest.mark.parametrize(
+    ("system", "events", "end", "samples", "lost"),
+    [
+        # Only whole iterations count.
+        (Scripted(), "", 1005.0, 10_000, {"degraded": 5.0}),
+        # A failure takes the iteration in progress: 10 iterations, then 5 of 20 s from 107 on.
+        (Scripted(), "104 -1", 207.0, 1000 + 500, {"detect": 3.0, "redone": 4.0, "degraded": 50.0}),
+        # One that goes on keeps its share: half an iteration is left, 108 to 118; then 4 more to 198.
+        (Scripted(loss=Loss.NOTHING), "105 -1", 208.0, 1000 + 500, {"detect": 3.0, "degraded": 55.0}),
+        # Time without enough nodes is stopped.
+        (Scripted(need=2), "100 -1; 160 +1", 203.0, 1000 + 400, {"detect": 3.0, "stopped": 60.0}),
+        (Scripted(), "50 -0 -1", 1000.0, 500, {"stopped": 950.0}),
+        # Dropped samples are no progress; here the fault-free rate leaves them out, too.
+        (Scripted(dropped=20.0), "", 1000.0, 8000, {"dropped": 250.0, "degraded": -250.0}),
+    ],
+)
+def test_every_second_is_booked(
+    system: Scripted, events: str, end: float, samples: float, lost: dict[str, float]
+) -> None:
+    outcome = run(system, setting(), trace(events, end))
+    assert outcome.samples == samples
+    assert outcome.dropped == samples / (100.0 - system.dropped) * system.dropped
+    assert outcome.fault_free == 10.0 - system.dropped / 10
+    assert booked(outcome) == lost
+    assert outcome.gpu_seconds_per_sample == pytest.approx(2 * end / samples)
 
 
 def test_a_failure_in_a_pause_begins_it_again() -> None:
     job = Job.from_toml("[shape]\npipelines = 3\nranks = 1\nmicro_batches = 4\n")
-    changes = tuple(NodeChange(time, frozenset({node}), frozenset()) for time, node in ((100.0, 1), (105.0, 2)))
-    three = FailureTrace("test", 3, frozenset(range(3)), changes, 200.0)
+    three = failures(Setting.of(job), 200.0, (100.0, "1"), (105.0, "2"))
     outcome = run(Scripted(pause=Pause(detect=3.0, copy=4.0)), Setting.of(job), three)
     assert booked(outcome) == {"detect": 3.0 + 3.0, "copy": 2.0 + 4.0, "degraded": pytest.approx(88.0 - 4 * 20 / 3)}
     assert outcome.samples == 100 * (15 + 4)
 
 
-def test_nodes_join_at_a_boundary() -> None:
-    strikes = ((100.0, {1}, set()), (110.0, set(), {1}))
-    outcome = run(Scripted(), setting(), trace(*strikes, end=123.0 + 3 + 40))
-    assert [round(h.time) for h in outcome.transitions] == [0, 100, 123]
-    assert outcome.samples == 1000 + 100 + 400
-    late = run(Scripted(), setting(start=30.0), trace(*strikes, end=300.0))
-    assert [round(h.time) for h in late.transitions] == [0, 100, 143]
+@pytest.mark.parametrize(
+    ("start", "events", "times"),
+    [
+        (0.0, "100 -1; 110 +1", [0, 100, 123]),  # at a boundary
+        (30.0, "100 -1; 110 +1", [0, 100, 143]),
+        # A node that dies before it is usable changes nothing.
+        (15.0, "100 -1; 110 +1; 120 -1; 125 +1", [0, 100, 143]),
+    ],
+)
+def test_nodes_join_at_a_boundary_once_they_are_usable(start: float, events: str, times: list[int]) -> None:
+    outcome = run(Scripted(), setting(start=start), trace(events, 300.0))
+    assert [round(transition.time) for transition in outcome.transitions] == times
 
 
-def test_a_node_that_dies_before_it_is_usable_changes_nothing() -> None:
-    strikes = ((100.0, {1}, set()), (110.0, set(), {1}), (120.0, {1}, set()), (125.0, set(), {1}))
-    outcome = run(Scripted(), setting(start=15.0), trace(*strikes, end=400.0))
-    assert [round(h.time) for h in outcome.transitions] == [0, 100, 143]
+def test_what_is_done_until_a_node_joins_counts() -> None:
+    assert run(Scripted(), setting(), trace("100 -1; 110 +1", 123.0 + 3 + 40)).samples == 1000 + 100 + 400
 
 
 def test_a_checkpoint_is_what_is_left() -> None:
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
     # checkpoints end at 52, 104, 156 and count from 57, 109, 161 on
     for strike, kept in ((56.0, 0), (58.0, 5), (108.0, 5), (110.0, 10), (160.0, 10), (153.0, 10)):
-        outcome = run(system, setting(), trace((strike, {1}, set()), end=strike + 3.0))
+        outcome = run(system, setting(), trace(f"{strike} -1", strike + 3.0))
         assert outcome.samples == 100 * kept, strike
         booked(outcome)
 
 
 def test_many_checkpoints_at_once_are_those_taken_one_by_one() -> None:
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
-    at_once = run(system, setting(), trace(end=100_031.0))
-    ticks = tuple((float(time), set[int](), set[int]()) for time in range(7, 100_031, 7))
-    assert at_once.samples == run(system, setting(), trace(*ticks, end=100_031.0)).samples
+    at_once = run(system, setting(), trace("", 100_031.0))
+    ticks = "; ".join(map(str, range(7, 100_031, 7)))
+    assert at_once.samples == run(system, setting(), trace(ticks, 100_031.0)).samples
     assert at_once.samples == 100 * (5 * (100_031 // 52) + 3)
     assert at_once.lost["checkpoint"] == pytest.approx(2.0 * (100_031 // 52))
-
-
-def test_time_without_enough_nodes_is_stopped() -> None:
-    strikes = ((100.0, {1}, set()), (160.0, set(), {1}))
-    outcome = run(Scripted(need=2), setting(), trace(*strikes, end=203.0))
-    assert booked(outcome) == {"detect": 3.0, "stopped": 60.0}
-    dead = run(Scripted(), setting(), trace((50.0, {0, 1}, set()), end=1000.0))
-    assert booked(dead) == {"stopped": 950.0}
-
-
-def test_dropped_samples_are_no_progress() -> None:
-    outcome = run(Scripted(dropped=20.0), setting(), trace(end=1000.0))
-    assert (outcome.samples, outcome.dropped) == (8000, 2000)
-    assert outcome.fault_free == 8.0
 
 
 def test_a_system_that_does_not_fit_is_a_result() -> None:
@@ -141,14 +144,14 @@ def test_a_system_that_does_not_fit_is_a_result() -> None:
         def begin(self, live: Nodes) -> State | DoesNotFit:
             return DoesNotFit(needed=2.0, cap=1.0, reason="rank 0 needs 2 bytes")
 
-    outcome = run(Large(), setting(), trace(end=10.0))
+    outcome = run(Large(), setting(), trace("", 10.0))
     assert outcome.misfit is not None
     assert (outcome.goodput, outcome.ettr) == (0.0, 0.0)
 
 
 def test_a_year_costs_changes_and_not_iterations() -> None:
     system = Scripted(checkpoints=Checkpoints(every=10.0, stall=0.0))
-    assert run(system, setting(), trace(end=1e10)).samples == pytest.approx(1e11, rel=1e-6)
+    assert run(system, setting(), trace("", 1e10)).samples == pytest.approx(1e11, rel=1e-6)
 
 
 def test_youngs_interval_and_efficiency_hold_in_the_event_simulation() -> None:
@@ -157,13 +160,13 @@ def test_youngs_interval_and_efficiency_hold_in_the_event_simulation() -> None:
     chance = random.Random(7)
     end, now, changes = 4e7, 0.0, []
     while (now := now + chance.expovariate(rate)) < end:
-        changes.append((now, {1}, {1}))
+        changes.append(f"{now!r} -1 +1")
     best = young_interval(write, rate)
     assert best == pytest.approx((2 * write / rate) ** 0.5)
     measured = {}
     for every in (best / 3, best, 3 * best):
         system = Restarting(pause=Pause(restart=restart), checkpoints=Checkpoints(every=every, stall=write))
-        outcome = run(system, setting(), trace(*changes, end=end))
+        outcome = run(system, setting(), trace("; ".join(changes), end))
         expected = efficiency(round(every / 10) * 10, write, rate, restart)
         assert outcome.ettr == pytest.approx(expected, abs=0.002)
         measured[every] = outcome.ettr
@@ -182,6 +185,17 @@ class Restarting(Scripted):
 
 
 def test_rates_over_time_are_0_in_pauses() -> None:
-    outcome = run(Scripted(pause=Pause(detect=5.0)), setting(), trace((20.0, {0}, set()), (60.0, set(), {0}), end=80.0))
+    outcome = run(Scripted(pause=Pause(detect=5.0)), setting(), trace("20 -0; 60 +0", 80.0))
     # 20 s at 10 samples per second; 5 s of pause and 35 s at 5; the join waits for a boundary 65 s in, pauses for 5 s
     assert outcome.rates(4) == pytest.approx([10.0, 3.75, 5.0, (5 * 5 + 10 * 10) / 20])
+
+
+def test_the_ratio_of_sample_dropping_holds_in_the_event_simulation() -> None:
+    """Throughput is that of the healthy groups over all groups."""
+    shared = of_layers(4, 4, 6, layer={"static": 20.0, "state": 16.0}, memory=(30.0,) * 4, bandwidth=8.0)
+    dying = failures(shared, 27.0 * 2000, (27.0 * 400, "0"), (27.0 * 1200, "1-2 5-6"))
+    outcome = run(SampleDropping(shared), shared, dying)
+    expected = (400 * 1 + 800 * 3 / 4 + 800 * 2 / 4) / 2000
+    assert outcome.ettr == pytest.approx(expected, abs=0.002)
+    assert outcome.dropped == pytest.approx(24 * 2000 * (1 - expected), rel=0.01)
+    assert outcome.lost["dropped"] == pytest.approx(outcome.seconds * (1 - expected), rel=0.01)

@@ -7,12 +7,12 @@ import pytest
 from recycle.errors import JobError
 from recycle.job import Job
 from recycle.systems import SYSTEMS
-from recycle.systems.cluster import Outcome, run
+from recycle.systems.cluster import run
 from recycle.systems.comparison import at_dead_shares, compare, outcome_as_json, references, system_names
 from recycle.systems.failure_generator import Generator
-from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Nodes, State, System
+from tests.systems.settings import trace
 
 JOB = Job.from_toml(
     "[shape]\npipelines = 4\nranks = 4\nmicro_batches = 6\n"
@@ -25,9 +25,8 @@ GENERATOR = Generator(days=20, rate=400, repair_median=2, repair_p90=8, seed=3)
 @pytest.mark.slow
 def test_every_second_is_booked_and_every_node_accounted_for(name: str) -> None:
     setting = Setting.of(JOB)
-    trace = GENERATOR.trace(setting.nodes)
     system = Watched(SYSTEMS[name](setting))
-    outcome = run(system, setting, trace)
+    outcome = run(system, setting, GENERATOR.trace(setting.nodes))
     assert outcome.samples / outcome.fault_free + sum(outcome.lost.values()) == pytest.approx(outcome.seconds)
     assert 0 < outcome.ettr < 1
     assert outcome.events
@@ -60,8 +59,7 @@ def test_references_are_fault_free_and_scaled_by_who_is_alive() -> None:
     plain, split = references(setting)
     assert (plain.name, plain.layout, plain.samples_per_second) == ("1f1b", "4 x 4", pytest.approx(24 / 2.7))
     assert split.samples_per_second > plain.samples_per_second
-    half = FailureTrace("half", 16, setting.all_nodes, (NodeChange(50.0, frozenset(range(8)), frozenset()),), 100.0)
-    (compared,) = compare(setting, [half], ["recycle"])
+    (compared,) = compare(setting, [trace(setting, 100.0, (50.0, "0-7"))], ["recycle"])
     assert compared.live == 0.75
 
 
@@ -88,9 +86,8 @@ def test_ratios_to_the_fault_scaled_ideal() -> None:
 
 def test_a_trace_that_kills_everything_stops_every_system() -> None:
     setting = Setting.of(JOB)
-    trace = FailureTrace("all", 16, setting.all_nodes, (NodeChange(1000.0, setting.all_nodes, frozenset()),), 10_000.0)
-    outcomes: list[Outcome] = [run(SYSTEMS[name](setting), setting, trace) for name in SYSTEMS]
-    for outcome in outcomes:
+    for make in SYSTEMS.values():
+        outcome = run(make(setting), setting, trace(setting, 10_000.0, (1000.0, "0-15")))
         assert outcome.lost["stopped"] == 9000
         assert outcome.samples <= 1000 * outcome.fault_free
 

@@ -2,95 +2,79 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from recycle.errors import TraceError
 from recycle.systems.failures import FailureTrace, NodeChange, Row, mean_per_part, trace_from_rows
 
 
-def rows(*events: tuple[float, str, str]) -> list[Row]:
-    return [Row(line, time, what == "remove", name) for line, (time, what, name) in enumerate(events, 1)]
+def rows(text: str) -> list[Row]:
+    """Events as "5 -a; 9 +c": a goes after 5 seconds, c comes after 9."""
+    events = [event.split() for event in text.split("; ") if event]
+    return [Row(line, float(time), what[0] == "-", what[1:]) for line, (time, what) in enumerate(events, 1)]
 
 
-def test_an_instance_takes_the_lowest_free_place() -> None:
-    trace = trace_from_rows(
-        rows((0, "add", "a"), (0, "add", "b"), (5, "remove", "a"), (9, "add", "c"), (12, "add", "d")), "t"
+def told(trace: FailureTrace) -> str:
+    """Its changes in the same way, by place."""
+    return "; ".join(
+        " ".join([f"{each.time:g}", *(f"-{node}" for node in each.failed), *(f"+{node}" for node in each.joined)])
+        for each in trace.changes
     )
-    assert trace.nodes == 3
-    assert trace.up == frozenset()
-    assert [(m.time, set(m.failed), set(m.joined)) for m in trace.changes] == [
-        (0, set(), {0, 1}),
-        (5, {0}, set()),
-        (9, set(), {0}),
-        (12, set(), {2}),
-    ]
-
-
-def test_add_and_remove_of_one_stamp_are_one_moment_in_any_order() -> None:
-    begin = ((0, "add", "a"), (0, "add", "b"))
-    swapped = [
-        trace_from_rows(rows(*begin, (7, "add", "c"), (7, "remove", "a")), "t"),
-        trace_from_rows(rows(*begin, (7, "remove", "a"), (7, "add", "c")), "t"),
-    ]
-    for trace in swapped:
-        assert trace.nodes == 2
-        assert trace.changes[-1] == NodeChange(7, frozenset({0}), frozenset({0}))
-
-
-def test_a_fault_of_no_length_is_a_failure_and_a_return() -> None:
-    trace = trace_from_rows(rows((3, "remove", "a"), (3, "add", "a")), "t", counted=True, population=4)
-    assert trace.up == frozenset(range(4))
-    assert trace.changes == (NodeChange(3, frozenset({0}), frozenset({0})),)
-
-
-def test_overlapping_faults_of_a_server_end_with_the_last_one() -> None:
-    events = rows((1, "remove", "a"), (2, "remove", "a"), (4, "add", "a"), (9, "add", "a"))
-    trace = trace_from_rows(events, "t", counted=True)
-    assert [(m.time, set(m.failed), set(m.joined)) for m in trace.changes] == [(1, {0}, set()), (9, set(), {0})]
-    assert trace.node_seconds() == 1.0
-
-
-def test_a_server_that_returns_keeps_its_place() -> None:
-    events = rows((1, "remove", "a"), (2, "remove", "b"), (4, "add", "b"), (5, "add", "a"), (6, "remove", "b"))
-    trace = trace_from_rows(events, "t", population=3)
-    assert trace.up == {0, 1, 2}
-    assert [set(m.failed) for m in trace.changes] == [{0}, {1}, set(), set(), {1}]
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "options", "nodes", "up", "changes"),
     [
-        ([(0, "add", "a"), (5, "remove", "b")], "t, line 2: b is removed and was never added"),
-        ([(0, "add", "a"), (5, "add", "a")], "t, line 2: a is added and is there already"),
-        ([(0, "add", "a"), (5, "remove", "a"), (6, "remove", "a")], "t, line 3: a is removed and was not there"),
-        ([(5, "add", "a"), (4, "add", "b")], "t, line 2: 4 s comes after 5 s"),
-        ([], "t: holds no event"),
+        # An instance takes the lowest free place.
+        ("0 +a; 0 +b; 5 -a; 9 +c; 12 +d", {}, 3, 0, "0 +0 +1; 5 -0; 9 +0; 12 +2"),
+        # What comes and goes at one stamp is one change, in any order.
+        ("0 +a; 0 +b; 7 +c; 7 -a", {}, 2, 0, "0 +0 +1; 7 -0 +0"),
+        ("0 +a; 0 +b; 7 -a; 7 +c", {}, 2, 0, "0 +0 +1; 7 -0 +0"),
+        # A fault of no length is a failure and a return.
+        ("3 -a; 3 +a", {"counted": True, "population": 4}, 4, 4, "3 -0 +0"),
+        # Overlapping faults of a server end with the last one.
+        ("1 -a; 2 -a; 4 +a; 9 +a", {"counted": True}, 1, 1, "1 -0; 9 +0"),
+        # A server that returns keeps its place.
+        ("1 -a; 2 -b; 4 +b; 5 +a; 6 -b", {"population": 3}, 3, 3, "1 -0; 2 -1; 4 +1; 5 +0; 6 -1"),
+        ("0 +a; 1 +b; 2 -a; 3 +c; 4 +a", {}, 3, 0, "0 +0; 1 +1; 2 -0; 3 +2; 4 +0"),
     ],
 )
-def test_an_impossible_row_is_named(events: list[tuple[float, str, str]], said: str) -> None:
+def test_rows_become_changes(events: str, options: dict[str, Any], nodes: int, up: int, changes: str) -> None:
+    trace = trace_from_rows(rows(events), "t", **options)
+    assert (trace.nodes, trace.up, told(trace)) == (nodes, frozenset(range(up)), changes)
+
+
+@pytest.mark.parametrize(
+    ("events", "options", "said"),
+    [
+        ("0 +a; 5 -b", {}, "t, line 2: b is removed and was never added"),
+        ("0 +a; 5 +a", {}, "t, line 2: a is added and is there already"),
+        ("0 +a; 5 -a; 6 -a", {}, "t, line 3: a is removed and was not there"),
+        ("5 +a; 4 +b", {}, "t, line 2: 4 s comes after 5 s"),
+        ("", {}, "t: holds no event"),
+        ("0 +a; 0 +b; 0 +c", {"population": 2}, "3 nodes have events, which is more than the population of 2"),
+    ],
+)
+def test_an_impossible_row_is_named(events: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(TraceError, match=said):
-        trace_from_rows(rows(*events), "t")
+        trace_from_rows(rows(events), "t", **options)
 
 
-def test_more_nodes_than_the_population_are_refused() -> None:
-    with pytest.raises(TraceError, match="3 nodes have events, which is more than the population of 2"):
-        trace_from_rows(rows((0, "add", "a"), (0, "add", "b"), (0, "add", "c")), "t", population=2)
-
-
-def _three() -> FailureTrace:
-    return trace_from_rows(rows((1, "remove", "a"), (2, "remove", "b"), (3, "add", "a"), (4, "remove", "c")), "t")
+THREE = trace_from_rows(rows("1 -a; 2 -b; 3 +a; 4 -c"), "t")
 
 
 def test_a_larger_population_is_sampled_by_seed() -> None:
-    fitted = _three().fitted(2, seed=1)
-    assert fitted == _three().fitted(2, seed=1)
+    fitted = THREE.fitted(2, seed=1)
+    assert fitted == THREE.fitted(2, seed=1)
     assert fitted.nodes == 2
     assert fitted.failures in (1, 2)
-    assert {_three().fitted(1, seed).changes[0].time for seed in range(8)} == {1, 2, 4}
+    assert {THREE.fitted(1, seed).changes[0].time for seed in range(8)} == {1, 2, 4}
 
 
 def test_what_a_smaller_trace_does_not_name_never_fails() -> None:
-    fitted = _three().fitted(10)
+    fitted = THREE.fitted(10)
     assert fitted.up == frozenset(range(10))
     assert len({node for change in fitted.changes for node in change.failed}) == 3
 

@@ -9,10 +9,11 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.systems.recycle import ReCycle, RecycleRunning
+from recycle.systems.recycle import ReCycle
 from recycle.systems.recycle_elastic import ElasticReCycle
 from recycle.systems.setting import Setting
 from recycle.systems.system import Loss
+from tests.systems.settings import Play
 
 
 def setting(bandwidth: float = 1e3, chunks: int = 1) -> Setting:
@@ -27,15 +28,9 @@ def setting(bandwidth: float = 1e3, chunks: int = 1) -> Setting:
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_set_of_live_nodes_runs_the_faster_of_both(chunks: int) -> None:
     ours, plain = ElasticReCycle(setting(chunks=chunks)), ReCycle(setting(chunks=chunks))
-    nodes = ours.setting.all_nodes
-    whole, other = ours.begin(nodes), plain.begin(nodes)
-    assert isinstance(whole, RecycleRunning)
-    assert isinstance(other, RecycleRunning)
-    assert whole.period <= other.period
-    moved, rerouted = ours.begin(nodes - {5}), plain.begin(nodes - {5})
-    assert isinstance(moved, RecycleRunning)
-    assert isinstance(rerouted, RecycleRunning)
-    assert rerouted.period >= 72 / 2 * 3 * chunks
+    assert Play(ours).period <= Play(plain).period
+    assert Play(plain, "0-4 6-11").period >= 72 / 2 * 3 * chunks
+    moved = Play(ours, "0-4 6-11").state
     assert moved.period <= 1.06 * 72 * 4 * 3 * chunks / 11
     for schedule, profile in moved.schedules():
         assert check(schedule, profile=profile, limits=[8.0 * chunks] * 4) == []
@@ -44,19 +39,14 @@ def test_a_set_of_live_nodes_runs_the_faster_of_both(chunks: int) -> None:
 
 @pytest.mark.search
 def test_a_failure_is_re_routed_first_and_layers_move_at_the_next_boundary() -> None:
-    system, plain = ElasticReCycle(setting()), ReCycle(setting())
-    nodes, gone = system.setting.all_nodes, frozenset({5})
-    struck = system.change(system.begin(nodes), gone, frozenset())  # type: ignore[arg-type]
-    alike = plain.change(plain.begin(nodes), gone, frozenset())  # type: ignore[arg-type]
-    assert isinstance(struck.state, RecycleRunning)
-    assert isinstance(alike.state, RecycleRunning)
+    played, plain = Play(ElasticReCycle(setting())), Play(ReCycle(setting()))
+    struck, alike = played.change("5"), plain.change("5")
     assert (struck.loss, struck.event, struck.pause) == (Loss.ITERATION, "re-route", alike.pause)
-    assert struck.state.period == alike.state.period
-    assert struck.state.reconsider
-    moved = system.change(struck.state, frozenset(), frozenset())
-    assert isinstance(moved.state, RecycleRunning)
-    assert (moved.loss, moved.event, moved.state.reconsider) == (Loss.NOTHING, "move layers", False)
-    assert moved.state.period < struck.state.period
+    rerouted = played.state
+    assert (rerouted.period, rerouted.reconsider) == (plain.state.period, True)
+    moved = played.change()
+    assert (moved.loss, moved.event, played.state.reconsider) == (Loss.NOTHING, "move layers", False)
+    assert played.state.period < rerouted.period
     assert moved.bytes > 0
     assert moved.bytes % 100 == 0
     assert moved.pause.detect == 0
@@ -65,8 +55,4 @@ def test_a_failure_is_re_routed_first_and_layers_move_at_the_next_boundary() -> 
 
 @pytest.mark.search
 def test_layers_stay_where_copying_takes_longer_than_it_saves() -> None:
-    system = ElasticReCycle(setting(bandwidth=1e-4))
-    nodes, gone = system.setting.all_nodes, frozenset({5})
-    struck = system.change(system.begin(nodes), gone, frozenset())  # type: ignore[arg-type]
-    assert isinstance(struck.state, RecycleRunning)
-    assert not struck.state.reconsider
+    Play(ElasticReCycle(setting(bandwidth=1e-4))).play("-5: event=re-route, reconsider=False")

@@ -8,12 +8,11 @@ from recycle.ir.check import check
 from recycle.job import Job
 from recycle.systems import SYSTEMS
 from recycle.systems.comparison import compare, copies_of, references
-from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.grids import GridRunning
 from recycle.systems.hot_spare import HotSpare
-from recycle.systems.recycle import ReCycle, RecycleRunning
+from recycle.systems.recycle import ReCycle
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Running, System
+from recycle.systems.system import Change, DoesNotFit, Loss
+from tests.systems.settings import Play, trace
 
 HOSTS = 4
 BANDWIDTH = 25e9
@@ -83,17 +82,11 @@ def test_each_system_shards_as_it_is_known_to() -> None:
     assert {copies_of(system(setting(copies=0))) for system in SYSTEMS.values()} == {0}
 
 
-def begun(system: System, of: Setting) -> Running:
-    state = system.begin(of.all_nodes)
-    assert isinstance(state, Running)
-    return state
-
-
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "bamboo"])
 def test_every_system_runs_valid_schedules_which_gather_where_it_shards(name: str) -> None:
     of = setting()
     system = SYSTEMS[name](of)
-    for schedule, profile in begun(system, of).schedules():
+    for schedule, profile in Play(system).state.schedules():
         assert check(schedule, profile=profile) == []
         assert schedule.gathers == (copies_of(system) > 0)
 
@@ -112,50 +105,45 @@ def test_what_is_freed_makes_a_job_fit() -> None:
     assert references(setting(copies=0, memory=limit))[0].samples_per_second == 0
 
 
-def struck(of: Setting, *pipelines: int) -> tuple[ReCycle, Change]:
-    """ReCycle after the workers of rank 1 of these pipelines have died at once."""
-    system = ReCycle(of, move=False)
-    state = system.begin(of.all_nodes)
-    assert isinstance(state, RecycleRunning)
-    ranks = system.setting.shape.ranks
-    slots = {slot for at, slot in state.slots.items() if at.pipeline in pipelines and at.rank == ranks - 1}
-    nodes = frozenset(system.setting.node_of[slot] for slot in slots)
-    return system, system.change(state, nodes, frozenset())
+def struck(of: Setting, *pipelines: int) -> tuple[Setting, Change]:
+    """ReCycle after the workers of the last rank of these pipelines have died at once."""
+    played = Play(ReCycle(of, move=False))
+    of, last = played.system.setting, played.system.setting.shape.ranks - 1
+    dead = (of.node_of[slot] for at, slot in played.state.slots.items() if at.pipeline in pipelines and at.rank == last)
+    return of, played.change(" ".join(map(str, dead)))
 
 
 def test_a_death_costs_the_copies_that_the_dead_host_had() -> None:
-    system, change = struck(setting(), 1)
-    shape = system.setting.shape
-    stage = sum(parameters(setting())) if shape.ranks == 1 else parameters(setting())[-1]
-    owned = 12 * stage * 2 / shape.pipelines
+    of, change = struck(setting(), 1)
+    stage = sum(parameters(setting())) if of.shape.ranks == 1 else parameters(setting())[-1]
+    owned = 12 * stage * 2 / of.shape.pipelines
     assert (change.loss, change.event) == (Loss.ITERATION, "re-route")
     assert change.bytes == pytest.approx(owned)
-    assert change.pause.copy == pytest.approx(owned / 2 / BANDWIDTH + system.setting.latency)
+    assert change.pause.copy == pytest.approx(owned / 2 / BANDWIDTH + of.latency)
     assert struck(setting(copies=0), 1)[1].pause.copy == 0.0
 
 
-def test_the_last_owners_of_a_shard_send_everybody_back() -> None:
-    assert struck(setting(), 1, 2)[1].loss is Loss.CHECKPOINT
-    assert struck(setting(), 1, 3)[1].loss is Loss.ITERATION
-    assert struck(setting(copies=3), 1, 2)[1].loss is Loss.ITERATION
-    assert struck(setting(copies=1), 1)[1].loss is Loss.CHECKPOINT
-    assert struck(setting(copies=0), 1, 2)[1].loss is Loss.ITERATION
-
-
-def test_a_spare_replaces_whoever_leaves_owners_behind() -> None:
-    for copies, dead, loss in (
-        (2, 1, Loss.ITERATION),
-        (2, 2, Loss.CHECKPOINT),
-        (3, 2, Loss.ITERATION),
-        (1, 1, Loss.CHECKPOINT),
-    ):
-        system = HotSpare(setting(copies=copies), spares=2)
-        state = begun(system, system.setting)
-        assert isinstance(state, GridRunning)
-        first = state.used[:: state.grid.ranks]
-        assert len(first) > dead
-        change = system.change(state, frozenset(first[:dead]), frozenset())
-        assert (copies, dead, change.loss) == (copies, dead, loss)
+@pytest.mark.parametrize(
+    ("copies", "dead", "recycle", "spare"),
+    [
+        (2, (1,), Loss.ITERATION, Loss.ITERATION),
+        (2, (1, 2), Loss.CHECKPOINT, Loss.CHECKPOINT),
+        (2, (1, 3), Loss.ITERATION, Loss.CHECKPOINT),
+        (3, (1, 2), Loss.ITERATION, Loss.ITERATION),
+        (1, (1,), Loss.CHECKPOINT, Loss.CHECKPOINT),
+        (0, (1, 2), Loss.ITERATION, None),
+    ],
+)
+def test_the_last_owners_of_a_shard_send_everybody_back(
+    copies: int, dead: tuple[int, ...], recycle: Loss, spare: Loss | None
+) -> None:
+    """A spare replaces whoever leaves owners behind; of the three pipelines beside two spares the first ones die."""
+    assert struck(setting(copies=copies), *dead)[1].loss is recycle
+    if spare is not None:
+        played = Play(HotSpare(setting(copies=copies), spares=2))
+        first = played.state.used[:: played.state.grid.ranks]
+        assert len(first) > len(dead)
+        assert played.change(" ".join(map(str, first[: len(dead)]))).loss is spare
 
 
 def test_owners_share_no_node_so_that_a_node_may_die() -> None:
@@ -168,6 +156,5 @@ def test_owners_share_no_node_so_that_a_node_may_die() -> None:
 
 def test_the_comparison_says_who_has_how_many_copies() -> None:
     of = setting()
-    trace = FailureTrace("one", of.nodes, of.all_nodes, (NodeChange(600.0, frozenset({3}), frozenset()),), 3600.0)
-    (found,) = compare(of, [trace], ["recycle", "checkpoint_restart", "oobleck"])
+    (found,) = compare(of, [trace(of, 3600.0, (600.0, "3"))], ["recycle", "checkpoint_restart", "oobleck"])
     assert [outcome.copies for outcome in found.outcomes] == [2, 1, 0]

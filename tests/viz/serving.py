@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from dash import Dash
+
 from viz.app import build_app, serve
 from viz.sources import load_source
 
 
-def served(*paths: Path) -> str:
-    """The address of an application that shows `paths`, served until the tests end."""
+def served(*paths: Path, app: Dash | None = None) -> str:
+    """The address of an application that shows `paths`, or of `app`, served until the tests end."""
     ready, addresses = threading.Event(), []
 
     def on_ready(address: str) -> None:
         addresses.append(address)
         ready.set()
 
-    app = build_app([load_source(path) for path in paths])
+    app = app or build_app([load_source(path) for path in paths])
     threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True).start()
     assert ready.wait(30)
     return addresses[0]

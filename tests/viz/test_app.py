@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recycle import Profile, RecycleError, Schedule, Shape, Worker
+from recycle import RecycleError, Schedule, Shape, Worker
 from recycle.runs.logs import append_iteration, log_path
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
-from viz.labels import label
+from viz.kinds import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
-from viz.pages.parts import CONFIG
+from viz.pages.bench import SLOTS, slot_id
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run_files import LiveRun, load_run
-from viz.sources import load_source, schedule_source
+from viz.sources import load_source
 
 
 def views(component: Any) -> list[dict[str, Any]]:
@@ -124,10 +122,6 @@ def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:
     assert "Executed, step 3: 1.1 failed" in words(plain(shown))
 
 
-def test_the_attempt_of_another_step_does_not_stick(run_dir: Path) -> None:
-    assert RunPage(LiveRun(load_run(run_dir))).timelines(7, 0)[2] == 2
-
-
 def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
     page = RunPage(LiveRun(load_run(run_dir)))
     slider = page.slider()
@@ -171,13 +165,6 @@ def test_a_live_run_is_followed_to_its_last_committed_step(tmp_path: Path, make_
     assert page.run.trace is not None
     assert page.run.trace.steps[-1] == 8
     assert page.newest() == page.slider()["value"] == 6
-
-
-def test_losses_live_workers_and_events_are_drawn(run_dir: Path) -> None:
-    (curves,) = graphs(plain(RunPage(LiveRun(load_run(run_dir))).overview()))
-    assert curves["figure"]["data"][1]["y"] == [6, 6, 6, 5, 5, 5, 6, 6, 6]
-    assert [note["text"] for note in curves["figure"]["layout"]["annotations"]] == ["1.1 failed", "1.1 back"]
-    assert curves["config"] == CONFIG
 
 
 def test_an_empty_run_says_what_will_appear(run_dir: Path) -> None:
@@ -236,17 +223,6 @@ def test_schedules_share_one_time_axis_and_compare_figures(
     assert named["lower bound"] == [10.0, None]
 
 
-def test_a_bound_of_other_times_is_not_shown_as_one_of_these(schedule_file: Path) -> None:
-    slower = schedule_source(schedule_file, Schedule.load(schedule_file), Profile.uniform(2, 3, 1))
-    named = {row[0]: row[1:] for row in SchedulePage([slower]).figures()[1]}
-    assert (named["lower bound"], named["gap"]) == (["of other times"], [None])
-    stated = Schedule.load(schedule_file)
-    for profile, shown in ((Profile.uniform(), ["10 %"]), (Profile.uniform(link=0.5), [None])):
-        made_for = {"profile": Profile.uniform().digest(), "lower_bound": 10.0, "gap": 0.1}
-        plan = schedule_source(schedule_file, stated.with_metadata(**made_for), profile)
-        assert {row[0]: row[1:] for row in SchedulePage([plan]).figures()[1]}["gap"] == shown
-
-
 def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> None:
     shape = Shape(pipelines=1, ranks=2, micro_batches=1)
     stuck = Schedule.from_text(shape, {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
@@ -258,13 +234,6 @@ def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> No
     assert {row[0]: row[1] for row in page.figures()[1]}["makespan"] is None
 
 
-def test_an_empty_schedule_says_so(tmp_path: Path) -> None:
-    Schedule.build(Shape(1, 1, 1), {}, failed=["0.0"]).save(tmp_path / "empty.json")
-    page = SchedulePage([load_source(tmp_path / "empty.json")])
-    assert "empty.json holds no instruction." in words(plain(page.timelines()))
-    page.layout()
-
-
 def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, schedule_file: Path) -> None:
     app = build_app([load_source(run_dir), load_source(schedule_file)])
     client = app.server.test_client()
@@ -273,9 +242,29 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert "https://" not in page
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
-    tabs, _ = layout["props"]["children"][1]["props"]["children"]
-    labels = [tab["props"]["label"] for tab in tabs["props"]["children"]]
-    assert labels == ["run", "Time of run", "broken.json", "Compare", "Validate"]
+    main = layout["props"]["children"][1]
+    assert [tab["label"] for tab in of_type(main, "Tab")] == [
+        "run",
+        "Time of run",
+        "broken.json",
+        "Compare",
+        "Validate",
+    ]
+    places = [part for part in of_type(main, "Div") if part.get("className") == "mode"]
+    assert {part["data-page"] for part in places if part["children"]} == {"run0"}  # others fill theirs when opened
+    named = ("run0", "time0", "schedules", "compare", "validate")
+    outputs = [[{"id": slot_id(slot, page), "property": "children"} for page in named] for slot in SLOTS]
+    kinds = "...".join(f'{{"page":["ALL"],"type":"mode-{slot}"}}.children' for slot in SLOTS)
+    request = {
+        "output": f"..{kinds}...opened.data..",
+        "outputs": [*outputs, {"id": "opened", "property": "data"}],
+        "inputs": [{"id": "pages", "property": "value", "value": "validate"}],
+        "state": [{"id": "opened", "property": "data", "value": ["run0"]}],
+        "changedPropIds": ["pages.value"],
+    }
+    answer = client.post("/_dash-update-component", json=request).get_json()["response"]
+    assert answer.pop("opened")["data"] == ["run0", "validate"]
+    assert {json.loads(key)["page"] for key in answer} == {"validate"}
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
@@ -297,71 +286,6 @@ def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any
     )
     response: dict[str, Any] = answer.get_json()["response"]
     return response
-
-
-def test_callbacks_answer_over_http(run_dir: Path) -> None:
-    client = build_app([load_source(run_dir)]).server.test_client()
-    values = {"step": 7, "attempt": None, "began": True}
-    answer = post(client, "run0-timelines.children", "run0-step.value", **values)
-    assert answer["run0-attempt"]["value"] == 2
-    assert "Executed, step 7" in words(answer["run0-timelines"]["children"])
-
-
-def test_a_step_opens_at_the_attempt_that_counted(run_dir: Path) -> None:
-    client = build_app([load_source(run_dir)]).server.test_client()
-    values = {"step": 3, "attempt": 0, "began": True}
-    attempts = {
-        changed: post(client, "run0-timelines.children", f"run0-{changed}.value", **values)["run0-attempt"]["value"]
-        for changed in ("step", "attempt")
-    }
-    assert attempts == {"step": 1, "attempt": 0}
-
-
-def test_it_listens_on_loopback_and_says_where(run_dir: Path) -> None:
-    addresses: list[str] = []
-    ready = threading.Event()
-
-    def on_ready(address: str) -> None:
-        addresses.append(address)
-        ready.set()
-
-    app = build_app([load_source(run_dir)])
-    threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True).start()
-    assert ready.wait(10)
-    host, port = addresses[0].removeprefix("http://").split(":")
-    assert host == "127.0.0.1"
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
-    connection.request("GET", "/")
-    assert connection.getresponse().status == 200
-
-
-def test_only_the_first_page_is_there_before_others_are_opened(run_dir: Path, schedule_file: Path) -> None:
-    app = build_app([load_source(run_dir), load_source(schedule_file)])
-    client = app.server.test_client()
-    layout = client.get("/_dash-layout").get_json()
-    tabs, workbench = layout["props"]["children"][1]["props"]["children"]
-    names = [tab["props"]["value"] for tab in tabs["props"]["children"]]
-    assert names == ["run0", "time0", "schedules", "compare", "validate"]
-    places = [part for part in of_type(workbench, "Div") if part.get("className") == "mode"]
-    assert {part["data-page"] for part in places if part["children"]} == {"run0"}
-    slots, with_lanes = [part["id"]["type"] for part in places if part["data-page"] == "run0"], names[:1] + names[2:]
-
-    def outputs(kind: str, pages: list[str]) -> list[Any]:
-        return [{"id": {"page": name, "type": kind}, "property": "children"} for name in pages]
-
-    kinds = "...".join(f'{{"page":["ALL"],"type":"{kind}"}}.children' for kind in ("page", *slots))
-    opened = {"id": "opened", "property": "data"}
-    request = {
-        "output": f"..{kinds}...opened.data..",
-        "outputs": [outputs("page", ["time0"]), *(outputs(slot, with_lanes) for slot in slots), opened],
-        "inputs": [{"id": "pages", "property": "value", "value": "validate"}],
-        "state": [{"id": "opened", "property": "data", "value": names[:1]}],
-        "changedPropIds": ["pages.value"],
-    }
-    answer = client.post("/_dash-update-component", json=request).get_json()["response"]
-    assert answer.pop("opened")["data"] == [names[0], "validate"]
-    assert [json.loads(key) for key in answer] == [{"page": "validate", "type": slot} for slot in slots]
-    assert "Drop a schedule file here" in words(list(answer.values())[3]["children"])
 
 
 def test_a_port_in_use_is_one_clear_line(run_dir: Path) -> None:
@@ -398,12 +322,3 @@ def test_the_first_iteration_of_a_live_run_appears_by_itself(
     assert "value" not in again["run0-step"]
     stay = post(client, "run0-follow.value", "run0-step.value", step=3, followed=8)
     assert stay["run0-follow"] == {"value": []}
-
-
-def test_a_live_run_opens_at_its_newest_step_and_follows(tmp_path: Path, make_run: Callable[..., Path]) -> None:
-    live = RunPage(LiveRun(load_run(make_run(tmp_path / "live", live=True))))
-    assert live.slider()["value"] == 8
-    assert of_type(plain(live.layout()), "Checklist")[0]["value"] == ["follow"]
-    finished = RunPage(LiveRun(load_run(make_run(tmp_path / "finished"))))
-    assert finished.slider()["value"] == 4
-    assert of_type(plain(finished.layout()), "Checklist")[0]["className"] == "hidden"

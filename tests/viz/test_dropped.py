@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Schedule, Shape
+from recycle import RecycleError, Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from tests.hostile import any_bytes, mutated
-from viz.dropped import MOST_BYTES, inspect, read_dropped
+from viz.dropped import MOST_BYTES, inspect, printable, read_dropped
 from viz.lanes import Flag
 
 
@@ -29,19 +29,11 @@ def test_a_native_file_is_read_checked_and_timed(broken: Schedule) -> None:
     assert found.timeline.makespan == 11.0
 
 
-def test_a_torch_csv_is_read() -> None:
-    found = read_dropped(contents(b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), "plan.csv")
-    assert found.schedule is not None
-    assert found.schedule.shape == Shape(1, 2, 2)
-    assert found.findings == []
-
-
 def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None:
     text = broken.text()
     text["0.0"] = "0F0.0 0F0.1 0B0.1 0B0.0 0B0.0"
     wrong = Schedule.from_text(broken.shape, text, failed=["1.1"])
     found = inspect(wrong.dumps().encode(), "wrong.json")
-    assert found.lanes is not None
     assert found.timeline is not None
     (duplicate,) = [finding for finding in found.findings if finding.rule == "duplicate"]
     (lane, start, end), (other_lane, other_start, _) = found.places(duplicate)
@@ -55,27 +47,14 @@ def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None
     assert (start, end) in marked
 
 
-def test_what_deadlocks_is_drawn_as_far_as_it_runs() -> None:
-    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
-    found = inspect(wrong.dumps().encode(), "wrong.json")
-    assert found.timeline is None
-    assert found.problem.startswith("the schedule deadlocks")
-    assert found.lanes is not None
-    assert int((found.lanes.end > found.lanes.start).sum()) == 4
-    assert found.lanes.halt == 0.0
-    assert all(found.places(finding) for finding in found.findings if finding.position is not None)
-
-
 def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> None:
     text = one_f_one_b(Shape(1, 2, 2)).dumps().replace("0F0.1", "0F0.1 0Q0.1").replace('"0.1"', '"0.9": "", "0.1"')
     found = inspect(text.encode(), "mine.json")
-    assert found.schedule is not None
     assert found.left_out == (
         "worker 0.0, position 2: '0Q0.1' is not an instruction: expected for example 2F1.5, 2SEND_F1.5@0.3 or 2STEP",
         "programs: worker 0.9 is outside the grid of 1 pipelines (0 to 0) by 2 ranks (0 to 1)",
     )
     assert found.findings == []
-    assert found.lanes is not None
     assert found.timeline is not None
     assert found.timeline.makespan == 9.0
 
@@ -84,7 +63,6 @@ def test_all_of_a_circle_of_waits_has_its_places() -> None:
     wrong = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.0 1F0.1 1B0.0 1B0.1"})
     found = inspect(wrong.dumps().encode(), "wrong.json")
     (circle,) = [finding for finding in found.findings if finding.rule == "deadlock"]
-    assert found.lanes is not None
     drawn = {
         (int(found.lanes.lane[i]), float(found.lanes.start[i])): str(found.lanes.instruction(i))
         for i in range(len(found.lanes))
@@ -114,10 +92,10 @@ def test_a_send_that_nobody_receives_leads_to_who_needs_it() -> None:
     ],
 )
 def test_what_is_no_schedule_is_refused_in_a_line(given_contents: str, message: str) -> None:
-    found = read_dropped(given_contents, "plan.json")
-    assert found.schedule is None
-    assert message in found.problem
-    assert "\n" not in found.problem
+    with pytest.raises(RecycleError) as refused:
+        read_dropped(given_contents, "plan.json")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_billion_lanes_are_refused() -> None:
@@ -128,11 +106,10 @@ def test_a_billion_lanes_are_refused() -> None:
         ({"pipelines": 1, "ranks": 1, "micro_batches": 2**24}, "is too large for the page"),
     ):
         tracemalloc.start()
-        found = read_dropped(contents(json.dumps({**head, "shape": shape}).encode()), "plan.json")
+        with pytest.raises(RecycleError, match=message):
+            read_dropped(contents(json.dumps({**head, "shape": shape}).encode()), "plan.json")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert found.schedule is None
-        assert message in found.problem
         assert peak < 2e6, peak
 
 
@@ -140,10 +117,10 @@ def test_a_billion_lanes_are_refused() -> None:
 def test_a_file_of_separators_is_refused_before_it_is_read(piece: bytes) -> None:
     given_contents = contents(piece * ((MOST_BYTES - 10) // len(piece)))
     tracemalloc.start()
-    found = read_dropped(given_contents, "plan.csv")
+    with pytest.raises(RecycleError, match="more cells, words or lines"):
+        read_dropped(given_contents, "plan.csv")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert "more cells, words or lines" in found.problem
     assert peak < 4 * MOST_BYTES
 
 
@@ -155,16 +132,11 @@ def test_a_file_of_separators_is_refused_before_it_is_read(piece: bytes) -> None
         ("<script>alert(1)<%2fscript>.json", "<script>alert(1)<%2fscript>.json"),
         ("a\nb\x1b[2J.json", "a b\\x1b[2J.json"),
         ("", "file"),
+        ("a" * 5000 + ".json", "a" * 108 + "…aaaaaa.json"),
     ],
 )
 def test_a_name_is_a_line_of_text(name: str, shown: str) -> None:
-    assert read_dropped("x", name).name == shown
-
-
-def test_a_long_name_is_cut_in_the_middle() -> None:
-    name = read_dropped("x", "a" * 5000 + ".json").name
-    assert len(name) <= 120
-    assert name.endswith("…aaaaaa.json")
+    assert printable(name) == shown
 
 
 SEEDS = [one_f_one_b(Shape(1, 2, 2)).dumps().encode(), b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"]
@@ -173,7 +145,9 @@ SEEDS = [one_f_one_b(Shape(1, 2, 2)).dumps().encode(), b"0F0,0F1,0B0,0B1\n1F0,1B
 @settings(derandomize=True, max_examples=120, deadline=None, database=None)
 @given(st.one_of(mutated(SEEDS), any_bytes()), st.sampled_from(["a.json", "a.csv", "a", "a.trace.json"]))
 def test_whatever_is_dropped_gives_an_answer(content: bytes, name: str) -> None:
-    found = read_dropped(contents(content), name)
-    assert found.schedule is not None or found.problem
+    try:
+        found = read_dropped(contents(content), name)
+    except RecycleError:
+        return
     for finding in found.findings:
         assert all(start <= end for _, start, end in found.places(finding))

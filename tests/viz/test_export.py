@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from recycle import RecycleError, Schedule, Shape
+from recycle import Profile, RecycleError, Schedule, Shape, Timeline
+from recycle.ir.families import one_f_one_b
 from viz.export import SVG_LIMIT, export
 from viz.figures import palette
-from viz.figures.svg import height_of
-from viz.sources import load_source
+from viz.figures.boxes import boxes
+from viz.figures.svg import LANE, height_of
+from viz.lanes import LaneTable
+from viz.sources import load_source, schedule_source
 
 PLOTLY = re.compile(r"<script>/\*\*.*?</script>", re.DOTALL)
 
@@ -101,23 +106,33 @@ def test_what_cannot_be_exported_is_refused(schedule_file: Path, tmp_path: Path)
         export(tmp_path / "large.svg", [load_source(tmp_path / "large.json")])
 
 
-@pytest.mark.slow
-def test_a_png_shows_any_number_of_operations(tmp_path: Path, schedule_file: Path) -> None:
-    from recycle.ir.families import gpipe
-    from tests.viz.test_raster import colours
+def colours(path: Path) -> np.ndarray:
+    """The colours of a PNG, hexadecimal."""
+    pixels = np.array(Image.open(path).convert("RGB")).astype(np.int64)
+    return np.char.mod("#%06X", pixels @ [1 << 16, 1 << 8, 1])
 
+
+def test_a_png_has_every_box_in_its_colour(tmp_path: Path, schedule_file: Path, broken_timeline: Timeline) -> None:
     export(tmp_path / "plan.png", [load_source(schedule_file)])
-    small = colours((tmp_path / "plan.png").read_bytes())
-    height, width = small.shape
+    seen = colours(tmp_path / "plan.png")
     left, top = round(22 + 3 * 6.6), 34
-    assert height == round(height_of([6 * 30]))
-    assert small[0, 0] == palette.PAPER
-    assert small[top + 7, left + 70] == palette.FORWARD.fill  # at the edge of a box, beside its label
-    names = small[top : top + 6 * 30, : left - 4]
-    assert [bool((names[30 * lane : 30 * lane + 30] != palette.PAPER).any()) for lane in range(6)] == [True] * 6
-    assert (small[top - 9, left : width - 16] == palette.INK).mean() > 0.9  # the period is that of the whole axis
-    gpipe(Shape(pipelines=64, ranks=8, micro_batches=40)).save(tmp_path / "large.json")
-    export(tmp_path / "large.png", [load_source(tmp_path / "large.json")])
-    large = colours((tmp_path / "large.png").read_bytes())
-    assert large.shape[0] == round(height_of([1200]))
-    assert {paint.fill for paint in palette.PAINTS[:3]} <= set(large.ravel())
+    per_time = (seen.shape[1] - left - 16) / 11
+    assert seen.shape[0] == round(height_of([6 * LANE]))
+    for box in (box for box in boxes(LaneTable.from_timeline(broken_timeline)) if box.end > box.start):
+        x, y = left + per_time * box.start + 6, top + LANE * (box.lane + 0.5 + box.top) + 3
+        assert seen[round(y), round(x)] in {box.paint.fill, *([box.paint.hatch] if box.rerouted else [])}
+    assert {palette.FAILURE_BAND, palette.FAILURE_HATCH} <= set(seen[top + round(3.5 * LANE)])
+    assert seen[top + LANE // 2, left + round(4.5 * per_time)] == palette.BAND
+
+
+@pytest.mark.parametrize("unit", [1.0, 2.0**-1060])
+def test_a_png_shows_any_number_of_operations_of_any_length(tmp_path: Path, unit: float) -> None:
+    """Of a thousand lanes a pixel is the mean of what it shows, so that colours have the area of their time."""
+    schedule = one_f_one_b(Shape(pipelines=128, ranks=8, micro_batches=8))
+    export(tmp_path / "large.png", [schedule_source(Path("x"), schedule, Profile.uniform(unit, unit, unit))])
+    image = np.array(Image.open(tmp_path / "large.png").convert("RGB")).astype(float)
+    assert image.shape[0] == round(height_of([1200]))
+    lanes, ground = image[34 : 34 + 1200, 60:-20].mean(axis=(0, 1)), np.array([0xF6, 0xF7, 0xF9])
+    fills = [[int(paint.fill[i : i + 2], 16) for i in (1, 3, 5)] for paint in palette.PAINTS[:3]]
+    busy = 0.74 * 24 / 45
+    assert lanes == pytest.approx(busy * np.mean(fills, axis=0) + (1 - busy) * ground, abs=4)

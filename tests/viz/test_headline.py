@@ -9,7 +9,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, simulate
 from recycle.ir.families import FAMILIES, one_f_one_b
-from viz.headline import headline, usual_period
+from viz.details import headline, usual_period
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
 from viz.sources import schedule_source

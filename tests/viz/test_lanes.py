@@ -44,15 +44,6 @@ def test_lanes_of_a_cut_say_which_layers_their_worker_hosts() -> None:
     )
 
 
-def test_lanes_of_workers_with_several_runs_of_layers_name_each() -> None:
-    programs = {"0.0": "0F0.0 2F0.0 2B0.0 0B0.0", "0.1": "1F0.0 1B0.0"}
-    placement = {"0.0": (0, 2), "0.1": (1,)}
-    schedule = Schedule.from_text(Shape(1, 2, 1, 2, cut=(2, 3, 1)), programs, placement=placement)
-    table = LaneTable.from_timeline(simulate(schedule))
-    assert table.labels == ("0.0 \u00b7 0\u20131, 5\u20135", "0.1 \u00b7 2\u20134")
-    assert table.chunks == 1
-
-
 def test_rerouted_operations_carry_their_flag_and_home(broken_timeline: Timeline) -> None:
     table = LaneTable.from_timeline(broken_timeline)
     away = np.flatnonzero(table.has(Flag.REROUTED))

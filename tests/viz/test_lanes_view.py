@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.viz.components import canvases, of_type, plain, words
 from tests.viz.lanes_bin import decode
 from viz.analysis.differences import scaled
 from viz.app import build_app
-from viz.headline import headline
+from viz.details import headline
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer, lanes_view
@@ -31,7 +32,7 @@ def client(schedule_file: Path) -> Any:
 def address(client: Any) -> str:
     """Of the lanes that the page opens with."""
     page = client.get("/").get_data(as_text=True)
-    return "/" + page.split('<meta name="lanes" content="')[1].split('"')[0]
+    return "/" + re.search(r"lanes/\w+\.bin", page)[0]  # type: ignore[index]
 
 
 def test_the_lanes_are_one_answer_for_ever(client: Any, address: str, broken_timeline: Timeline) -> None:
@@ -45,24 +46,6 @@ def test_the_lanes_are_one_answer_for_ever(client: Any, address: str, broken_tim
     assert client.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_the_address_is_the_same_for_the_same_content(client: Any, address: str, schedule_file: Path) -> None:
-    other = build_app([load_source(schedule_file)]).server.test_client()
-    assert other.get(address).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/lanes/0.bin", "/lanes/../../etc/passwd.bin", "/lanes/0.png", "/lanes/%00.bin"])
-def test_other_addresses_hold_nothing(client: Any, path: str) -> None:
-    answer = client.get(path)
-    assert answer.status_code == 404 or answer.mimetype == "text/html"
-    assert b"root:" not in answer.data
-
-
-def test_the_whole_timeline_comes_as_a_picture(client: Any, address: str) -> None:
-    content = client.get(address.replace(".bin", ".png"))
-    assert content.mimetype == "image/png"
-    assert content.data[16:24] == (1200).to_bytes(4, "big") + (600).to_bytes(4, "big")
-
-
 def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) -> None:
     cache = LaneCache()
     digest = cache.put(LaneTable.from_timeline(broken_timeline), Explainer(broken_timeline))
@@ -72,7 +55,6 @@ def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) 
     assert "none: waited for this" in texts
     assert links["operation"] == 2
     assert links["waited"] in links["inputs"]
-    assert links["memory"]["peak"] == 2.0
 
 
 @pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])

@@ -44,7 +44,7 @@ def test_a_page_is_the_viewers_canvas_in_a_frame(broken: Schedule) -> None:
     assert "height:500px" in frame
     assert frame.count("<") == 2  # the frame's own tags: what it holds is text to the notebook
     inside = unescape(frame.split('srcdoc="')[1].split('" style=')[0])
-    assert "recycle.table" in inside
+    assert "viz/main.js" in inside
     assert "data:application/gzip;base64," in inside
     assert "&lt;without&gt; 1.1" in inside
     assert repr(page).endswith("a notebook shows it>")
@@ -65,11 +65,6 @@ def test_a_run_is_its_page_in_a_frame(run_dir: Path, tmp_path: Path) -> None:
     assert "Loss and live workers" in inside
     with pytest.raises(RecycleError):
         show_run(tmp_path / "absent")
-
-
-def test_times_are_those_of_the_profile() -> None:
-    picture = one_f_one_b(Shape(1, 2, 2)).show(Profile.uniform(forward=2.0))
-    assert picture.source.lanes.span == 12.0
 
 
 def test_what_is_wrong_is_said() -> None:

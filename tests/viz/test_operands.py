@@ -72,6 +72,6 @@ def test_memory_limits_come_from_the_plan_else_from_the_job(run_dir: Path, tmp_p
     files = [("limited", [3, 2.5]), ("other", [1]), ("odd", [True, "x"]), ("none", None)]
     sources = [schedule_source(Path(name), healthy.with_metadata(limits=limits)) for name, limits in files]
     operands = Operands(lambda: [*sources, load_run(run_dir)])
-    assert [operands.get(f"file/{place}").limits for place in range(4)] == [(3.0, 2.5), None, None, None]
-    assert operands.get("step/4/4").limits == (2.0, 1.0)
-    assert operands.get("plan/4/aaaa0000").limits == (2.0, 1.0)
+    assert [operands.get(f"file/{place}").explainer.limits for place in range(4)] == [(3.0, 2.5), None, None, None]
+    assert operands.get("step/4/4").explainer.limits == (2.0, 1.0)
+    assert operands.get("plan/4/aaaa0000").explainer.limits == (2.0, 1.0)

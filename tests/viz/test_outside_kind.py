@@ -20,8 +20,7 @@ from tests.viz.lanes_bin import decode
 from viz.export import export
 from viz.figures import palette
 from viz.figures.boxes import boxes
-from viz.kinds import LOOKS, Look
-from viz.labels import describe, label
+from viz.kinds import LOOKS, Look, describe, label
 from viz.sources import ScheduleFile, schedule_source
 from viz.wire import encode
 

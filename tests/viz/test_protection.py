@@ -1,4 +1,4 @@
-"""Pages of others get nothing from the viewer, neither under another name nor by a post; a frame: test_browser.py."""
+"""Pages of others get nothing from the viewer, neither under another name, nor by a post, nor in a frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(schedule_file: Path) -> Any:
     ],
 )
 def test_only_names_of_this_machine_and_allowed_ones_are_answered(client: Any, host: str, status: int) -> None:
-    answers = [client.get(path, headers={"Host": host}) for path in ("/", "/_dash-layout", "/assets/lanes_view.js")]
+    answers = [client.get(path, headers={"Host": host}) for path in ("/", "/_dash-layout", "/assets/modules/view.js")]
     assert [answer.status_code for answer in answers] == [status] * 3
     if status == 403:
         assert answers[0].text.startswith("recycle: ")
@@ -84,7 +84,7 @@ def test_a_callback_that_the_page_does_not_have_is_refused_and_nothing_is_printe
 
 
 def test_every_answer_says_what_a_browser_may_load(client: Any) -> None:
-    for path in ("/", "/assets/lanes_view.js", "/nothing-there"):
+    for path in ("/", "/assets/modules/view.js", "/nothing-there"):
         headers = client.get(path).headers
         policy = dict(entry.split(" ", 1) for entry in headers["Content-Security-Policy"].split("; "))
         assert policy["default-src"] == "'self'"

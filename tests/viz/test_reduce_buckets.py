@@ -10,7 +10,7 @@ from recycle import Profile, Shape, simulate
 from recycle.ir.families import zb_h1
 from recycle.ir.instruction import ReduceBucket, WeightPart
 from viz.figures.boxes import STRIP_BOTTOM, STRIP_TOP, WORK_BOTTOM, WORK_TOP, boxes
-from viz.labels import describe
+from viz.kinds import describe
 from viz.lanes import LaneTable
 
 SCHEDULE = replace(zb_h1(Shape(2, 3, 4)), buckets=3)

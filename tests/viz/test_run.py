@@ -14,7 +14,7 @@ from recycle import RecycleError, Worker
 from viz.lanes import Flag
 from viz.run import Run
 from viz.run_files import load_run
-from viz.sources import ScheduleFile, load_source
+from viz.sources import load_source
 
 DEAD = (Worker(1, 1),)
 
@@ -140,19 +140,6 @@ def test_without_generation_events_the_plan_says_who_is_dead(run_dir: Path) -> N
     assert run.events == []
 
 
-def test_a_run_that_just_began_is_empty_not_broken(run_dir: Path) -> None:
-    for name in ("metrics.jsonl", "events.jsonl", "trace.json"):
-        (run_dir / name).unlink()
-    shutil.rmtree(run_dir / "logs")
-    run = load_run(run_dir)
-    assert (run.steps, run.segments, run.notable_steps, run.problems, run.live) == ([], [], [], [], True)
-
-
-def test_sources_are_recognised(run_dir: Path, schedule_file: Path) -> None:
-    assert isinstance(load_source(run_dir), Run)
-    assert isinstance(load_source(schedule_file), ScheduleFile)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [("absent", "no such file or run directory"), (".", "holds a run; name it"), ("run/trace.json", "view its folder")],
@@ -175,13 +162,3 @@ def test_a_folder_of_runs_names_them_and_the_link_to_the_newest_opens(run_dir: P
         (runs / str(number) / "logs").mkdir(parents=True)
     with pytest.raises(RecycleError, match=r"runs: holds several runs; name those to see: .* and 2 more$"):
         load_source(runs)
-
-
-def test_a_run_that_goes_on_has_the_steps_that_are_committed(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    path = make_run(tmp_path / "going-on", live=True)
-    assert load_run(path).steps == list(range(9))
-    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (path / "metrics.jsonl").write_text("".join(lines[:-2]))
-    run = load_run(path)
-    assert run.trace is not None
-    assert (run.trace.steps[-1], run.steps[-1]) == (8, 6)

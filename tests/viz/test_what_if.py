@@ -15,7 +15,6 @@ from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan
 from viz import what_if as what_if_module
 from viz.pages.plans_page import _moved, _what
-from viz.scenario import parse
 from viz.what_if import KEPT, WhatIf
 
 JOB = Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[memory]\nlimit = 3\n")
@@ -82,19 +81,6 @@ def test_a_library_tells_its_own_shape(library: Path, tmp_path: Path) -> None:
 def test_a_stage_without_workers_has_no_plan() -> None:
     with pytest.raises(PlanError, match="no live worker is left for stage 1"):
         WhatIf(JOB, None, Recorder()).answer([Worker(k, 1) for k in range(3)])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("1.1, 0.0", {"0.0", "1.1"}), ("", set()), ("1.1 1.1", {"1.1"}), (" ,0.1,", {"0.1"})]
-)
-def test_failed_workers_are_read(text: str, expected: set[str]) -> None:
-    assert {str(worker) for worker in parse(text, JOB.shape).failed} == expected
-
-
-@pytest.mark.parametrize("text", ["7.7", "x", "1", "1.1;0.0", "9" * 5000, "0.0 " * 3000])
-def test_names_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(PlanError):
-        parse(text, JOB.shape)
 
 
 def test_a_bounded_number_of_answers_is_kept() -> None:

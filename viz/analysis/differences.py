@@ -23,12 +23,12 @@ from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
-from recycle.ir.kinds import Beside, Compute, StageWide, ValueKind, is_kind, per_kind
+from recycle.ir.kinds import Compute, StageWide, ValueKind, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
-from recycle.ir.trace import away_from
 from recycle.job.shape import Shape, Worker
+from viz.analysis.bubbles import range_statistics
 from viz.analysis.waits import name
 from viz.numbers import PLAN_UNIT, TimeUnit
 
@@ -174,18 +174,13 @@ TimePart = GapCause | Literal["own work", "re-routed work"]
 
 def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[TimePart, float]:
     """Seconds of each part of the makespan, mean over the live workers; they add up to the makespan."""
-    schedule, c = timeline.schedule, timeline.schedule.columns
-    gaps = timeline.gaps(limits)
-    live = max(1, len(schedule.live))
-    rows = np.flatnonzero(~is_kind(c.kind, Beside))
-    away = away_from(c, c.worker // schedule.shape.ranks)[rows]
-    seconds = timeline.end[rows] - timeline.start[rows]
+    found = range_statistics(timeline, timeline.gaps(limits), 0.0, timeline.makespan)
+    live = max(1, found.workers)
     parts: dict[TimePart, float] = {
-        "own work": float(seconds[~away].sum()) / live,
-        "re-routed work": float(seconds[away].sum()) / live,
+        "own work": (sum(found.work.values()) - found.rerouted) / live,
+        "re-routed work": found.rerouted / live,
     }
-    lost = gaps.seconds.sum(axis=0) / live
-    return parts | {cause: float(lost[cause]) for cause in GapCause}
+    return parts | {cause: found.bubbles.get(cause, 0.0) / live for cause in GapCause}
 
 
 class TimeShare(NamedTuple):

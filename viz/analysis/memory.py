@@ -63,24 +63,6 @@ def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats]
     )
 
 
-def sampled(curve: MemoryCurve, begin: float, end: float, pixels: int) -> tuple[Floats, Floats]:
-    """(time, held) of a window with at most 4 points per pixel: first, least, most and last of what lies in each.
-
-    Drawn as steps it looks like the whole curve; the peak is never lost.
-    """
-    first = max(0, int(np.searchsorted(curve.time, begin, side="right")) - 1)
-    last = int(np.searchsorted(curve.time, end, side="right"))
-    time, held = np.maximum(curve.time[first:last], begin), curve.held[first:last]
-    if len(time) > 4 * pixels and end > begin:
-        pixel = np.minimum(((time - begin) / (end - begin) * pixels).astype(np.int64), pixels - 1)
-        begins = np.flatnonzero(np.diff(pixel, prepend=-1))
-        low = np.lexsort((held, pixel))
-        kept = np.unique(np.concatenate([begins, low[begins], low[np.append(begins[1:], len(low)) - 1],
-                                         np.append(begins[1:], len(low)) - 1]))  # fmt: skip
-        time, held = time[kept], held[kept]
-    return np.append(time, end), np.append(held, held[-1] if len(held) else 0.0)
-
-
 def knows_bytes(profile: Profile) -> bool:
     """Whether a profile says what activations weigh: one that leaves it out counts each as 1."""
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0

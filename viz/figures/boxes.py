@@ -26,8 +26,7 @@ from viz.figures.palette import (
     paint_named,
     shade_of,
 )
-from viz.kinds import look_of
-from viz.labels import backward_label, label
+from viz.kinds import backward_label, label, look_of
 from viz.lanes import Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM, STRIP_TOP, STRIP_BOTTOM = -0.40, 0.34, 0.36, 0.46
@@ -83,8 +82,8 @@ def _side_by_side(cls: type[Instruction], weight_share: float, top: float, botto
     return tuple((paint, first, last, top, bottom) for paint, first, last in parts if last > first)
 
 
-def boxes(table: LaneTable) -> Iterator[Box]:
-    """The boxes of all operations, lane by lane, in order of start."""
+def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
+    """The boxes of all operations, lane by lane, in order of start; without labels they take a third of the time."""
     kinds = table.kind.tolist()
     parts = {kind: parts_of(kind, table.weight_share) for kind in set(kinds)}
     rerouted = table.has(Flag.REROUTED).tolist()
@@ -92,8 +91,9 @@ def boxes(table: LaneTable) -> Iterator[Box]:
     shades = [dict(zip(PAINTS, CHUNK_PAINTS[shade_of(i, table.chunks)], strict=True)) for i in range(table.chunks)]
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
-        text, away = label(table, operation), rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
-        below = backward_label(table, operation)
+        away = rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
+        text = label(table, operation) if is_labelled else ""
+        below = backward_label(table, operation) if is_labelled else ""
         for paint, first, last, top, bottom in parts[kind]:
             shaded = shades[min(chunk[operation], table.chunks - 1)][paint]
             yield Box(operation, lane, begin + first * length, begin + last * length, top, bottom, shaded, text, away)

@@ -30,7 +30,7 @@ from viz.figures.palette import (
     Paint,
     shade_of,
 )
-from viz.labels import describe
+from viz.kinds import describe
 from viz.lanes import LaneTable, Panel
 from viz.numbers import ticks, time_unit
 

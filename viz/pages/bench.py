@@ -13,7 +13,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viz.lane_cache import CachedLanes, LaneCache, release_memory
+from viz.lane_cache import CachedLanes, Explainer, LaneCache, release_memory
 from viz.pages import panels, parts, scenario_panel
 from viz.pages.lanes_view import answer
 from viz.pages.page import TABS, Mode, Page
@@ -31,79 +31,65 @@ INVITATION = (
     "Press an instruction to see what it needed and what it waited for, a gap to see why the worker is idle, a worker's"
     " name to sum it up. The key ? lists all keys."
 )
-STORES = ("choice", "links", "linked", "asked", "window", "found")
-SLOTS = ("controls", "lanes", "tabs", "panels", "rest")
-"""The places that each mode has in the workbench."""
+STORES = ("choice", "links", "linked", "asked")
+PANELS: dict[str, Callable[[CachedLanes, Explainer, dict[str, Any]], list[Any]]] = {
+    EXPLAIN: panels.explained,
+    IN_VIEW: panels.in_view,
+    WORKERS: panels.workers,
+    SCENARIO: scenario_panel.times,
+    FOUND: panels.hits,
+}
+"""What makes the content of each panel that is about the timeline in use, from what the browser asks."""
+SLOTS = ("page", "controls", "lanes", "panels")
+"""The places that each page has in the application; one with lanes leaves the first empty, another the others."""
 
 
-def bench(pages: Sequence[Page], mode: Mode | None) -> html.Div:
-    """The workbench of an application: lanes with their dock.
+def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
+    """The pages without lanes, and the workbench of lanes with their dock.
 
     Args:
-        pages: the application's pages, of which those with lanes have places here.
-        mode: of the first page, where that has lanes; the others get theirs when they are opened, see `slots`.
+        pages: the application's, which all have their places here.
+        first: content of the first one; the others get theirs when they are opened, see `slots`.
     """
-    modes = [page for page in pages if page.has_lanes]
-    first = {SELECTION: parts.hint(INVITATION)}
+    begin = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
     above = {SCENARIO: [part for page in pages for part in page.scenario()]}
     shared = [
-        _panel(name, title, [*above.get(name, []), html.Div(first.get(name), id=panel_id(name))])
+        _panel(name, title, [*above.get(name, []), html.Div(begin.get(name), id=panel_id(name))])
         for name, title in TITLES.items()
     ]
-    filled = slots(mode) if mode is not None else {}
+    filled = slots(first)
     places = {
-        slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in modes] for slot in SLOTS
+        slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in pages] for slot in SLOTS
     }
-    return parts.div(
+    tabs = parts.div("bench-tabs", **parts.attributes(role="tablist", aria_label="Panels"))
+    dock = html.Aside([tabs, *shared, *places["panels"]], className="bench-dock")
+    workbench = parts.div(
         "bench",
         parts.div("bench-controls", *places["controls"]),
-        parts.div(
-            "bench-main",
-            parts.div("bench-lanes", *places["lanes"]),
-            _splitter(),
-            html.Aside(
-                [
-                    parts.div(
-                        "bench-tabs",
-                        *(_tab(name, title) for name, title in TITLES.items()),
-                        *places["tabs"],
-                        **parts.attributes(role="tablist", aria_label="Panels"),
-                    ),
-                    *shared,
-                    *places["panels"],
-                ],
-                className="bench-dock",
-            ),
-        ),
-        *places["rest"],
+        parts.div("bench-main", parts.div("bench-lanes", *places["lanes"]), _splitter(), dock),
         *(dcc.Store(id=store_id(what)) for what in STORES),
         dcc.Store(id="mode"),
         hidden=not pages[0].has_lanes,
         **parts.attributes(data_page=pages[0].prefix),
     )
+    return [parts.div("pages", *places["page"]), workbench]
 
 
-def slots(mode: Mode) -> dict[str, list[Any]]:
-    """What a mode puts into its places, by `SLOTS`."""
-    named = {panel_name(title): (title, content) for title, content in mode.panels.items()}
-    block = {} if mode.identifier is None else {"id": mode.identifier}
+def slots(content: html.Div | Mode) -> dict[str, list[Any]]:
+    """What a page puts into its places, by `SLOTS`."""
+    if not isinstance(content, Mode):
+        return {"page": [content]}
+    block = {} if content.identifier is None else {"id": content.identifier}
     return {
-        "controls": [] if mode.controls is None else [mode.controls],
-        "lanes": [html.Div(mode.lanes, className="through", **block)],
-        "tabs": [_tab(name, title) for name, (title, _) in named.items()],
-        "panels": [_panel(name, *panel) for name, panel in named.items()],
-        "rest": list(mode.rest),
+        "controls": list(content.controls),
+        "lanes": [html.Div(content.lanes, className="through", **block)],
+        "panels": [_panel(title.split()[0].lower(), title, panel) for title, panel in content.panels.items()],
     }
 
 
 def slot_id(slot: str, page: Any) -> dict[str, Any]:
     """Identifier of a page's place in the workbench; of all pages with `ALL`."""
     return {"type": f"mode-{slot}", "page": page}
-
-
-def panel_name(title: str) -> str:
-    """How the address calls a panel."""
-    return title.split()[0].lower()
 
 
 def panel_id(name: str) -> str:
@@ -117,18 +103,14 @@ def store_id(what: str) -> str:
 
 
 def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
-    named = parts.attributes(data_page=page.prefix, data_opened=page.opened, data_named=page.named)
-    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **named)
+    named = {"data_opened": page.opened, "data_named": page.named} if page.has_lanes else {}
+    attributes = parts.attributes(data_page=page.prefix, **named)
+    return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **attributes)
 
 
 def _splitter() -> html.Div:
     spoken = parts.attributes(role="separator", aria_label="Size of the panel: arrow keys change it")
     return html.Div(className="bench-split", tabIndex=0, **spoken)
-
-
-def _tab(name: str, title: str) -> html.Button:
-    tab = parts.attributes(role="tab", data_panel=name, aria_selected="false")
-    return html.Button(title, className="bench-tab", **tab)
 
 
 def _panel(name: str, title: str, content: Any) -> html.Section:
@@ -170,22 +152,25 @@ def register(app: Dash, cache: LaneCache) -> None:
     scenario_panel.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
-    def on_panel(name: str, store: str, make: Callable[[CachedLanes | None, Any], Any]) -> None:
-        @app.callback(panel(name), store_input(store), prevent_initial_call=True)
-        def show(asked: Any) -> Any:
-            if not isinstance(asked, dict) or asked.get("panel") != name:
-                return no_update
-            found = make(cache.get(asked.get("address")), asked)
-            release_memory()
-            return found
-
-    on_panel(EXPLAIN, "asked", lambda shown, _: panels.explained(shown))
-    on_panel(WORKERS, "asked", lambda shown, _: panels.workers(shown))
-    on_panel(SCENARIO, "asked", lambda shown, _: scenario_panel.times(shown))
-    on_panel(IN_VIEW, "window", lambda shown, asked: panels.in_view(shown, asked.get("window")))
-    on_panel(FOUND, "found", panels.hits)
+    @app.callback([panel(name) for name in PANELS], store_input("asked"), prevent_initial_call=True)
+    def show(asked: Any) -> list[Any]:
+        name = asked.get("panel") if isinstance(asked, dict) else None
+        made = [_made(cache.get(asked.get("address")), asked) if one == name else no_update for one in PANELS]
+        release_memory()
+        return made
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:
         shown = cache.get(address)
         return parts.headline_figures(shown) if shown is not None else []
+
+
+def _made(shown: CachedLanes | None, asked: dict[str, Any]) -> list[Any]:
+    if "problem" in asked:
+        return [parts.problems([str(asked["problem"])])]
+    if shown is None:
+        return [parts.hint(parts.NOT_KEPT)]
+    if shown.explainer is None:
+        more = "It takes a schedule that finishes, or a traced step."
+        return [parts.empty("Nothing more is known of these lanes.", more)]
+    return PANELS[asked["panel"]](shown, shown.explainer, asked)

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from dash import ALL, Dash, Input, State, dcc, html
+from dash import Dash, Input, State, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
 from viz.analysis.differences import match
-from viz.figures.delta import Shades, delta_figure, edges_of, for_canvas, later
 from viz.lane_cache import LaneCache, release_memory
 from viz.lanes import LaneTable
 from viz.operands import Operands, on_one_axis
@@ -25,9 +24,13 @@ from viz.pages.compared import (
     ComparedPair,
     ComparedTimelines,
     LaneArrangement,
+    Shades,
     difference,
+    edges_of,
     figures,
+    for_canvas,
     largest,
+    later,
     shade_legend,
 )
 from viz.pages.lanes_view import lanes_address, lanes_view, served
@@ -85,7 +88,6 @@ class ComparePage(Page):
             [],
             {"Differences": [controls, parts.awaited(self.name("answer"))]},
             identifier=self.name("lanes"),
-            rest=[dcc.Store(id=self.name("range"))],
         )
 
     def lanes(
@@ -106,32 +108,32 @@ class ComparePage(Page):
         together = arrangement == "interleaved" and compared.is_same_workers
         if arrangement == "interleaved" and not together:
             ignored.append("these have other workers, so their lanes cannot lie under each other")
-        shades = [self._shaded(pair, table) for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)]
+        shades = [
+            self._shaded(pair, table, colour == "later")
+            for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)
+        ]
         left = parts.gutter(*compared.tables) + LETTER_PIXELS * together
-        coloured = [shade if colour == "later" else None for shade in shades]
         legends = [shade_legend(pair, compared) if colour == "later" else None for pair in compared.pairs]
         if together:
-            blocks = [self._interleaved(compared, coloured, left), *filter(None, legends)]
+            blocks = [self._interleaved(compared, shades, left), *filter(None, legends)]
         else:
-            blocks = self._stacked(compared, coloured, legends, left, ghost)
-        for place, pair in enumerate(compared.pairs):
-            blocks.append(self._delta(pair, compared, left, len(compared.operands) + place))
-        return [parts.problems(ignored), html.Div(blocks, id=self.name("linked"), className="linked")]
+            blocks = self._stacked(compared, shades, legends, left, ghost)
+        return [parts.problems(ignored), parts.div("linked", *blocks)]
 
-    def _shaded(self, pair: ComparedPair, table: LaneTable) -> dict[str, Any]:
-        address = self.shades.put(later(table, pair.matches))
-        return for_canvas(address, edges_of(pair.first.timeline, pair.matches), pair.first.title)
+    def _shaded(self, pair: ComparedPair, table: LaneTable, is_shaded: bool) -> dict[str, Any]:
+        address, titles = self.shades.put(later(table, pair.matches)), (pair.first.title, pair.second.title)
+        return for_canvas(address, edges_of(pair.first.timeline, pair.matches), titles, is_shaded=is_shaded)
 
     def _stacked(
         self,
         compared: ComparedTimelines,
-        coloured: Sequence[dict[str, Any] | None],
+        shades: Sequence[dict[str, Any]],
         legends: Sequence[Any],
         left: int,
         ghost: bool,
     ) -> list[Any]:
         first = compared.tables[0]
-        shown = zip(compared.operands, compared.tables, [None, *coloured], [None, *legends], strict=True)
+        shown = zip(compared.operands, compared.tables, [None, *shades], [None, *legends], strict=True)
         return [
             lanes_view(
                 operand.title,
@@ -150,9 +152,7 @@ class ComparePage(Page):
             for place, (operand, table, shade, legend) in enumerate(shown)
         ]
 
-    def _interleaved(
-        self, compared: ComparedTimelines, coloured: Sequence[dict[str, Any] | None], left: int
-    ) -> html.Div:
+    def _interleaved(self, compared: ComparedTimelines, shades: Sequence[dict[str, Any]], left: int) -> html.Div:
         addresses = [
             lanes_address(self.cache.put(table, operand.explainer))
             for operand, table in zip(compared.operands, compared.tables, strict=True)
@@ -167,16 +167,7 @@ class ComparePage(Page):
             span=compared.span,
             left=left,
             rows=compared.tables[0].lanes * len(compared.tables),
-            more={"data-with": json.dumps(addresses[1:]), "data-shades": json.dumps([None, *coloured])},
-        )
-
-    def _delta(self, pair: ComparedPair, compared: ComparedTimelines, left: int, place: int) -> html.Div:
-        unit = compared.unit
-        figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, unit)
-        heading = f"How much later instructions start in {pair.second.title}"
-        spoken = f"{heading}, {pair.first.title} being zero"
-        return parts.figure_view(
-            heading, parts.under_lanes(figure, left), {"type": self.name("graph"), "place": place}, spoken
+            more={"data-with": json.dumps(addresses[1:]), "data-shades": json.dumps([None, *shades])},
         )
 
     def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
@@ -198,7 +189,7 @@ class ComparePage(Page):
     def compared(self, keys: Sequence[str]) -> ComparedTimelines:
         """The operands of `keys` on one axis, each compared with the first. Raises RecycleError as `on_one_axis`."""
         with self._lock:
-            asked = (tuple(keys[:MOST_COMPARED]), self.operands.sources)
+            asked = (tuple(keys[:MOST_COMPARED]), list(self.operands.now()))
             if self._last is None or self._last[0] != asked:
                 operands, notes = on_one_axis([self.operands.get(key) for key in asked[0]])
                 first, *others = operands
@@ -210,8 +201,6 @@ class ComparePage(Page):
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
-        in_all = Input({"type": self.name("graph"), "place": ALL}, "relayoutData")
-        parts.in_browser(app, "follow", self.output("range", "data"), in_all)
         for control in ("chosen", "colour", "arrangement", "ghost"):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))
 

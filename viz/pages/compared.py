@@ -1,15 +1,21 @@
-"""What a comparison finds, in tables and sentences: figures, where the difference comes from, what differs most.
+"""What a comparison finds, in tables and sentences: figures, where the difference comes from, what differs most; and
+how much later each instruction starts, as the browser colours lanes by it and draws it below them.
 
-All times are told in the unit of the axis that the timelines share.
+All times are told in the unit of the axis that the timelines share. The browser gets one float32 per operation, NaN
+where the other timeline has no such instruction, once per content; which of the five shades an operation takes follows
+from two lengths of time that go with the address.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from dash import html
 
+from recycle.ir.simulate import Timeline
 from viz.analysis.differences import (
     Divergence,
     Matches,
@@ -19,12 +25,63 @@ from viz.analysis.differences import (
     shares,
     split,
 )
-from viz.figures.delta import LATE, edges_of
 from viz.figures.palette import SHADES
+from viz.lane_cache import BoundedCache, content_hash
 from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, percent, signed, signed_percent, time_unit
 from viz.operands import Operand
 from viz.pages import parts
+
+LATE = 0.01
+"""Share of the first one's makespan from which a start counts as another."""
+MOST_BYTES = 100_000_000
+
+
+def edges_of(first: Timeline, matches: Matches) -> tuple[float, float]:
+    """Two shades either way: up to half of the largest difference, and beyond; in the unit of the timelines."""
+    some = LATE * first.makespan
+    return some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2)
+
+
+def later(table: LaneTable, matches: Matches) -> npt.NDArray[np.float32]:
+    """How much later each operation of `table`, the second one's lanes, starts than in the first; NaN: not there."""
+    rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
+    of_row = np.full(rows, np.nan, dtype=np.float32)
+    of_row[matches.second] = matches.delta
+    return of_row[table.instruction_id]
+
+
+class Shades:
+    """Differences by the hash of their bytes; the last ones stay. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._kept: BoundedCache[str, bytes] = BoundedCache(MOST_BYTES, len)
+
+    def put(self, differences: npt.NDArray[np.float32]) -> str:
+        """Keep them and return where the browser finds them."""
+        content = differences.astype("<f4").tobytes()
+        digest = content_hash(content)
+        self._kept.put(digest, content)
+        return f"shades/{digest}.bin"
+
+    def get(self, digest: str) -> bytes | None:
+        """The bytes of that hash, None where they are no longer kept."""
+        return self._kept.get(digest)
+
+
+def for_canvas(address: str, edges: tuple[float, float], titles: tuple[str, str], *, is_shaded: bool) -> dict[str, Any]:
+    """What the canvas needs: where the differences are, the titles of the first and the second timeline, and the shades
+    where it colours by them."""
+    paints, (title, name) = [asdict(paint) for paint in SHADES], titles
+    return {
+        "address": address,
+        "edges": edges,
+        "title": title,
+        "name": name,
+        "paints": paints,
+        "is_shaded": is_shaded,
+    }
+
 
 DIFFERENCES_SHOWN = 12
 LaneArrangement = Literal["stacked", "interleaved"]
@@ -79,7 +136,7 @@ def figures(compared: ComparedTimelines) -> html.Div:
         t = operand.timeline
         more = t.makespan / first.makespan - 1 if first.makespan else 0.0
         against = None if t is first else "the same" if abs(more) < 5e-4 else signed_percent(more)
-        period = None if operand.executed else t.period * unit.scale
+        period = None if operand.explainer.executed else t.period * unit.scale
         live = len(t.schedule.live)
         rows.append([operand.title, t.makespan * unit.scale, against, period, percent(t.bubble_ratio), live])
     return parts.table(
@@ -92,7 +149,7 @@ def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: Lan
     a, b, unit = pair.first.timeline, pair.second.timeline, compared.unit
     rows: list[list[parts.Cell]] = [
         [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
-        for share in shares(split(a, pair.first.limits), split(b, pair.second.limits))
+        for share in shares(split(a, pair.first.explainer.limits), split(b, pair.second.explainer.limits))
         if share.first or share.second
     ]
     total = (b.makespan - a.makespan) * unit.scale

@@ -1,6 +1,6 @@
 """A timeline on a page: the canvas and its axes, the routes that feed it, and the details of what is selected.
 
-The browser fetches `lanes/<hash>.bin` once and draws, zooms, hovers and selects by itself (see `assets/lanes_*.js`).
+The browser fetches `lanes/<hash>.bin` once and draws, zooms, hovers and selects by itself (see `assets/modules`).
 A selection lands in a store of the page's workbench (`viz.pages.bench`); the server answers with text, and with the
 operations to draw arrows to.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from dash import Dash, html
@@ -18,15 +17,15 @@ from flask import Response, abort, request
 
 from viz.analysis.memory import encode_held
 from viz.details import Details, details
-from viz.labels import summary
+from viz.kinds import summary
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable, Panel, on_one_axis
-from viz.numbers import OVERHANG, ticks, time_unit
+from viz.numbers import time_unit
 from viz.pages import parts
 from viz.wire import encode
 
 COMPRESSED = "data:application/gzip;base64"
-"""How an address begins that holds lanes itself; `assets/lanes_table.js` unpacks them."""
+"""How an address begins that holds lanes itself; `assets/modules/table.js` unpacks them."""
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -58,7 +57,7 @@ def lanes_view(
         rows: when it is not one per lane.
         explainer: what knows why the operations of `table` lie where they lie.
         ghost: lanes of the same workers, whose work is outlined.
-        more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
+        more: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
         legend: of the colours where they are not those of kinds.
     """
     address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
@@ -76,11 +75,7 @@ def lanes_view(
         data_ghost=lanes_address(cache.put(ghost)) if cache and ghost else None,
         **(more or {}),
     )
-    early = []
-    if cache and table.span and not more and ghost is None:
-        early = [first_picture(table, picture_address(address), span or table.span, parts.margins(table, left))]
     stage = [
-        *early,
         html.Canvas(**parts.attributes(role="img", aria_label=f"{title}. {summary(table)}")),
         parts.div("lanes-axes"),
         parts.div("lanes-tip", hidden=True),
@@ -91,6 +86,7 @@ def lanes_view(
         parts.div("lanes-minimap", hidden=True if linked and place else None),
         parts.div("lanes-stage", *stage),
         parts.div("lanes-memory", hidden=True),
+        parts.div("lanes-deltas"),
         parts.div(
             "lanes-foot",
             html.P(className="lanes-status", **parts.attributes(aria_live="polite")),
@@ -122,21 +118,9 @@ def lanes_address(digest: str) -> str:
     return f"lanes/{digest}.bin"
 
 
-def draw(addresses: Sequence[str], cache: LaneCache) -> None:
-    """Have the pictures of these lanes ready before a browser asks."""
-    for address in addresses:
-        if (shown := cache.get(address)) is not None:
-            _ = shown.picture
-
-
-def picture_address(address: str) -> str:
-    """Where the browser finds the picture of all of them."""
-    return f"{address.removesuffix('.bin')}.png"
-
-
-def served(content: bytes, digest: str, kind: str = "application/octet-stream") -> Response:
+def served(content: bytes, digest: str) -> Response:
     """An answer that never changes, for browsers to keep."""
-    answer = Response(content, mimetype=kind, headers={"Cache-Control": FOREVER})
+    answer = Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
     answer.set_etag(digest)
     answer.make_conditional(request)
     return answer
@@ -149,17 +133,13 @@ def register(app: Dash, cache: LaneCache) -> None:
         shown = cache.get(digest) or abort(404)
         return served(shown.content, digest)
 
-    def picture(digest: str) -> Response:
-        shown = cache.get(digest) or abort(404)
-        return served(shown.picture, digest, "image/png")
-
     def held(digest: str) -> Response:
         shown = cache.get(digest)
         if shown is None or shown.explainer is None:
             abort(404)
         return served(encode_held(shown, shown.explainer), digest)
 
-    for path, route in (("lanes/<digest>.bin", lanes), ("lanes/<digest>.png", picture), ("held/<digest>.bin", held)):
+    for path, route in (("lanes/<digest>.bin", lanes), ("held/<digest>.bin", held)):
         app.server.add_url_rule(f"/{path}", route.__name__, route)
 
 
@@ -177,7 +157,6 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
         "inputs": found.inputs,
         "outputs": found.outputs,
         "waited": found.waited,
-        "memory": asdict(found.memory) if found.memory else None,
         "operation": choice.get("operation"),
         "address": choice.get("address"),
     }
@@ -188,41 +167,3 @@ def _card(found: Details) -> html.Div:
     if found.needs:
         body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), found.needs))
     return html.Div(body, className="selection")
-
-
-MOST_NAMES = 24
-
-
-def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int, int, int, int]) -> html.Div:
-    """The picture with its axes.
-
-    Args:
-        source: address of the picture of all lanes over the table's span.
-        span: length of the time axis, at least the table's own.
-        margins: pixels left of, above, right of and below the axes.
-    """
-    left, top, right, bottom = margins
-    place: dict[str, Any] = {"left": left, "top": top, "right": right, "bottom": bottom}
-    start, share = OVERHANG / (1 + 2 * OVERHANG), 1 / (1 + 2 * OVERHANG)
-    unit = time_unit(table, span)
-    length = span * unit.scale
-    wide: Any = {"left": _percent(start), "width": _percent(share * table.span / span)}
-    *before, last = ticks(length, OVERHANG)
-    texts = [f"{tick:.6g}" for tick in before] + [f"{last:.6g}{unit.word and ' ' + unit.word}"]
-    shown = [
-        html.Span(text, className="tick", style={"left": _percent(start + share * tick / length)})
-        for tick, text in zip((*before, last), texts, strict=True)
-    ]
-    every = max(1, -(-table.lanes // MOST_NAMES))
-    names = [
-        html.Span(table.labels[lane], className="name", style={"top": _percent((lane + 0.5) / table.lanes)})
-        for lane in range(0, table.lanes, every)
-    ]
-    picture = html.Img(src=source, alt="", style=wide)
-    return html.Div(
-        [picture, *shown, *names], className="lanes-first", style=place, **parts.attributes(aria_hidden="true")
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4f}%"

@@ -30,16 +30,14 @@ class Mode:
     Attributes:
         lanes: timelines and whatever stands between them; while there are none, those of the mode before stay.
         panels: title -> content of the panels that the page adds. In the address they are called by their first word.
-        controls: what stands above the lanes.
+        controls: what stands above the lanes, stores and intervals.
         identifier: of the block of lanes, which callbacks fill.
-        rest: stores and intervals.
     """
 
     lanes: Any
     panels: Mapping[str, Any]
-    controls: Any = None
+    controls: Sequence[Any] = ()
     identifier: Any = None
-    rest: Sequence[Any] = ()
 
 
 TABS = "pages"

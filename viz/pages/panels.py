@@ -2,11 +2,13 @@
 view, its workers, and what a search found.
 
 A timeline is known by its address, behind which the lane cache keeps the table and what explains it. Answers are plain
-functions of what is kept there, so that tests need no browser.
+functions of what is kept there and of what the browser asks, so that tests need no browser.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.bubbles import TITLES, range_statistics
 from viz.analysis.waits import name
-from viz.labels import listed, marks
+from viz.kinds import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
@@ -84,23 +86,17 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
     )
 
 
-def explained(shown: CachedLanes | None) -> list[Any]:
+def explained(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
     """The critical path and the bubbles."""
-    if shown is None:
-        return [parts.hint(parts.NOT_KEPT)]
-    if shown.explainer is None:
-        return [
-            parts.empty("Nothing more is known of these lanes.", "It takes a schedule that finishes, or a traced step.")
-        ]
-    return [critical_path(shown, shown.explainer), longest_bubbles(shown, shown.explainer)]
+    return [critical_path(shown, explainer), longest_bubbles(shown, explainer)]
 
 
-def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
-    """Work by kind and bubbles by cause between two times of the table; of all where `window` is no such times."""
-    if shown is None or shown.explainer is None:
-        return explained(shown)
-    explainer, unit = shown.explainer, shown.unit
-    begin, end = window if is_window(window) else (0.0, explainer.timeline.makespan)
+def in_view(shown: CachedLanes, explainer: Explainer, asked: Mapping[str, Any]) -> list[Any]:
+    """Work by kind and bubbles by cause between two times of the table; of all where no such times are asked for."""
+    unit, begin, end = shown.unit, 0.0, explainer.timeline.makespan
+    match asked.get("window"):
+        case [int() | float() as first, int() | float() as last] if isfinite(first) and isfinite(last):
+            begin, end = first, last
     found = range_statistics(explainer.timeline, explainer.bubbles.gaps, begin, end)
     rows: list[list[parts.Cell]] = []
     for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
@@ -115,11 +111,9 @@ def in_view(shown: CachedLanes | None, window: Any) -> list[Any]:
     return [parts.hint(words), parts.table(head, rows)]
 
 
-def workers(shown: CachedLanes | None) -> list[Any]:
+def workers(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
     """Busy time, bubbles and peaks of every worker, or of those that wait longest between their instructions."""
-    if shown is None or shown.explainer is None:
-        return explained(shown)
-    explainer, unit = shown.explainer, shown.unit
+    unit = shown.unit
     timeline, shape = explainer.timeline, explainer.timeline.schedule.shape
     columns = zip(timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, strict=True)
     rows: list[list[parts.Cell]] = []
@@ -144,22 +138,16 @@ def workers(shown: CachedLanes | None) -> list[Any]:
     return [parts.table(head, rows), parts.hint(f"{caption}Activations are counted in chunks.")]
 
 
-def hits(shown: CachedLanes | None, found: Any) -> Any:
-    """What the browser's search found, by time, with why each starts when it does; or what is wrong with the query.
+def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> list[Any]:
+    """What the browser's search found, by time, with why each starts when it does.
 
     Args:
-        found: as of `find` in `assets/lanes_search.js`; None where nothing was searched for.
+        found: as of `find` in `assets/modules/keys.js`.
     """
-    if not isinstance(found, dict):
-        return [parts.hint("Type a query above, and press Enter.")]
-    if "problem" in found:
-        return parts.problems([str(found["problem"])])
-    if shown is None or shown.explainer is None:
-        return explained(shown)
-    table, explainer = shown.table, shown.explainer
+    table = shown.table
     chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
     if not chosen:
-        return parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")
+        return [parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")]
     unit, rows = shown.unit, []
     for operation in chosen:
         row = explainer.row(table, operation)
@@ -179,16 +167,7 @@ def hits(shown: CachedLanes | None, found: Any) -> Any:
     total = int(found["total"])
     more = f"{total:,} found" + (f", the first {len(rows)} by time" if total > len(rows) else "")
     head = ("instruction", f"starts{unit.suffix}", f"slack{unit.suffix}", "why then", "")
-    return parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")
-
-
-def is_window(window: Any) -> bool:
-    """Whether the browser sent two times."""
-    return (
-        isinstance(window, list)
-        and len(window) == 2
-        and all(isinstance(time, int | float) and np.isfinite(time) for time in window)
-    )
+    return [parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")]
 
 
 def kind_name(kind: int) -> str:

@@ -15,9 +15,9 @@ from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Findings, explain
+from viz.details import headline
 from viz.figures.boxes import LegendEntry
 from viz.figures.boxes import legend as entries_of
-from viz.headline import headline
 from viz.lane_cache import CachedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
@@ -37,13 +37,6 @@ def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> 
     """A figure with its heading and what a screen reader says of it."""
     drawn = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=spoken))
     return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
-
-
-def under_lanes(figure: go.Figure, left: int) -> go.Figure:
-    """The figure with axes as wide as those of lanes that begin `left` pixels from the edge."""
-    figure.update_layout(margin_l=left, margin_r=RIGHT)
-    figure.update_yaxes(automargin=False)
-    return figure
 
 
 def attributes(**values: str | None) -> Any:

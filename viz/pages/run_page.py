@@ -78,14 +78,14 @@ class RunPage(Page):
         return Mode(
             [],
             own,
-            controls=controls,
-            identifier=self.name("timelines"),
-            rest=[
+            [
+                controls,
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
                 dcc.Interval(id=self.name("playing"), interval=int(PLAY_SECONDS * 1000), disabled=True),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
             ],
+            self.name("timelines"),
         )
 
     def slider(self) -> dict[str, Any]:

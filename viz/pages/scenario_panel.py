@@ -2,14 +2,13 @@
 
 Dead and slow workers are the text of one field, which the page's address keeps; buttons and lanes write into it, and
 the page of plans draws the plan for it (`viz.pages.plans_page`). Times and limits are fields about the timeline in use;
-the browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/lanes_times.js`):
+the browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/modules/times.js`):
 the lanes, and what the headline says of them.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +20,8 @@ from flask import Response, abort, request
 from recycle.errors import RecycleError
 from recycle.job.shape import Shape, Worker, place_workers
 from viz import scenario
-from viz.lane_cache import CachedLanes, LaneCache
-from viz.pages import panels, parts
+from viz.lane_cache import CachedLanes, Explainer, LaneCache
+from viz.pages import parts
 from viz.pages.lanes_view import lanes_address
 
 FAILED = "fail"
@@ -82,15 +81,13 @@ def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> htm
     )
 
 
-def times(shown: CachedLanes | None) -> list[Any]:
+def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
     """The fields of times and limits for a planned timeline."""
-    if shown is None or shown.explainer is None:
-        return panels.explained(shown)
-    if shown.explainer.executed:
+    if explainer.executed:
         return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
-    threading.Thread(target=scenario.prepare, args=(shown.explainer,), name="prepare", daemon=True).start()
+    threading.Thread(target=scenario.prepare, args=(explainer,), name="prepare", daemon=True).start()
     titles = {field.name: field.title for field in scenario.FIELDS} | {scenario.LIMIT: "Memory limit"}
-    rows = [_field(name, titles[name], value) for name, value in scenario.values_of(shown.explainer).items()]
+    rows = [_field(name, titles[name], value) for name, value in scenario.values_of(explainer).items()]
     reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
     choose = html.Button(
         "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MOST_BYTES))
@@ -129,16 +126,10 @@ def register(app: Dash, cache: LaneCache) -> None:
         except RecycleError as error:
             return _answer({"problem": str(error)})
         made = cache.get(retimed)
-        return _answer(
-            {"address": lanes_address(retimed), "headline": parts.headline_figures(made) if made else []}, made
-        )
+        return _answer({"address": lanes_address(retimed), "headline": parts.headline_figures(made) if made else []})
 
     app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
 
 
-def _answer(head: dict[str, Any], made: CachedLanes | None = None) -> Response:
-    """One answer with all that the browser needs: u32 bytes of JSON, the JSON padded to a multiple of 4, the lanes."""
-    text = json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder).encode()
-    text += b" " * (-len(text) % 4)
-    content = struct.pack("<I", len(text)) + text + (made.content if made else b"")
-    return Response(content, mimetype="application/octet-stream")
+def _answer(head: dict[str, Any]) -> Response:
+    return Response(json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")

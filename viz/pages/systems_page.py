@@ -8,7 +8,7 @@ from typing import Any
 from dash import Dash, dcc, html
 
 from viz.comparison import SystemComparison
-from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
+from viz.figures.charts import goodput_figure, lost_figure, rates_figure
 from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace

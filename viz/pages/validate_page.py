@@ -13,14 +13,15 @@ from typing import Any
 
 from dash import Dash, dcc, html, no_update
 
+from recycle.errors import RecycleError
 from recycle.ir.check import Finding
-from viz.dropped import MOST_BYTES, Dropped, read_dropped
-from viz.lane_cache import Explainer, release_memory
+from viz.dropped import MOST_BYTES, printable, read_dropped
 from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
+from viz.sources import ScheduleFile
 
 FINDINGS_SHOWN = 200
 PLACES_SHOWN = 12
@@ -47,31 +48,33 @@ class ValidatePage(Page):
             "row",
             dcc.Upload(words, id=self.name("upload"), className="drop", max_size=MOST_BYTES),
             parts.div("status calm", id=self.name("message"), role="status"),
+            **parts.attributes(data_most=str(MOST_BYTES)),
         )
         nothing = parts.empty("No file was dropped yet.", "It is read on this machine and not stored.")
         return Mode(
             [],
             {"Findings": [upload, html.Div(nothing, id=self.name("verdict"))]},
             identifier=self.name("answer"),
-            rest=[dcc.Store(id=self.name("limit"), data=MOST_BYTES)],
         )
 
-    def answer(self, file: Dropped) -> tuple[list[Any], list[Any]]:
-        """What there is to say of a file: its lanes; a verdict and findings."""
-        if file.schedule is None:
-            text = f"{file.name} could not be read as a schedule."
-            return [parts.empty(text, "docs/file-format.md describes the files.")], [parts.problems([file.problem])]
-        errors = file.findings.number("error") + len(file.left_out)
-        warnings = file.findings.number("warning")
+    def answer(self, contents: str, name: str) -> tuple[list[Any], list[Any], str, str]:
+        """What there is to say of a file as the browser sends it: its lanes; a verdict and findings; what became of it,
+        and the class of that line."""
+        name = printable(name)
+        try:
+            file = read_dropped(contents, name)
+        except RecycleError as error:
+            lanes = parts.empty(f"{name} could not be read as a schedule.", "docs/file-format.md describes the files.")
+            return [lanes], [parts.problems([str(error)])], f"{name}: refused", "status"
         left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
-        problems = [*left_out, *([file.problem] if file.problem else [])]
-        verdict = self.verdict(file, errors, warnings)
-        return self.lanes(file), [parts.problems(problems), verdict, self.findings(file)]
+        problems = parts.problems([*left_out, *([file.problem] if file.problem else [])])
+        panel = [problems, self.verdict(file), self.findings(file)]
+        return self.lanes(file), panel, f"{name}: read", "status calm"
 
-    def verdict(self, file: Dropped, errors: int, warnings: int) -> html.Section:
+    def verdict(self, file: ScheduleFile) -> html.Section:
         """In a line: valid or not, and what it is."""
-        assert file.schedule is not None
         schedule = file.schedule
+        errors, warnings = file.findings.number("error") + len(file.left_out), file.findings.number("warning")
         count = f" ({parts.counted(errors, 'error')}, {parts.counted(warnings, 'warning')})"
         dead = ", ".join(map(str, sorted(schedule.failed)[:12]))
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
@@ -84,7 +87,7 @@ class ValidatePage(Page):
             parts.chips(words),
         )
 
-    def findings(self, file: Dropped) -> Any:
+    def findings(self, file: ScheduleFile) -> Any:
         """A row per finding, with a button that zooms to it."""
         if not file.findings:
             return []
@@ -94,25 +97,24 @@ class ValidatePage(Page):
         ]
         return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
 
-    def lanes(self, file: Dropped) -> list[Any]:
+    def lanes(self, file: ScheduleFile) -> list[Any]:
         """What can be drawn, with the number of findings on each lane."""
-        if file.lanes is None or not len(file.lanes):
+        if not len(file.lanes):
             return [parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")]
         halt = file.lanes.halt
         order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
         table = _badged(file.lanes, Counter(str(finding.worker) for finding in file.findings))
-        explainer = Explainer(file.timeline, executed=file.executed) if file.timeline else None
         view = lanes_view(
             file.name,
             table,
             f"{self.prefix}-0",
             self.cache,
             span=table.span or None,
-            explainer=explainer,
+            explainer=file.explainer,
         )
         return [*([parts.hint(order)] if order else []), view]
 
-    def places(self, file: Dropped, finding: Finding) -> list[parts.LaneInterval]:
+    def places(self, file: ScheduleFile, finding: Finding) -> list[parts.LaneInterval]:
         """Where a finding lies: its own place first."""
         return [parts.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
 
@@ -120,15 +122,6 @@ class ValidatePage(Page):
         """Add the page's callbacks, and the server's limit of what a request may hold."""
         # A dropped file comes as base64 inside JSON; whatever is larger is refused before it is read.
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
-        parts.in_browser(
-            app,
-            "refuse",
-            self.output("limit", "data", again=True),
-            self.input("limit", "data"),
-            self.state("upload", "id"),
-            self.state("message", "id"),
-            prevent_initial_call="initial_duplicate",
-        )
 
         @app.callback(
             self.output("answer"),
@@ -142,10 +135,7 @@ class ValidatePage(Page):
         def check_it(contents: str | None, name: str | None) -> Any:
             if not contents:
                 return (no_update,) * 4
-            file = read_dropped(contents, name or "file")
-            release_memory()
-            verdict = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
-            return *self.answer(file), *verdict
+            return self.answer(contents, name or "file")
 
 
 def _badged(table: LaneTable, counts: Mapping[str, int]) -> LaneTable:

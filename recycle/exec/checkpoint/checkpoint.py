@@ -216,6 +216,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     sync(folder.parent)
 
 
+def write_untrained(folder: Path, model: ModelSection, files: Mapping[str, StoredFile]) -> None:
+    """Make a checkpoint of weights complete that no step has changed. Raises OSError, and then it is not."""
+    before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
+    write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, dict(files)))
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint, itself checked.
 

@@ -16,8 +16,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook, overridden
 from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.ir.forward_only import forward_only
-from recycle.ir.lower import lower
+from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 

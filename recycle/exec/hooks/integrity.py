@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from recycle.exec.hooks.hook import Generation, IterationHook
-from recycle.exec.leader.verified_states import Comparison, comparison
+from recycle.exec.leader.commit import Comparison, comparison
 from recycle.exec.model.integrity import layout_of
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Report, StateTensors

@@ -30,7 +30,7 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
-from recycle.exec.processes.open_files import require_open_files
+from recycle.exec.processes.processes import require_open_files
 from recycle.exec.protocol import ENDED_EARLY, Alive, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
 from recycle.job.shape import node_of, place_workers

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.contact import LOCAL, leave_contact, remove_contact, require_unused
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.node import Node
-from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.exec.processes.open_files import require_open_files
+from recycle.exec.processes.processes import require_open_files
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 

@@ -9,8 +9,7 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.links import Hub, Link, listen_locally
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.exec.processes.processes import LocalProcesses
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import LocalProcesses, Waker
 from recycle.exec.protocol import Drain
 from recycle.job.shape import Worker
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from recycle.errors import JobError, RunError
-from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.faults.faults import Fault, check_faults
-from recycle.exec.launch.dials import require_packages
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Observer, require_packages
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.run_checks import require_valid
 from recycle.exec.processes.forkserver import ForkServer, describe_exit
+from recycle.exec.protocol import LINE_SEPARATOR, with_last_lines
 from recycle.exec.worker.specification import REFUSED, RunSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price

@@ -13,14 +13,12 @@ from typing import Any
 import msgspec
 
 from recycle.errors import JobError, RecycleError
-from recycle.exec.agent.node_agent import without_earlier
-from recycle.exec.agent.standing import StandingOrders
+from recycle.exec.agent.node_agent import StandingOrders, without_earlier
 from recycle.exec.checkpoint.completion import CheckpointCompletion
 from recycle.exec.checkpoint.resume import Earlier, find_earlier_part
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.contact import resume_command
-from recycle.exec.launch.dials import Dials
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Dials, Observer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.actions import (
@@ -45,12 +43,10 @@ from recycle.exec.leader.actions import (
     Tick,
     Waiting,
 )
-from recycle.exec.leader.detector import LastBeats
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import PlannedFault, RunDescription
-from recycle.exec.members import members_of
 from recycle.exec.planning.planning import PlanService
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
     Alive,
     Batch,
@@ -68,7 +64,7 @@ from recycle.exec.protocol import (
     Rejected,
 )
 from recycle.job.shape import Worker, node_of
-from recycle.plans.shard_holders import plan_of
+from recycle.plans.shards import plan_of
 from recycle.runs.logs import merge_logs
 
 ALIVE_PER_LEASE = 6
@@ -114,7 +110,6 @@ class LeaderRuntime:
         self.digests: Mapping[str, Mapping[int, str]] = {}
         directory.warn = self._warn
         self._plans = PlanService(job, request.planner, directory.plans, directory.profiles, waker, request.schedule)
-        self._beats = LastBeats(members_of(job.shape.workers(), job.grid.tensor_parallel))
         self._judged = self._told_alive = 0.0
         self._checkpoints = CheckpointCompletion(
             job, directory.checkpoints, request.text_digest, directory.has_metrics_of, waker.wake
@@ -213,12 +208,7 @@ class LeaderRuntime:
 
     def take(self, node: int, batch: Batch) -> None:
         """An agent tells what has happened on its node."""
-        if batch.said or batch.ended:
-            self._take(batch)
-        for ended in batch.ended:
-            self._beats.forget(members_of([ended.worker], self._job.grid.tensor_parallel))
-        if batch.beats:
-            self._beats.take(batch.beats)
+        self._take(batch)
         if batch.keys:
             self._keys.update(batch.keys)
             keys = Keys(batch.keys)
@@ -273,14 +263,14 @@ class LeaderRuntime:
             self._take(planned)
         for answer in self._checkpoints.look(self._warn):
             self._take(answer)
-        now, beats = time.monotonic(), None
+        now = time.monotonic()
         if now - self._told_alive >= self._job.membership.lease / ALIVE_PER_LEASE:
             self._told_alive = now
             for peer in self.agents.values():
                 peer(Alive(), None)
-        if now - self._judged >= self._job.membership.heartbeat / 2:
-            self._judged, beats = now, self._beats.rows()
-        self._take(Tick(beats))
+        judges_beats = now - self._judged >= self._job.membership.heartbeat / 2
+        self._judged = now if judges_beats else self._judged
+        self._take(Tick(judges_beats))
 
     def end_early(self) -> None:
         """Have the run end with the present iteration, or the next if that has begun, and keep its state."""

@@ -27,7 +27,8 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.integrity import StateComparison
 from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.request import request_run
-from recycle.exec.leader.commit import commit_of, evaluate, finite_or_none, only_generation
+from recycle.exec.leader.commit import commit_of, evaluate, only_generation
+from recycle.exec.leader.metrics import finite_or_none
 from recycle.exec.model.build import build_stages
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import sum_groups

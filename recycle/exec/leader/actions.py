@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy.typing as npt
-
 from recycle.errors import RecycleError
 from recycle.exec.protocol import (
     Commit,
@@ -126,10 +124,10 @@ class Tick(Value):
     """All messages that have come are taken: decide what follows from them.
 
     Attributes:
-        beats: the last heartbeats of all processes, in the order of their names; None when there are no newer ones.
+        judges_beats: heartbeats are judged, as agents have had the time to send newer ones.
     """
 
-    beats: npt.NDArray[Any] | None = None
+    judges_beats: bool = False
 
 
 class Planned(Value):

@@ -1,35 +1,136 @@
-"""From the reports of an iteration to its commit, and to how the next iteration steps: pure functions.
+"""From the reports of an iteration to its commit, to how the next one steps, and to the state that training may go back
+to: pure functions.
+
+Thousands of reports come at once. One loop compares each with the first one of the same stage (`ReportColumns`); only
+where two differ does `disagreement.compare` find out who is odd.
 
 A staggered step is taken before the global norm is known, with clip factor 1. It is right if the norm turns out finite
 and within the limit; else the iteration is repeated, which costs more than the barrier would have. So steps are
 staggered only while the norms stay well below the limit.
+
+**Verified states.** Hosts compare the state that an iteration begins with: in the first iteration of a generation, and
+every so many iterations. Some of the compared states are kept. A kept state is the candidate until everything was
+replayed since, in one generation, and nothing differed: a state on which all agree may still be wrong on all hosts, by
+what one host added to the sums, and a host that computes wrong all the time would have shown. Then the candidate is
+verified, and training goes back to it where hosts differ. While there is a candidate, later states are compared and not
+kept, so two copies are enough. Where nothing is replayed, a state is verified as soon as its iteration is committed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import isfinite, nan
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS
-from recycle.exec.leader.disagreement import compare, stage_name
-from recycle.exec.leader.replay_votes import count_votes, votes_of
-from recycle.exec.leader.report_columns import ReportColumns
-from recycle.exec.members import split_member
+from recycle.exec.leader.disagreement import compare, count_votes, stage_name, votes_of
+from recycle.exec.leader.metrics import ComputeTimes
+from recycle.exec.members import parse_members, split_member
 from recycle.exec.protocol import (
     Commit,
     Evaluated,
     EvaluationReport,
     GenerationRecord,
+    Replayed,
     Report,
     StepMode,
+    Verified,
 )
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.unit_shards import shards_of
+from recycle.plans.shards import shards_of
+
+_Parts = Sequence[float]
+_Values: TypeAlias = tuple[_Parts | None, _Parts | None, int | None, tuple[int, int] | None]
+_NOT_FINITE: _Parts = (nan,)
+
+
+@dataclass(frozen=True, eq=False)
+class ReportColumns:
+    """The reports of all processes of an iteration. Create them with `of`.
+
+    Attributes:
+        reports: process -> its report.
+        members: worker and tensor rank of each.
+        agree: all numbers are equal that must be equal; may be False also where `disagreement.compare` passes.
+        squared_norms: numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.
+            Only NaN where a number of some host is not finite.
+        loss_sum: of all workers' losses, in the order of their names.
+        replayed: (process, what it reports) of each micro-batch that was replayed.
+        has_states: every process that hosts a stage reports the state that it began with, in part if it still copies
+            shards.
+    """
+
+    reports: Mapping[str, Report]
+    members: Sequence[tuple[Worker, int]]
+    agree: bool
+    squared_norms: Sequence[float]
+    loss_sum: float
+    replayed: Sequence[tuple[str, Replayed]]
+    has_states: bool
+
+    @classmethod
+    def of(cls, reports: Mapping[str, Report]) -> ReportColumns:
+        """The reports of an iteration, by process."""
+        members = parse_members(tuple(reports))
+        agree, is_finite, compared = True, True, set[bool]()
+        hosted: dict[tuple[int, int], _Values] = {}
+        replicated: dict[int, _Parts] = {}
+        losses: dict[str, float] = {}
+        firsts: dict[Worker, Report] = {}
+        replayed: list[tuple[str, Replayed]] = []
+        for (worker, rank), (member, report) in zip(members, reports.items(), strict=True):
+            first = firsts.setdefault(worker, report)
+            if first is not report and (first.loss != report.loss or first.replicated != report.replicated):
+                agree = False
+            if report.loss is not None and rank == 0:
+                losses[member] = report.loss
+            if report.replayed:
+                replayed += [(member, work) for work in report.replayed]
+            if report.norms:
+                compared.add(bool(report.states))
+            for stage, norm in report.norms.items():
+                checksum, state = report.checksums.get(stage), report.states.get(stage)
+                values: _Values = norm, report.replicated.get(stage), checksum, state
+                if hosted.get((rank, stage)) == values:
+                    continue  # finite, as the first one is
+                own, shared = _finite(norm), _finite(values[1])
+                if own is _NOT_FINITE or shared is _NOT_FINITE:
+                    is_finite, checksum = False, None
+                if shared is not None:
+                    replicated.setdefault(stage, shared)
+                values = own, shared, checksum, state
+                if hosted.setdefault((rank, stage), values) != values:
+                    agree = False
+        norms = [*(values[0] or () for values in hosted.values()), *replicated.values()] if is_finite else [_NOT_FINITE]
+        loss_sum = 0.0
+        for member in sorted(losses):  # not sum(): from Python 3.12 on it compensates for rounding
+            loss_sum += losses[member]
+        return cls(reports, members, agree, list(chain(*norms)), loss_sum, replayed, compared == {True})
+
+    def states(self) -> dict[Worker, set[int]]:
+        """Worker -> the numbers of the states that all its tensor ranks report."""
+        numbers: dict[Worker, set[int]] = {}
+        for (worker, _), report in zip(self.members, self.reports.values(), strict=True):
+            numbers[worker] = numbers.get(worker, report.states.keys()) & report.states.keys()
+        return numbers
+
+    def times(self) -> ComputeTimes:
+        """What the workers computed, by their processes of tensor rank 0."""
+        rows = zip(self.members, self.reports.values(), strict=True)
+        return ComputeTimes.of({worker: report for (worker, rank), report in rows if rank == 0})
+
+
+def _finite(parts: _Parts | None) -> _Parts | None:
+    return parts if parts is None or all(map(isfinite, parts)) else _NOT_FINITE
+
 
 NEAR = 0.5
 """Share of the clipping limit from which a norm counts as near."""
@@ -140,11 +241,6 @@ def evaluate(step: int, reports: Mapping[str, EvaluationReport]) -> Evaluated:
     return Evaluated(step, losses / tokens if tokens else math.nan, tokens)
 
 
-def finite_or_none(number: float) -> float | None:
-    """As JSON can hold it."""
-    return number if math.isfinite(number) else None
-
-
 def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRecord:
     """The one generation of a run in which nobody fails, so that nobody coordinates; its workers play themselves.
 
@@ -169,3 +265,70 @@ def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) ->
     return msgspec.structs.replace(
         commit, next_mode="barrier", last=steps - 1, finished=is_last, evaluate=job.is_evaluated(step, is_last)
     )
+
+
+class Comparison(NamedTuple):
+    """The hosts of each stage compare the state after `step`.
+
+    Attributes:
+        step: the iteration that the state is from; -1 for the initial one.
+        is_kept: whether the state is also kept.
+        besides: step of the state that stays kept with it; None for the newest of those kept before.
+    """
+
+    step: int
+    is_kept: bool = True
+    besides: int | None = None
+
+
+def comparison(iteration: int, first: int, every: int, rounds: int, verified: int | None) -> Comparison | None:
+    """The comparison of the state that `iteration` begins with; None where it is not compared.
+
+    Args:
+        first: iteration of the generation.
+        every: iterations from one comparison to the next, counted from iteration 0; 0 for none.
+        rounds: iterations in which everything is replayed once; 0 where nothing is.
+        verified: step of the state to go back to when the generation began; None where there was none.
+    """
+    if not every:
+        return None
+    if iteration == first:
+        return Comparison(first - 1, True, verified)
+    if iteration % every:
+        return None
+    stride = _least_multiple(every, max(rounds, 1))
+    since = iteration - _least_multiple(every, first + max(rounds, 1))
+    if since < 0 or since % stride:
+        return Comparison(iteration - 1, False)
+    return Comparison(iteration - 1, True, iteration - stride - 1 if since else first - 1)
+
+
+def _least_multiple(factor: int, at_least: int) -> int:
+    return -(-at_least // factor) * factor
+
+
+def verified_after(
+    record: GenerationRecord, has_states: bool, holds: Callable[[], str] | None = None
+) -> tuple[Verified | None, Verified | None]:
+    """(state to go back to, candidate) once the iteration after the record is committed.
+
+    Args:
+        has_states: whether the hosts have compared the states that the iteration began with.
+        holds: gives the name of what workers hold in the states that they have kept; `record.holds` when left out.
+    """
+    verified, candidate, rounds = record.verified, record.candidate, max(record.rounds, 1)
+    if has_states and (candidate is None or record.committed - candidate.step >= rounds):
+        held = record.holds if holds is None else holds()
+        candidate = Verified(record.committed, _without_orders(record.commit), holds=held)
+        if verified is None or verified.step == candidate.step:  # kept again, also by workers that have joined
+            verified = candidate
+    if candidate is not None and record.committed + 1 - candidate.step >= rounds:
+        verified = candidate
+    return verified, candidate
+
+
+def _without_orders(commit: Commit | None) -> Commit | None:
+    """The commit for workers that go on from it later: what it announced has been done."""
+    if commit is None:
+        return None
+    return msgspec.structs.replace(commit, last=None, finished=False, checkpoint=False, evaluate=False)

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import astuple
 
-from recycle.exec.leader.compute_times import Floats, Integers, worker_indices
-from recycle.exec.members import members_of
+from recycle.exec.leader.metrics import Floats, Integers, worker_indices
 from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
@@ -38,25 +37,27 @@ class LastBeats:
 
     Args:
         members: the processes, in the order of the rows.
+
+    Attributes:
+        rows: a row for each process; its `beats` are -1 before its first heartbeat.
+        places: process -> the number of its row.
+        are_due: they are to be judged now, as agents have had the time to send newer ones.
     """
 
     def __init__(self, members: Sequence[str]) -> None:
-        self._places = {member: place for place, member in enumerate(members)}
-        self._rows = np.full(len(members), np.array(astuple(_NO_BEAT), BEAT))
+        self.places = {member: place for place, member in enumerate(members)}
+        self.rows: Beats = np.full(len(members), np.array(astuple(_NO_BEAT), BEAT))
+        self.are_due = True
 
     def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
         """Processes, by their names, have sent these. Those of unknown processes are ignored."""
         for member, beat in heartbeats.items():
-            if (place := self._places.get(member)) is not None:
-                self._rows[place] = astuple(beat)
+            if (place := self.places.get(member)) is not None:
+                self.rows[place] = astuple(beat)
 
     def forget(self, members: Iterable[str]) -> None:
         """These processes have ended."""
         self.take(dict.fromkeys(members, _NO_BEAT))
-
-    def rows(self) -> Beats:
-        """A row for each process, which later calls change; its `beats` are -1 before its first heartbeat."""
-        return self._rows
 
 
 class FailureDetector:
@@ -64,21 +65,22 @@ class FailureDetector:
 
     Args:
         job: its `[membership]` section holds every deadline.
+        beats: of all processes.
         dead_after: seconds without a heartbeat, in place of that section's.
     """
 
-    def __init__(self, job: PricedJob, dead_after: float | None = None) -> None:
+    def __init__(self, job: PricedJob, beats: LastBeats, dead_after: float | None = None) -> None:
+        self._beats = beats
         self._limits, self._ranks, self._processes = job.membership, job.shape.ranks, job.grid.tensor_parallel
         self._dead_after = job.membership.dead_after if dead_after is None else dead_after
         self._profiled = profiled_seconds(job)
-        self.members = members_of(job.shape.workers(), self._processes)
-        self._places = {name: place for place, name in enumerate(self.members)}
-        self._last = LastBeats(self.members).rows()
-        self._since = np.zeros((3, len(self.members)))
+        count = len(beats.rows)
+        self._last = np.zeros(count, BEAT)
+        self._since = np.zeros((3, count))
         # When a heartbeat came, when it told of progress or of waiting, and when of progress.
         self._changed, self._progressed, self._advanced = self._since
-        self._patience = np.zeros(len(self.members))
-        self._is_watched = np.zeros(len(self.members), bool)
+        self._patience = np.zeros(count)
+        self._is_watched = np.zeros(count, bool)
         self._looked = 0.0
         self._found: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
@@ -89,27 +91,25 @@ class FailureDetector:
             self._found = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
         return self._found[1]
 
-    def lost(
-        self, live: Collection[Worker], beats: Beats | None, now: float, done: Collection[str] = ()
-    ) -> dict[Worker, str]:
+    def lost(self, live: Collection[Worker], now: float, done: Collection[str] = ()) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
+        Where heartbeats are not due nobody is judged, and the time counts for nobody.
+
         Args:
-            beats: the last heartbeats of all processes. None when none were read since the last call: then nobody is
-                judged, and the time counts for nobody.
             now: monotonic seconds.
             done: processes that have nothing more to do, and may be silent.
         """
-        if beats is None:
+        if not self._beats.are_due:
             return {}
         late = max(0.0, now - self._looked - self._limits.heartbeat)
         self._looked = now
         self._since += late
         watched = self._places_of(live)
         if done:
-            watched = watched[~np.isin(watched, [self._places[name] for name in done])]
+            watched = watched[~np.isin(watched, [self._beats.places[name] for name in done])]
         self._watch(watched[~self._is_watched[watched]], now)
-        self._take(watched, beats, now)
+        self._take(watched, now)
         silence = now - self._changed[watched]
         allowed = self._common_silence(silence)
         is_dead = silence > self._dead_after + allowed
@@ -131,8 +131,9 @@ class FailureDetector:
         self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
         self._is_watched[fresh] = True
 
-    def _take(self, places: Integers, beats: Beats, now: float) -> None:
-        """Take the beats that are new, of all that a row of `beats` has."""
+    def _take(self, places: Integers, now: float) -> None:
+        """Take the beats that are new."""
+        beats = self._beats.rows
         counts = beats["beats"][places]
         places = places[(counts != self._last["beats"][places]) & (counts >= 0)]
         before, beats = self._last[places], beats[places]

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.exec.leader.compute_times import ComputeTimes, Floats, Groups, Integers, column, worker_indices
+from recycle.exec.leader.metrics import ComputeTimes, Floats, Groups, Integers, column, worker_indices
 from recycle.exec.protocol import Report
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
@@ -119,28 +119,14 @@ class Windows:
         self._patience[row] = RETRY * self._values.shape[1]
 
 
-@dataclass(frozen=True)
-class SlowLink:
-    """A link whose messages take longer than planned for.
-
-    Attributes:
-        factor: what they take over what the profile says; None where the profile says nothing.
-        seconds: that a message takes.
-    """
-
-    sender: Worker
-    receiver: Worker
-    factor: float | None
-    seconds: float
-
-
 @dataclass
 class Departure:
-    """The profile that the last iterations show, what has changed in words, and the links that are slow by now."""
+    """The profile that the last iterations show, what has changed in words, and the links that are slow by now, as
+    events name them."""
 
     profile: Profile
     causes: list[str] = field(default_factory=list)
-    slow_links: list[SlowLink] = field(default_factory=list)
+    slow_links: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, cause: str, **changes: Any) -> None:
         self.profile = replace(self.profile, **changes)
@@ -221,24 +207,21 @@ class _Links:
             messages = f"messages from {sender} to {receiver} take"
             links.pop(pair, None)
             if self._is_beyond(price, base):
-                link = SlowLink(sender, receiver, _rounded(price / base) if base else None, price * self._unit)
-                links[pair] = self._link(link, price)
-                found.slow_links.append(link)
-                how = f"{link.seconds:.3g} s"
-                if link.factor is not None:
-                    how = f"{link.factor:.3g} times as long as the profile says"
+                factor, seconds = _rounded(price / base) if base else None, price * self._unit
+                links[pair] = Link(_rounded(price)) if factor is None else self._slowed(sender, receiver, factor)
+                ends = {"worker": str(sender), "peer": str(receiver)}
+                found.slow_links.append({**ends, "seconds": round(seconds, 6), "factor": factor})
+                how = f"{seconds:.3g} s" if factor is None else f"{factor:.3g} times as long as the profile says"
                 found.note(f"{messages} {how}", links=links)
             elif counted_on[row] != base:
                 if pair in self._profile.links:
                     links[pair] = self._profile.links[pair]
                 found.note(f"{messages} as long as the profile says again", links=links)
 
-    def _link(self, slow: SlowLink, price: float) -> Link:
-        if slow.factor is None:
-            return Link(_rounded(price))
-        usual = self._profile.link_between(self._shape, slow.sender, slow.receiver)
-        bandwidth = None if usual.bandwidth is None else _rounded(usual.bandwidth / slow.factor)
-        return Link(_rounded(slow.factor * usual.latency), bandwidth)
+    def _slowed(self, sender: Worker, receiver: Worker, factor: float) -> Link:
+        usual = self._profile.link_between(self._shape, sender, receiver)
+        bandwidth = None if usual.bandwidth is None else _rounded(usual.bandwidth / factor)
+        return Link(_rounded(factor * usual.latency), bandwidth)
 
 
 class DriftMonitor:

@@ -14,26 +14,21 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.checksums import StateTensor, described
-from recycle.exec.exit_description import LINE_SEPARATOR
 from recycle.exec.leader.actions import Begin, Rewind, Waiting
 from recycle.exec.leader.actions import Line as MetricsLine
-from recycle.exec.leader.commit import evaluate
-from recycle.exec.leader.departures import Departures
+from recycle.exec.leader.commit import ReportColumns, evaluate, verified_after
 from recycle.exec.leader.detector import FailureDetector
-from recycle.exec.leader.disagreement import Bit
 from recycle.exec.leader.forming import Forming, RetryFormation
+from recycle.exec.leader.membership import Departures, Rejoins
 from recycle.exec.leader.metrics import MetricsLines
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
-from recycle.exec.leader.rejoins import Rejoins
-from recycle.exec.leader.report_columns import ReportColumns
 from recycle.exec.leader.state import Phase, RunDescription, RunState
 from recycle.exec.leader.verdict import Fence, GoBack, Judge, Repeat
 from recycle.exec.leader.verdict import Rewind as RewindVerdict
-from recycle.exec.leader.verified_states import verified_after
 from recycle.exec.members import parse_workers, split_member, worker_names
 from recycle.exec.protocol import (
+    LINE_SEPARATOR,
     Acknowledged,
     Commit,
     Committed,
@@ -48,7 +43,6 @@ from recycle.exec.protocol import (
     Permit,
     Propose,
     Report,
-    StateTensors,
     Stop,
     Strike,
     Trouble,
@@ -72,6 +66,7 @@ class Generations(RunState):
     Attributes:
         departures, rejoins: workers that leave and come back.
         lines: makes the lines of metrics.
+        judge: of iterations.
         answers: of the planner.
         ends_early: the run was told to end before its last iteration.
     """
@@ -81,12 +76,10 @@ class Generations(RunState):
         self.lines = MetricsLines(self.job, run.started, now)
         self.answers = PlanAnswers(self.job, self, run.own, run.can_search)
         self._plans = Plans(self.job, self.answers, self)
-        due, log = self.checkpoints.due, self.log
-        self._judge = Judge(self.job, run.steps, log, due, self.holdings, self._name_bits)
+        self.judge = Judge(self)
         self._forming = Forming(self)
         self.departures = Departures(self, self._plans)
         self.rejoins = Rejoins(self, self.departures)
-        self._tensors: dict[tuple[int, int, str], Sequence[tuple[str, int, int, int]]] = {}
         self._repeated: str | None = None
         self._disputed: list[tuple[int, int, int]] = []
         self._lost_since: float | None = None
@@ -173,11 +166,11 @@ class Generations(RunState):
         self.joined.clear()
         self.holdings.start_over()
         self.checkpoints.pending.clear()
-        self.detector = FailureDetector(self.job)
+        self.detector = FailureDetector(self.job, self.beats)
         self.rejoins.start_over()
         self.departures.start_over()
         self._repeated, self._disputed = None, []
-        self._judge.start_over()
+        self.judge.start_over()
         self._forming.forgive()
         self.enter(Phase.STARTING)
 
@@ -186,7 +179,7 @@ class Generations(RunState):
     def end_early(self) -> None:
         """The run ends with the next iteration after which all workers can stop together, and keeps its state."""
         self.ends_early = self.checkpoints.keeps_last = True
-        self._judge.end_early()
+        self.judge.end_early()
 
     @property
     def end_patience(self) -> float:
@@ -235,12 +228,12 @@ class Generations(RunState):
 
     # Decisions.
 
-    def tick(self, beats: Any) -> None:
+    def tick(self) -> None:
         """Decide what follows from all that was heard. Raises StageLost, RunError."""
         lost = self.processes.take_ended()
         self.departures.look()
         if self.phase is not Phase.BETWEEN or self.record.generation:
-            lost |= self.detector.lost(self.live, beats, self.now)
+            lost |= self.detector.lost(self.live, self.now)
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass
@@ -471,7 +464,7 @@ class Generations(RunState):
         if by_process is None:
             return False
         reports = ReportColumns.of(by_process)
-        verdict = self._judge.judge(self.record, reports, self.holders, lambda step: self._changes(step, reports))
+        verdict = self.judge.judge(reports, lambda step: self._changes(step, reports))
         if not isinstance(verdict, Commit):
             self._settle(verdict)
             return False
@@ -545,19 +538,3 @@ class Generations(RunState):
         self.put(Rewind(step, checkpoints=True))
         self.checkpoints.rewind(step)
         self.lines.throughput.start_over()
-
-    def take_tensors(self, member: str, layout: StateTensors) -> None:
-        """A process has told where the tensors of a compared state lie in it."""
-        self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
-
-    def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
-        """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
-        named = []
-        for bit in bits:
-            tensors = self._tensors.get((bit.stage, bit.tensor_rank, self.holdings.layout), ())
-            place = described(bit.place, [StateTensor(*tensor) for tensor in tensors])
-            if place is not None:
-                tensor, index, number = place
-                worker, stage = self.members(bit.worker)[bit.tensor_rank], self.holdings.stage_of(bit.stage)
-                named.append({"worker": worker, "stage": stage, "tensor": tensor, "index": index, "bit": number})
-        return named

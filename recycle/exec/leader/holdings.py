@@ -17,9 +17,7 @@ from recycle.job.sections import Sections
 from recycle.job.shape import Worker
 from recycle.plans.edge_coloring import color_edges
 from recycle.plans.hosting import Hosts, UnitRange, is_same, joined, layers_in, unit_name, without
-from recycle.plans.shard_holders import LACKS, held_by, plan_of, text_of
-from recycle.plans.shards import ShardHosts, StageShards
-from recycle.plans.unit_shards import has_unit_shards, shards_of
+from recycle.plans.shards import LACKS, ShardHosts, StageShards, has_unit_shards, held_by, plan_of, shards_of, text_of
 
 
 class Holdings:

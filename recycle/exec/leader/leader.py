@@ -28,9 +28,8 @@ from recycle.exec.leader.actions import (
     RuntimeMessage,
     Tick,
 )
-from recycle.exec.leader.ending import Ending
 from recycle.exec.leader.generations import Generations, StageLost
-from recycle.exec.leader.startup import Startup
+from recycle.exec.leader.lifecycle import Ending, Startup
 from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import worker_names
 from recycle.exec.protocol import (
@@ -84,7 +83,7 @@ class Leader:
             Ready: self._processes.take_ready,
             Leaving: self._departures.take,
             SavedPart: generations.checkpoints.take,
-            StateTensors: generations.take_tensors,
+            StateTensors: generations.judge.take_tensors,
             FinalState: self._ending.take,
             Warned: self._take_warning,
             FaultReached: self._reach_fault,
@@ -110,8 +109,11 @@ class Leader:
     def _take_batch(self, batch: Batch) -> None:
         for said in batch.said:
             self._hear(said)
+        beats = self.generations.beats
         for ended in batch.ended:
             self._processes.take(ended)
+            beats.forget(self.generations.members(ended.worker))
+        beats.take(batch.beats)
 
     def _hear(self, said: FromWorker) -> None:
         take = self._said.get(type(said.message))
@@ -165,9 +167,10 @@ class Leader:
     # What is due.
 
     def _tick(self, tick: Tick) -> None:
-        generations, beats = self.generations, tick.beats
+        generations = self.generations
         if generations.phase is Phase.OVER:
             return
+        generations.beats.are_due = tick.judges_beats
         generations.pass_time()
         if self._ending.end_without_iteration():
             return
@@ -175,19 +178,19 @@ class Leader:
             case Phase.GOING_BACK:
                 self._startup.go_back()
             case Phase.STARTING:
-                self._startup.start(beats)
+                self._startup.start()
             case Phase.BETWEEN | Phase.PROPOSED | Phase.FORMING | Phase.RUNNING:
-                self._train(beats)
+                self._train()
         if generations.phase is Phase.FINISHED:
-            self._ending.finish(beats)
+            self._ending.finish()
 
-    def _train(self, beats: Any) -> None:
+    def _train(self) -> None:
         generations, checkpoints = self.generations, self.generations.checkpoints
-        generations.rejoins.restart(beats)
+        generations.rejoins.restart()
         if checkpoints.pending:
             checkpoints.tick(worker_names(generations.live | self._departures.leaving), generations.record)
         try:
-            generations.tick(beats)
+            generations.tick()
         except StageLost as lost:
             self._startup.begin_to_go_back(lost, generations.live)
         if self._departures.everybody:

@@ -1,17 +1,147 @@
-"""The line of metrics of a committed step: all of it follows from the register, but for the times."""
+"""The line of metrics of a committed step, all of which follows from the register but for the times; and how long the
+workers computed in an iteration, as columns.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
-from recycle.exec.leader.commit import finite_or_none
-from recycle.exec.protocol import Commit, GenerationRecord
+import numpy as np
+import numpy.typing as npt
+
+from recycle.exec.protocol import Commit, GenerationRecord, Report
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
+
+MOST_LISTED = 256
+"""Workers whose times stand in a line of metrics one by one; of more, only those that are furthest from their peers."""
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Values in groups.
+
+    Attributes:
+        keys: of the groups, in order.
+        least, median, most, sizes: of each group. The median of an even number is the lower one of the middle two.
+        of: the place of each value's group.
+    """
+
+    keys: Integers
+    least: Floats
+    median: Floats
+    most: Floats
+    sizes: Integers
+    of: Integers
+
+    @classmethod
+    def by(cls, keys: Integers, values: Floats) -> Groups:
+        """Values by the keys of their groups, which are at least 0."""
+        order = np.lexsort((values, keys))
+        begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        sizes, ordered = np.diff(begins, append=len(order)), values[order]
+        of = np.empty(len(order), np.int64)
+        of[order] = np.repeat(np.arange(len(begins)), sizes)
+        least, median, most = (ordered[place] for place in (begins, begins + (sizes - 1) // 2, begins + sizes - 1))
+        return cls(keys[order][begins], least, median, most, sizes, of)
+
+
+@dataclass(frozen=True, eq=False)
+class ComputeTimes:
+    """A row per worker, stage and kind of instruction that it ran.
+
+    Attributes:
+        reports: what each worker has reported, by its first process.
+        workers: who reported, also of nothing.
+        owner: the worker's place in `workers`.
+        stage: of the instructions.
+        tokens, kind: names of kinds, and the place of the row's in them.
+        count, seconds: how many ran, and what they took together.
+    """
+
+    reports: Mapping[Worker, Report]
+    workers: Sequence[Worker]
+    owner: Integers
+    stage: Integers
+    tokens: Sequence[str]
+    kind: Integers
+    count: Floats
+    seconds: Floats
+
+    @classmethod
+    def of(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
+        """Of what each worker reports."""
+        rows = [row for report in reports.values() for row in report.compute]
+        token = [row.token for row in rows]
+        tokens = sorted(set(token))
+        kinds = {token: kind for kind, token in enumerate(tokens)}
+        return cls(
+            reports,
+            list(reports),
+            np.repeat(np.arange(len(reports)), [len(report.compute) for report in reports.values()]),
+            column(rows, "stage", np.int64),
+            tokens,
+            np.fromiter(map(kinds.__getitem__, token), np.int64, len(rows)),
+            column(rows, "count", np.float64),
+            column(rows, "seconds", np.float64),
+        )
+
+    def line(self) -> dict[str, Any]:
+        """What a line of metrics says of it.
+
+        `compute`: worker -> `<stage><F|I|W|B>` -> mean seconds of one. Of more than `MOST_LISTED` workers only of as
+        many, those of which an instruction takes longest or least beside the median of its kind and stage; then also
+        `compute_spread`: `<stage><F|I|W|B>` -> least, median and most of these means over all workers.
+        """
+        listed, spread = sorted(self.workers), {}
+        if len(self.workers) > MOST_LISTED:
+            mean = np.divide(self.seconds, self.count, out=np.zeros(len(self.count)), where=self.count > 0)
+            groups = Groups.by(self.stage * len(self.tokens) + self.kind, mean)
+            keys = (divmod(key, len(self.tokens)) for key in groups.keys.tolist())
+            figures = np.column_stack((groups.least, groups.median, groups.most)).round(6).tolist()
+            spread = {f"{stage}{self.tokens[kind]}": of for (stage, kind), of in zip(keys, figures, strict=True)}
+            usual = groups.median[groups.of]
+            ratio = np.divide(mean, usual, out=np.ones(len(mean)), where=(mean > 0) & (usual > 0))
+            furthest = np.zeros(len(self.workers))
+            np.maximum.at(furthest, self.owner, np.abs(np.log(ratio)))
+            listed = sorted(self.workers[place] for place in np.argsort(-furthest, kind="stable")[:MOST_LISTED])
+        compute = {
+            str(worker): {
+                f"{row.stage}{row.token}": round(row.seconds / max(row.count, 1), 6)
+                for row in self.reports[worker].compute
+            }
+            for worker in listed
+        }
+        return {"compute": compute, "compute_spread": spread} if spread else {"compute": compute}
+
+
+def worker_indices(workers: Iterable[Worker], ranks: int) -> Integers:
+    """`Shape.worker_index` of each of many workers."""
+    pairs = np.fromiter(chain.from_iterable(workers), np.int64).reshape(-1, 2)
+    return np.asarray(pairs[:, 0] * ranks + pairs[:, 1])
+
+
+def column(rows: Sequence[object], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """An attribute of all rows."""
+    return np.fromiter(map(attrgetter(name), rows), kind, len(rows))
+
 
 WINDOW_SECONDS, WINDOW_STEPS = 10.0, 4
 """Tokens per second are the mean over the last steps that took so long together, and over as many steps at least:
 commits come in bursts, and the time between two of them says little."""
+
+
+def finite_or_none(number: float) -> float | None:
+    """As JSON can hold it."""
+    return number if math.isfinite(number) else None
 
 
 class Throughput:

@@ -1,47 +1,117 @@
 """Which plan the live workers run, and when they change to a better one.
 
 After a death training goes on at once by a plan that re-routes the dead workers' micro-batches and copies nothing: in
-the given stages, or, after layers have moved, in the present layout as long as every unit has a host there. Meanwhile a
-planner looks for a better layout, which repartitions the model across the live workers or changes a worker's stage.
-Once that plan is there and moving is worth its pause (`is_worth`), all workers stop after the same iteration, copy what
-is new to them, and go on. A worker that returns copies its state anyway; by the same rule the others then move back to
-the given stages, or stay.
+the given stages, or, after layers have moved, in the present layout as long as every unit has a host there. A worker
+that returns copies its state anyway; the others then move back to the given stages where that pays, or stay.
 
-Times that drift from the profile bring another plan likewise (`Replanner`).
+Meanwhile a better plan is looked for in the background, one at a time (`_Search`):
 
-Limits: one layout is asked for per set of dead workers, and another one when the times drift. The seconds of a copy are
-those that the profile states for bytes and links.
+    layout   after a death: repartitions the model across the live workers, or changes a worker's stage
+    times    when the workers' times drift (drift.py): for the profile that they show
+
+Once the answer is there and a new generation is worth its pause, all workers stop after the same iteration, copy what
+is new to them, and go on. A search is dropped when the live workers or their plan change: the next one begins with what
+is there then.
+
+Limits: one layout is asked for each time that the live workers change, and another one when the times drift. The
+seconds of a copy are those that the profile states for bytes and links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.leader.actions import Outbox, Planned, PreparedPlan, Question
-from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.actions import Outbox, PreparedPlan, Question
+from recycle.exec.leader.drift import DriftMonitor
 from recycle.exec.leader.holdings import Holdings
+from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plan_answers import PlanAnswers
-from recycle.exec.leader.replanning import Replanner
-from recycle.exec.leader.worth import common_mode, copy_time, is_worth, moves_between
+from recycle.exec.protocol import StepMode
 from recycle.job import PricedJob
+from recycle.job.pricing import profile_of_layout
+from recycle.job.profile import Profile
 from recycle.job.shape import Worker
-from recycle.plans.hosting import Hosts, is_same
-from recycle.plans.moves import Move
+from recycle.plans.hosting import Hosts, is_same, layers_in, layers_of
 
+MARGIN = 0.05
+"""Share of the period that a plan for drifted times must save to be taken up. A new generation costs about an
+iteration: the pipeline drains, groups form, and the first iteration waits for its barrier. So it has paid for itself
+after 20."""
+QUIET = 4
+"""A change within this many pauses of the last one doubles the pause before the next, so that times which jump to and
+fro, as on cores that several workers share, cost ever fewer changes. The first pause is a window."""
 _Failed = frozenset[Worker]
+
+
+def is_worth(before: float, after: float, pause: float, until_change: float) -> bool:
+    """Whether moving saves more than it costs: (before - after) / before * until_change > pause.
+
+    Args:
+        before, after: periods. pause: that the move takes. until_change: expected time to the next change of the live
+            workers. All in one unit of time.
+    """
+    return before > after and (before - after) / before * until_change > pause
+
+
+def common_mode(one: Collection[StepMode], other: Collection[StepMode]) -> StepMode:
+    """The mode in which two plans are compared, given the modes that each may run in."""
+    return "staggered" if "staggered" in one and "staggered" in other else "barrier"
+
+
+class CopyCost(NamedTuple):
+    """Bytes that are copied, and how long that takes, each source sending one after the other, in the profile's unit of
+    time."""
+
+    bytes: float
+    seconds: float
+
+
+def copy_cost(job: PricedJob, now: Hosts | None, then: Hosts | None) -> CopyCost:
+    """What it costs that the workers of `then`, all of which hold what `now` says, copy the rest from each other."""
+    assert now is not None
+    assert then is not None
+    shape, workers, amounts, until = job.shape, sorted(then.units), list[float](), defaultdict[str, float](float)
+    # Embedding and head count as parts of the layers beside them.
+    by_layer = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * sum(layers_of(job))))
+    each = by_layer.per_stage("static", sum(layers_of(job)))
+    for copy in Holdings(now).copies(then, workers, workers):
+        begin, end = layers_in((copy.first, copy.last), then.count)
+        amounts.append(float(sum(each[begin:end])))
+        source, worker = (shape.worker_index(Worker.parse(name)) for name in (copy.source, copy.worker))
+        until[copy.source] += float(job.prices.copy_seconds(shape, [source], [worker], amounts[-1])[0])
+    return CopyCost(sum(amounts), max(until.values(), default=0.0))
+
+
+@dataclass
+class _Search:
+    """A better plan than the one that runs is looked for.
+
+    Attributes:
+        running: the plan that ran when it was asked for.
+        profile, cause: to plan with, and what has changed; None where a layout is looked for.
+        better: what was found, if a new generation is worth it.
+    """
+
+    question: Question
+    running: PreparedPlan
+    profile: Profile | None = None
+    cause: str = ""
+    better: PreparedPlan | None = None
 
 
 class Plans:
     """The plans of a run.
 
     Args:
-        job: `[planner]` says whether layers may move, and when.
+        job: `[planner]` says whether layers may move, and when; `[membership]` what counts as drift.
         answers: of the planner.
-        outbox: takes the events `layout` and `replanned`.
+        outbox: takes the events `layout`, `slow-link` and `replanned`.
 
     Attributes:
         compute: the computing times of the last iteration, for its line of metrics.
@@ -49,31 +119,31 @@ class Plans:
 
     def __init__(self, job: PricedJob, answers: PlanAnswers, outbox: Outbox) -> None:
         self._job, self._answers, self._outbox = job, answers, outbox
-        self._replanner = Replanner(job, answers, outbox)
         self._usual = Hosts.at_start(job, None)
         self._can_move = (job.planner.layout == "elastic" or job.planner.move) and answers.can_search
-        self._asked: dict[_Failed, Question] = {}
-        self._layouts: dict[_Failed, PreparedPlan | None] = {}
-        """What the planner has found, where moving is worth its pause."""
-        self._taken = False
-        """Whether the layout for the present workers was taken."""
+        takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
+        watches = job.membership.drift > 0 and job.planner.reroute and answers.can_search and takes_time
+        self._drift = DriftMonitor(job) if watches else None
+        self._search: _Search | None = None
         self._given: dict[_Failed, PreparedPlan] = {}
         """Better plans of the given stages than the first one."""
         self._last: dict[_Failed, PreparedPlan] = {}
+        self._planned_with: dict[_Failed, Profile] = {}
         self._failed: _Failed = frozenset()
         self._running: PreparedPlan | None = None
+        self._has_sought_layout = False
+        """For the present workers."""
         self._refused: set[tuple[_Failed, str]] = set()
-        self._returned: dict[tuple[_Failed, str], bool] = {}
+        self._goes_back: dict[tuple[_Failed, str], bool] = {}
         self._step = -1
+        self._changed: int | None = None
+        self._pause = job.membership.drift_iterations
         self.compute: dict[str, Any] = {"compute": {}}
 
     def ready(self, failed: _Failed) -> PreparedPlan | None:
         """The plan without the failed workers, None while it is being made. Raises RunError if there is none."""
         running = self._last.get(failed) if failed == self._failed else None
-        if self._is_due(failed):
-            self._taken, plan = True, self._layouts[failed]
-        else:
-            plan = self._replanner.take_better(failed, running)
+        plan = self._take_better(failed)
         if plan is not None and not self._is_moved(plan):
             self._given[failed] = plan
         plan = plan or (running if self._is_moved(running) else self._at_once(failed))
@@ -81,9 +151,32 @@ class Plans:
             self._last[failed] = plan
         return plan
 
-    def _is_due(self, failed: _Failed) -> bool:
-        """Whether training goes on without these workers, and better so in another layout that was found."""
-        return failed == self._failed and not self._taken and self._layouts.get(failed) is not None
+    def has_better(self, failed: _Failed) -> bool:
+        """Whether `ready` would now give a plan that is worth a new generation."""
+        search = self._search
+        return search is not None and search.better is not None and search.question.failed == failed
+
+    def _take_better(self, failed: _Failed) -> PreparedPlan | None:
+        """The plan that is better than the running one, if there is one: it will run from now on."""
+        search = self._search
+        if search is None or not self.has_better(failed) or search.running is not self._last.get(failed):
+            return None
+        self._search = None
+        if search.better is not None and search.profile is not None:
+            step = self._step + 1
+            is_quiet = self._changed is None or step >= self._changed + QUIET * self._pause
+            self._pause = self._job.membership.drift_iterations if is_quiet else 2 * self._pause
+            self._changed = step
+            self._outbox.log(
+                "replanned",
+                step=step,
+                plan=search.better.digest,
+                cause=search.cause,
+                period_before=search.better.compared_period,
+                period=search.better.periods[common_mode(search.better.periods, search.running.periods)],
+                profile=search.question.profile,
+            )
+        return search.better
 
     def _is_moved(self, plan: PreparedPlan | None) -> bool:
         """Whether some worker hosts other parts of the model by this plan than by those of the given stages."""
@@ -91,20 +184,24 @@ class Plans:
 
     def _at_once(self, failed: _Failed) -> PreparedPlan | None:
         """The plan to go on with: no worker copies anything where the present layout allows that."""
-        layout, within = self._layout_to_stay_in(failed), None
-        if layout is not None:
-            try:
-                within = self._answers.needed(failed, layout.digest)
-            except RunError as refusal:
-                self._refused.add((failed, layout.digest))
-                self._outbox.log("warning", message=f"{refusal}; training goes on in the given stages")
-                layout = None
-        if layout is not None and self._failed < failed:
+        layout = self._layout_to_stay_in(failed)
+        if layout is None:
+            return self._given.get(failed) or self._answers.needed(failed)
+        key = failed, layout.digest
+        try:
+            within = self._answers.needed(failed, layout.digest)
+        except RunError as refusal:
+            self._outbox.log("warning", message=f"{refusal}; training goes on in the given stages")
+            self._refused.add(key)
+            return self._at_once(failed)
+        if self._failed < failed:
             return within
         given = self._given.get(failed) or self._answers.needed(failed)
-        if layout is None or given is None:
-            return given
-        return given if within is not None and self._goes_back(failed, layout, within, given) else within
+        if within is None or given is None:
+            return None
+        if key not in self._goes_back:
+            self._goes_back[key] = self._is_worth_going_back(failed, layout, within, given)
+        return given if self._goes_back[key] else within
 
     def _layout_to_stay_in(self, failed: _Failed) -> PreparedPlan | None:
         """The plan that runs, where workers have died or returned while the model is repartitioned, and each unit has a
@@ -116,64 +213,103 @@ class Plans:
         is_lost = Holdings(hosts).lost(hosts.units.keys() - failed)
         return None if is_lost or (failed, layout.digest) in self._refused else layout
 
-    def _goes_back(self, failed: _Failed, layout: PreparedPlan, within: PreparedPlan, given: PreparedPlan) -> bool:
+    def _is_worth_going_back(
+        self, failed: _Failed, layout: PreparedPlan, within: PreparedPlan, given: PreparedPlan
+    ) -> bool:
         """Decide whether a return brings the given stages, and write the event.
 
         The returning worker copies its state in any case: the pause that has to pay is what copying takes beyond that.
         """
-        key = failed, layout.digest
-        if key not in self._returned:
-            stays, goes = (moves_between(self._job, layout.hosts, then.hosts) for then in (within, given))
-            pause = max(0.0, copy_time(goes) - copy_time(stays))
-            self._layouts.pop(failed, None)  # what was found without these workers before was of another layout
-            back = sorted(map(str, self._failed - failed))
-            self._returned[key] = self._is_worth(failed, within, given, goes, pause, returned=back)
-        return self._returned[key]
+        stays, goes = (copy_cost(self._job, layout.hosts, then.hosts) for then in (within, given))
+        pause = max(0.0, goes.seconds - stays.seconds)
+        return self._is_worth(within, given, goes, pause, failed, returned=sorted(map(str, self._failed - failed)))
 
     def hosts(self, digest: str) -> Hosts | None:
         """The hosts by the plan with this hash; None for an unknown plan."""
         return self._answers.hosts.get(digest)
 
-    def has_better(self, failed: _Failed) -> bool:
-        """Whether `ready` would now give a plan that is worth a new generation."""
-        return self._is_due(failed) or self._replanner.has_better(failed)
-
     def observe(self, failed: _Failed, step: int, times: ComputeTimes) -> None:
         """An iteration is about to be committed, in which the workers computed for so long."""
         self.compute, self._step = times.line(), step
         if failed != self._failed:
-            self._failed, self._taken = failed, False
+            if self._drift is not None:
+                for worker in failed - self._failed:
+                    self._drift.forget(worker)
+            self._failed, self._has_sought_layout = failed, False
         running = self._running = self._last.get(failed) or self.ready(failed)  # another leader may have begun it
-        is_moved, is_own = self._is_moved(running), self._answers.is_own(failed)
-        if self._can_move or not is_moved:
-            self._replanner.observe(failed, step, times, running, is_moved=is_moved, is_own=is_own)
-        if not self._can_move or self._taken or running is None or is_own or not (failed or is_moved):
+        is_moved, search = self._is_moved(running), self._search
+        watches = self._drift is not None and (self._can_move or not is_moved)
+        if self._drift is not None and watches:
+            self._drift.observe(times, self._profile_of(failed), by_stage=is_moved)
+        if search is not None and (search.question.failed != failed or search.running is not running):
+            search = self._search = None
+        if search is not None and search.better is None:
+            self._look_for_answer(search)
+        if self._search is not None or running is None or self._answers.is_own(failed):
             return
-        if failed not in self._layouts and failed not in self._asked:
-            self._asked[failed] = Question(failed, moves=True, within=running.digest if _repartitioned(running) else "")
-            self._answers.ask(self._asked[failed])
-        for dead, question in list(self._asked.items()):
-            if (answer := self._answers.pop(question)) is not None:
-                del self._asked[dead]
-                self._layouts[dead] = answer.plan if self._is_worth_moving(dead, answer) else None
+        if self._can_move and not self._has_sought_layout and (failed or is_moved):
+            self._has_sought_layout = True
+            within = running.digest if _repartitioned(running) else ""
+            self._ask(_Search(Question(failed, moves=True, within=within), running))
+        elif watches and (self._changed is None or step >= self._changed + self._pause):
+            self._seek_plan_for_times(running)
 
-    def _is_worth_moving(self, failed: _Failed, answer: Planned) -> bool:
-        """Decide whether to move to what was planned without these workers, and write the event."""
-        now, then = self._last[failed], answer.plan
-        if then is None:
-            return self._log(failed, False, cause=answer.error)
-        moves = moves_between(self._job, now.hosts, then.hosts)
+    def _profile_of(self, failed: _Failed) -> Profile:
+        return self._planned_with.get(failed, self._job.prices)
+
+    def _ask(self, search: _Search) -> None:
+        self._search = search
+        self._answers.ask(search.question, search.profile)
+
+    def _seek_plan_for_times(self, running: PreparedPlan) -> None:
+        """Ask for a plan for the times that the last iterations show, where these depart from what was planned with."""
+        assert self._drift is not None
+        departure = self._drift.departed(self._profile_of(self._failed))
+        if departure is None:
+            return
+        for link in departure.slow_links:
+            self._outbox.log("slow-link", step=self._step, **link)
+        profile, is_moved = departure.profile, self._is_moved(running)
+        question = Question(self._failed, moves=is_moved, profile=profile.digest(), compared=running.digest)
+        self._ask(_Search(question, running, profile, "; ".join(departure.causes)))
+
+    def _look_for_answer(self, search: _Search) -> None:
+        """End the search unless what was found is worth a new generation, once the answer is there."""
+        if (answer := self._answers.pop(search.question)) is None:
+            return
+        if search.profile is not None:  # whatever comes of it, the next departure is from these times
+            self._planned_with[self._failed] = search.profile
+        elif answer.plan is None:
+            self._log(self._failed, False, cause=answer.error)
+        if answer.plan is not None and self._is_better(search, answer.plan):
+            search.better = answer.plan
+        else:
+            self._search = None
+
+    def _is_better(self, search: _Search, plan: PreparedPlan) -> bool:
+        """Decide whether to change to what was found."""
+        running, before = search.running, plan.compared_period
+        mode = common_mode(running.periods, plan.periods)
+        after = plan.periods[mode]
+        if search.profile is None:
+            before = running.periods[mode]
+        elif before is None or not after < before * (1 - MARGIN):
+            return False
+        elif not search.question.moves:
+            return True
+        cost = copy_cost(self._job, running.hosts, plan.hosts)
         # The pipeline drains, groups form, and the first iteration waits for its barrier: about an iteration.
-        pause = now.periods[common_mode(now.periods, then.periods)] + copy_time(moves)
-        return self._is_worth(failed, now, then, moves, pause)
+        pause = before + cost.seconds
+        if search.profile is None:
+            return self._is_worth(running, plan, cost, pause, self._failed)
+        return is_worth(before, after, pause, self._job.planner.iterations_between_changes * before)
 
     def _is_worth(
-        self, failed: _Failed, now: PreparedPlan, then: PreparedPlan, moves: Sequence[Move], pause: float, **more: Any
+        self, now: PreparedPlan, then: PreparedPlan, cost: CopyCost, pause: float, failed: _Failed, **more: Any
     ) -> bool:
-        """Decide whether to go over to another plan, and write the event.
+        """Decide whether to go over to another layout, and write the event.
 
         Args:
-            moves: what is copied.
             pause: what that takes, beyond what is lost anyway.
             more: of the event.
         """
@@ -192,8 +328,8 @@ class Plans:
             period_before=before,
             period=after,
             pause=pause,
-            copy=copy_time(moves),
-            bytes=sum(move.bytes for move in moves),
+            copy=cost.seconds,
+            bytes=cost.bytes,
             until_change=until_change,
             move_when=section.move_when,
             **more,

@@ -1,4 +1,5 @@
-"""The state of a run that the parts of the leader share: who takes part, the register, and the time.
+"""The state of a run that the parts of the leader share: who takes part, what processes have said of the present
+generation, the register, and the time.
 
 The register is the record of the last generation and the cursor. The record in memory has what the cursor has too: it
 is as of the last commit.
@@ -6,24 +7,102 @@ is as of the last commit.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from recycle.exec.leader.actions import Outbox, Persist, PreparedPlan
 from recycle.exec.leader.checkpoints import Checkpoints
-from recycle.exec.leader.detector import FailureDetector
-from recycle.exec.leader.heard import Heard
+from recycle.exec.leader.detector import FailureDetector, LastBeats
 from recycle.exec.leader.holdings import Holdings, ShardHoldings
 from recycle.exec.leader.worker_processes import WorkerProcesses
-from recycle.exec.members import members_of, worker_names
-from recycle.exec.protocol import Commit, Cursor, GenerationPhase, GenerationRecord, Propose, Value, Verified
+from recycle.exec.members import members_of, parse_workers, worker_names
+from recycle.exec.protocol import (
+    Commit,
+    Cursor,
+    CutOff,
+    EvaluationReport,
+    Formed,
+    FromWorker,
+    GenerationPhase,
+    GenerationRecord,
+    Propose,
+    Report,
+    StepReport,
+    Trouble,
+    Value,
+    Verified,
+    WorkerMessage,
+)
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
+
+_Message = TypeVar("_Message", bound=WorkerMessage)
+_Part = TypeVar("_Part", Report, EvaluationReport)
+
+
+class Heard:
+    """Keeps the last message of each kind of each process of one generation; of `Trouble` and `CutOff` the first.
+
+    Args:
+        tensor_parallel: processes of each worker.
+
+    Attributes:
+        members: names of all processes of the generation, in order.
+        failed: those that could not form their groups.
+    """
+
+    def __init__(self, tensor_parallel: int) -> None:
+        self._tensor_parallel = tensor_parallel
+        self.begin(GenerationRecord(0, [], {}, ""))
+
+    def begin(self, record: GenerationRecord) -> None:
+        """Forget all of the generation before."""
+        self._generation = record.generation
+        self.members = members_of(record.live, self._tensor_parallel)
+        self._known = frozenset(self.members)
+        self._said = defaultdict[type, dict[str, Any]](dict)
+        self._parts = defaultdict[tuple[type, int], dict[str, Any]](dict)
+        self.failed: set[str] = set()
+
+    def take(self, said: FromWorker) -> None:
+        """Take a message. That of another generation, or of a process that has no part in this one, is dropped."""
+        member, message = said.member, said.message
+        if said.generation != self._generation or member not in self._known:
+            return
+        if isinstance(message, StepReport):
+            self._parts[type(message.report), message.step][member] = message.report
+            return
+        said_before = self._said[type(message)]
+        if not (isinstance(message, Trouble | CutOff) and member in said_before):
+            said_before[member] = message
+        if isinstance(message, Formed):
+            (self.failed.add if message.error else self.failed.discard)(member)
+
+    def of(self, kind: type[_Message]) -> dict[str, _Message]:
+        """The messages of a kind by process, in the order in which the processes first said one."""
+        return self._said[kind]
+
+    def all_said(self, kind: type[WorkerMessage]) -> bool:
+        """Whether all processes have said a message of a kind."""
+        return len(self._said[kind]) == len(self.members)
+
+    def silent(self, kind: type[WorkerMessage]) -> set[Worker]:
+        """The workers with a process that has not said a message of a kind."""
+        return parse_workers(self._known - self._said[kind].keys())
+
+    def take_parts(self, kind: type[_Part], step: int) -> dict[str, _Part] | None:
+        """The reports of an iteration, or of the evaluation after it, by process, in order, once all have come; then
+        they are forgotten."""
+        parts = self._parts[kind, step]
+        if len(parts) < len(self.members):
+            return None
+        del self._parts[kind, step]
+        return {member: parts[member] for member in self.members}
 
 
 class Phase(Enum):
@@ -96,7 +175,7 @@ class RunState(Outbox):
     Attributes:
         processes, checkpoints, holdings: of the run.
         heard: what the processes of the generation have said.
-        detector: judges their heartbeats.
+        beats, detector: their heartbeats, and who judges them.
         starting, start_deadline: likewise for processes that start up, and until when all workers are to be ready.
         everybody: all positions.
         live: the workers of the generation, or of the next one.
@@ -113,7 +192,9 @@ class RunState(Outbox):
         self.run, self.job = run, job
         self.processes = WorkerProcesses(run.homes, job.membership.lease, self, job.grid.tensor_parallel)
         self.checkpoints = Checkpoints(job, self)
-        self.heard, self.detector = Heard(job.grid.tensor_parallel), FailureDetector(job)
+        self.heard = Heard(job.grid.tensor_parallel)
+        self.beats = LastBeats(members_of(job.shape.workers(), job.grid.tensor_parallel))
+        self.detector = FailureDetector(job, self.beats)
         self.everybody = frozenset(job.shape.workers())
         self.holdings = (
             ShardHoldings(job, run.initial, self.everybody) if job.train.sharded_optimizer else Holdings(run.initial)
@@ -131,7 +212,7 @@ class RunState(Outbox):
         """Processes are about to be started: deadlines for that count from now."""
         limits = self.job.membership
         self.start_deadline = self.now + limits.start_deadline
-        self.starting = FailureDetector(self.job, dead_after=max(limits.warm_up, limits.dead_after))
+        self.starting = FailureDetector(self.job, self.beats, max(limits.warm_up, limits.dead_after))
 
     @property
     def next_step(self) -> int:

@@ -9,21 +9,19 @@ see who is wrong, and then likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.leader.commit import decide, is_right, soonest_end
-from recycle.exec.leader.disagreement import Bit, Disagreement
-from recycle.exec.leader.holdings import Holdings
-from recycle.exec.leader.replay_votes import Votes, count_votes, votes_of
-from recycle.exec.leader.report_columns import ReportColumns
-from recycle.exec.protocol import Commit, GenerationRecord, Verified
+from recycle.exec.checksums import StateTensor, described
+from recycle.exec.leader.commit import ReportColumns, decide, is_right, soonest_end
+from recycle.exec.leader.disagreement import Bit, Disagreement, Votes, count_votes, votes_of
+from recycle.exec.leader.state import RunState
+from recycle.exec.protocol import Commit, StateTensors
 from recycle.ir.replays import Checked
-from recycle.job import PricedJob
 from recycle.job.shape import MicroBatch, Worker
 
 
@@ -65,26 +63,13 @@ class Judge:
     """Judges the iterations of one run; remembers which it has had repeated.
 
     Args:
-        job: the job.
-        steps: iterations to train.
-        log: takes events.
-        keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
-        holdings: who holds what.
-        name_bits: what the event says of the bits in which states differ.
+        state: of the run.
     """
 
-    def __init__(
-        self,
-        job: PricedJob,
-        steps: int,
-        log: Callable[..., None],
-        keeps: Callable[[int, bool], bool],
-        holdings: Holdings,
-        name_bits: Callable[[Sequence[Bit]], list[dict[str, Any]]] = lambda bits: [],
-    ) -> None:
-        self._holdings, self._name_bits = holdings, name_bits
-        self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
-        self._last, self._ends_early = steps - 1, False
+    def __init__(self, state: RunState) -> None:
+        self._state, self._job, self._steps = state, state.job, state.run.steps
+        self._last, self._ends_early = self._steps - 1, False
+        self._tensors: dict[tuple[int, int, str], Sequence[tuple[str, int, int, int]]] = {}
         self._retried = self._disagreed = self._gone_back = -1
         self._voted = -1
         self._votes: Votes = {}
@@ -97,22 +82,20 @@ class Judge:
         """The run ends with the next iteration after which all workers can stop together."""
         self._ends_early = True
 
-    def judge(
-        self,
-        record: GenerationRecord,
-        reports: ReportColumns,
-        holders: Collection[Worker],
-        changes: Callable[[int], Sequence[int]],
-    ) -> Verdict:
-        """What the iteration behind the record comes to. Raises RunError when the run cannot go on.
+    def take_tensors(self, member: str, layout: StateTensors) -> None:
+        """A process has told where the tensors of a compared state lie in it."""
+        self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
+
+    def judge(self, reports: ReportColumns, changes: Callable[[int], Sequence[int]]) -> Verdict:
+        """What the next iteration comes to. Raises RunError when the run cannot go on.
 
         Args:
             reports: of all its processes.
-            holders: the live workers that have state.
             changes: called with the iteration once it is right; gives iterations before which other workers or plans
                 are to take over: all stop after the one before, or as soon as they can.
         """
-        step, before, mode = record.committed + 1, record.commit, record.mode
+        record = self._state.record
+        step, before, mode = self._state.next_step, record.commit, record.mode
         soonest = soonest_end(step, mode, before)
         is_announced = before is not None and before.last == step  # whoever announced it: workers will leave
         if self._ends_early:
@@ -124,14 +107,14 @@ class Judge:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as sums:
             # What has spread through the sums does not say who computed wrong; replays may.
-            if replays is None or not sums.ranks or self._to_fence(sums.odd, holders):
-                return self._settle(sums, holders, record.verified)
+            if replays is None or not sums.ranks or self._to_fence(sums.odd):
+                return self._settle(sums)
         if replays is not None:
             if not replays.odd and self._voted != step:
                 self._voted, self._votes = step, votes
                 cause = f"{replays.what}; it is seen who is wrong when they do it again"
                 return Repeat(cause, tuple(replays.disputed))
-            return self._settle(replays, holders, record.verified)
+            return self._settle(replays)
         finite = commit.clip_factor is not None
         if not finite and self._retried != step:
             self._retried = step
@@ -147,29 +130,28 @@ class Judge:
             next_mode=commit.next_mode if commit.next_mode in record.periods else "barrier",
             last=step if is_announced else min([self._last, *ends]),
             finished=is_last,
-            checkpoint=self._keeps(step, is_last),
+            checkpoint=self._state.checkpoints.due(step, is_last),
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
         )
 
-    def _to_fence(self, odd: Mapping[str, str], holders: Collection[Worker]) -> dict[Worker, str]:
+    def _to_fence(self, odd: Mapping[str, str]) -> dict[Worker, str]:
         """Those of the odd workers that live, each with why; none unless those that are left hold everything."""
+        holders = self._state.holders
         found = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in holders}
-        return {} if self._holdings.lost(set(holders).difference(found)) else found
+        return {} if self._state.holdings.lost(holders.difference(found)) else found
 
-    def _settle(
-        self, found: Disagreement, holders: Collection[Worker], verified: Verified | None
-    ) -> Fence | Repeat | Rewind | GoBack:
+    def _settle(self, found: Disagreement) -> Fence | Repeat | Rewind | GoBack:
         """Fence who differs from its peers, if somebody can say who does and a peer is left.
 
         All go back to the state that they agreed on where what was computed since may be wrong, as after replays and
         states that differ. Other iterations are repeated once.
         """
-        step, odd = found.step, self._to_fence(found.odd, holders)
+        step, odd, verified = found.step, self._to_fence(found.odd), self._state.record.verified
         is_first, self._voted = self._disagreed != step, -1
         parts = [*found.parts, *self._name_bits(found.bits)]
         bits = {"bits": parts} if found.parts or found.bits else {}
         accused = [] if found.ranks and not odd else list(found.odd)
-        self._log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **bits)
+        self._state.log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **bits)
         if found.is_of_state or found.is_of_replays:
             if verified is not None and verified.step < step - 1 and (odd or is_first):
                 self._disagreed, self._retried = step, -1  # each discarded step may be repeated once more
@@ -187,5 +169,17 @@ class Judge:
 
     def _disputed_in(self, numbers: Sequence[int]) -> tuple[Checked, ...]:
         """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
-        stages = sorted({self._holdings.stage_of(number) for number in numbers})
+        stages = sorted({self._state.holdings.stage_of(number) for number in numbers})
         return tuple(Checked(stage, MicroBatch(0, 0)) for stage in stages) if self._job.integrity.every else ()
+
+    def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
+        """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
+        named, holdings = [], self._state.holdings
+        for bit in bits:
+            tensors = self._tensors.get((bit.stage, bit.tensor_rank, holdings.layout), ())
+            place = described(bit.place, [StateTensor(*tensor) for tensor in tensors])
+            if place is not None:
+                tensor, index, number = place
+                worker, stage = self._state.members(bit.worker)[bit.tensor_rank], holdings.stage_of(bit.stage)
+                named.append({"worker": worker, "stage": stage, "tensor": tensor, "index": index, "bit": number})
+        return named

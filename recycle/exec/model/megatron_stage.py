@@ -42,7 +42,7 @@ from recycle.ir.instruction import (
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import stage_units
-from recycle.plans.unit_shards import has_unit_shards
+from recycle.plans.shards import has_unit_shards
 
 LOSS_EXPONENT = 16
 """A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""

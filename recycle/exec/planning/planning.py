@@ -27,10 +27,10 @@ import msgspec
 from recycle.errors import RecycleError
 from recycle.exec.leader.actions import Planned, PreparedPlan
 from recycle.exec.leader.actions import Question as LeaderQuestion
-from recycle.exec.leader.worth import common_mode
+from recycle.exec.leader.plans import common_mode
 from recycle.exec.planning.planner_process import Planner, PlannerAnswer, PlannerProcess, Question
 from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.files import write_whole
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job import PricedJob

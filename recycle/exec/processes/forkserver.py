@@ -36,7 +36,7 @@ from pathlib import Path
 
 from recycle.child import Child, die_with_parent, serve
 from recycle.errors import JobError, RecycleError, RunError
-from recycle.exec.exit_description import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
+from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.worker.specification import REFUSED
 
 SEND_SECONDS = 0.1

@@ -8,6 +8,8 @@ then. A process that is started in its place waits until it has ended, because i
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import select
 import time
 from collections.abc import Sequence
@@ -15,13 +17,71 @@ from pathlib import Path
 
 import msgspec
 
-from recycle.errors import RunError
+from recycle.errors import JobError, RunError
 from recycle.exec.members import member_name
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit, last_lines
-from recycle.exec.processes.waker import Waker
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.job.shape import Worker
+
+
+class Waker:
+    """`wake` makes `descriptor` readable until the next `clear`; safe from any thread."""
+
+    def __init__(self) -> None:
+        self.descriptor, self._end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._end, False)
+
+    def wake(self) -> None:
+        """Make the descriptor readable. Does nothing after `close`."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._end, b"!")
+
+    def clear(self) -> None:
+        """Forget all wakes so far."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.descriptor, 4096):
+                pass
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        descriptors = self.descriptor, self._end
+        self.descriptor = self._end = -1  # a file that is opened later may get the number of a closed one
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+BASE = 48
+"""Of any process of a run: Python's own, logs, pipes, the agent; up to 30 were counted, in a launcher."""
+PER_CHILD = 8
+"""Of a launcher or agent, for each process it starts: its connections, a descriptor, and room to spare."""
+PER_PEER = 4
+"""Of a worker's process, for each other: a connection in the group of all, one among a stage's hosts; as many of the
+generation before."""
+
+
+def require_open_files(started_here: int, in_all: int) -> None:
+    """Raise this process's limit of open files, which its children inherit, to what a run needs.
+
+    Args:
+        started_here: processes that this one starts.
+        in_all: processes of the run.
+
+    Raises:
+        JobError: the machine does not allow so many.
+    """
+    needed = BASE + max(PER_CHILD * started_here, PER_PEER * in_all)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise JobError(
+            f"a run of {in_all} processes, {started_here} of them on this machine, needs {needed} open files, and the"
+            f" limit here is {hard}; raise it: ulimit -n {needed}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
 
 END_SECONDS = 5.0
 """How long the end of a run waits for processes that it has killed, or whose start it does not know of."""

@@ -30,10 +30,10 @@ import torch
 
 from recycle.child import Child
 from recycle.errors import JobError, RunError
-from recycle.exec.exit_description import LINE_SEPARATOR, with_last_lines
 from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
+from recycle.exec.protocol import LINE_SEPARATOR, with_last_lines
 from recycle.exec.transport.plugin import transport_of
 from recycle.job import Job, price
 from recycle.job.footprint import reducing_bytes

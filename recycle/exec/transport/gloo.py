@@ -43,8 +43,9 @@ from recycle.job.shape import Worker
 
 LOOK_SECONDS = 1.0
 """How often a process looks for connections that are gone without anybody having used them."""
-PROBE_SECONDS, PROBE_TAG = 1.0, 2 * STATE_TAG
-"""How long an operation on a connection that is gone may take to say why, and its tag."""
+PROBE_SECONDS, PROBE_TAG = 3.0, 2 * STATE_TAG
+"""How long an operation on a connection that is gone may take to say why, and its tag. Of several connections to one
+peer the kernel breaks each by itself, up to a second apart; and where a probe runs out, gloo closes its connection."""
 _WORLD, _TENSOR = -1, -2
 """Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
 

@@ -27,9 +27,7 @@ from recycle.exec.worker.hosted import Build, Hosted, OwnersOfStages, Read, copi
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import Worker
-from recycle.plans.shard_holders import held_by, plan_of
-from recycle.plans.shards import ShardHosts
-from recycle.plans.unit_shards import shards_of_schedule
+from recycle.plans.shards import ShardHosts, held_by, plan_of, shards_of_schedule
 
 
 def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[int, Stage]]) -> OwnersOfStages:

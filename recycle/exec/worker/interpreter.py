@@ -20,7 +20,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport
 from recycle.exec.worker.kinds import RELEASES, run_of
-from recycle.ir.dependencies import tie_groups
+from recycle.ir.dependencies import Value, inputs, needs, produced, tie_groups
 from recycle.ir.instruction import (
     CARRIERS,
     BackwardWeight,
@@ -33,7 +33,6 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.ir.replays import Checked
-from recycle.ir.values import Value, inputs, needs, produced
 from recycle.job.shape import MicroBatch
 
 

@@ -19,7 +19,7 @@ from recycle.exec.device import DeviceProgress, HostClock, Progress, Streams
 from recycle.exec.hooks.hook import Generation, IterationHook, overridden
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.leader.commit import MOST_LINKS, exact_parts
-from recycle.exec.leader.replay_votes import replayed_as
+from recycle.exec.leader.disagreement import replayed_as
 from recycle.exec.model.integrity import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, Computed, LinkTime, Report, StepMode

@@ -3,7 +3,7 @@
 What is compared of a stage the stage says (`Stage.compared`): its whole state, or each shard that this worker holds and
 the live parameters. A checksum is taken of the state that an iteration begins with, piece by piece. Of a state that is
 kept a copy is made first, and the checksum is that of the copy. Two copies are held: the one that is gone back to, and
-the one that takes its place. Which is which verified_states.py decides. Live parameters follow from shards, so they are
+the one that takes its place. Which is which leader/commit.py decides. Live parameters follow from shards, so they are
 compared and not kept.
 
 A copy is of the stages and shards that the worker had then. Where layers or shards have moved since, the worker has
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from recycle.exec.checksums import PARAMETERS, Checksum
-from recycle.exec.leader.verified_states import Comparison
+from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.integrity import PIECE, RunningChecksum
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.worker.hosted import Hosted, HostedStages

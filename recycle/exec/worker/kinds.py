@@ -27,6 +27,8 @@ from recycle.ir.instruction import (
     Replay,
     SendActivation,
     SendGradient,
+    WaitSendActivation,
+    WaitSendGradient,
     WeightPart,
 )
 
@@ -51,6 +53,9 @@ RUNS: dict[type[Instruction], Callable[..., Any]] = {
         one.micro_batch, activation
     ),
     Replay: lambda worker, one, activation, gradient: worker.replay(one, activation, gradient),
+    # A transport keeps what it sends until it has arrived, so that nothing needs to be waited for.
+    WaitSendActivation: lambda worker, one: None,
+    WaitSendGradient: lambda worker, one: None,
 }
 """Kind -> (interpreter, instruction, a tensor for each need that is handed over, None beyond the model's ends) -> what
 the row's `produces` names first, None where that is not made."""

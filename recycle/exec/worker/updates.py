@@ -22,7 +22,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import Checksum
-from recycle.exec.leader.verified_states import Comparison
+from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted

@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from recycle.errors import ScheduleError
-from recycle.ir.families.every_pipeline import every_pipeline
-from recycle.ir.families.vee import vee_stages
+from recycle.ir.families.every_pipeline import every_pipeline, vee_stages
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, OverlappedPair
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.job.shape import MicroBatch, Shape

@@ -6,12 +6,12 @@ So building costs what one pipeline costs: D copies of numbers, no instruction o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from recycle.ir.columns import Columns, Ints, Rows, is_nothing
+from recycle.errors import ScheduleError
+from recycle.ir.columns import Columns, columns_of, is_nothing, occurrences
 from recycle.ir.instruction import Compute, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.job.shape import Shape, Worker
@@ -31,59 +31,57 @@ def every_pipeline(
         programs: compute instructions of pipeline 0, one program per rank.
         stages: the stages that each rank hosts, when not chunk c of rank r on stage c * P + r.
     """
-    placement = None if stages is None else tuple(tuple(hosted) for hosted in stages)
-    one = Schedule.build(
-        replace(shape, pipelines=1),
-        {Worker(0, rank): program for rank, program in enumerate(programs)},
-        placement=placement,
-        optimizer=optimizer,
-        metadata=metadata,
-    )
-    return _tiled(one, shape)
+    columns = columns_of(shape, {Worker(0, rank): program for rank, program in enumerate(programs)})
+    return _tiled(shape, columns, optimizer, metadata, stages)
 
 
-def placed(
+def in_turn(
     shape: Shape,
-    index: Rows,
-    *pieces: tuple[type[Compute], Rows, Rows],
-    optimizer: Optimizer,
-    metadata: dict[str, Any],
+    orders: Sequence[Sequence[int]],
+    work: Sequence[tuple[type[Compute], Sequence[int]]],
+    **options: Any,
 ) -> Schedule:
-    """The schedule in whose pipelines the ranks each run n instructions of every kind, in one order of micro-batches.
+    """The schedule of `shape` in which every rank takes the micro-batches of each kind of work in turn.
 
     Args:
-        index: (n,), micro-batch of the i-th instruction of each kind.
-        pieces: of each kind, (P, n) places in the programs of the ranks, together 0 to n times the kinds - 1; and
-            stages, (P, n) or what broadcasts to it.
+        orders: numbers of kinds of work, in the order of each rank's program.
+        work: of each number the class, and the stage on each rank.
+        options: optimizer, metadata and stages, as of `every_pipeline`.
     """
-    ranks, n = pieces[0][1].shape
-    size = len(pieces) * n
-    kind, stage, micro_batch = (np.empty((ranks, size), dtype=np.int32) for _ in range(3))
-    for cls, at, stages in pieces:
-        for column, values in ((kind, np.int32(cls.kind)), (stage, stages), (micro_batch, index)):
-            np.put_along_axis(column, at, np.broadcast_to(values, at.shape).astype(np.int32), axis=1)
+    number, rank = np.concatenate(orders), np.repeat(np.arange(shape.ranks), list(map(len, orders)))
     columns = Columns.from_arrays(
-        size * np.arange(ranks + 1),
-        kind=kind.ravel(),
-        stage=stage.ravel(),
-        pipeline=np.zeros(kind.size, dtype=np.int32),
-        index=micro_batch.ravel(),
+        np.cumsum([0, *map(len, orders)]),
+        kind=np.array([cls.kind for cls, _ in work])[number],
+        stage=np.array([stages for _, stages in work])[number, rank],
+        pipeline=np.zeros(len(number), dtype=np.int32),
+        index=occurrences(rank * len(work) + number),
     )
-    one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata=metadata)
-    return _tiled(one, shape)
+    return _tiled(shape, columns, **options)
 
 
-def _tiled(one: Schedule, shape: Shape) -> Schedule:
-    copies, rows = shape.pipelines, len(one.columns)
+def vee_stages(shape: Shape, family: str) -> list[tuple[int, int]]:
+    """On the V the stages of chunk 0 and of chunk 1 of each rank. Raises ScheduleError unless chunks = 2."""
+    if shape.chunks != 2:
+        raise ScheduleError(f"{family}: needs chunks = 2 (rank r hosts stages r and 2 P - 1 - r), got {shape.chunks}")
+    return [(rank, shape.stages - 1 - rank) for rank in range(shape.ranks)]
+
+
+def _tiled(
+    shape: Shape,
+    one: Columns,
+    optimizer: Optimizer,
+    metadata: dict[str, Any],
+    stages: Sequence[Sequence[int]] | None = None,
+) -> Schedule:
+    """The schedule whose pipelines all run the programs of the first one, which `one` begins with."""
+    copies, offsets = shape.pipelines, one.offsets[: shape.ranks + 1]
+    rows = int(offsets[-1])
     home = np.repeat(np.arange(copies, dtype=np.int32), rows)
-
-    def at_home(pipeline: Ints) -> Ints:
-        everywhere = np.tile(pipeline, copies)
-        return np.where(everywhere < 0, everywhere, home)
-
-    said = [name for name in Columns.FIELDS if not is_nothing(getattr(one.columns, name))]
-    full = {name: np.tile(getattr(one.columns, name), copies) for name in said}
-    full |= {name: at_home(getattr(one.columns, name)) for name in ("pipeline", "pipeline2") if name in said}
-    ends = one.columns.offsets[1:] + rows * np.arange(copies)[:, None]
-    columns = Columns.from_arrays(np.concatenate([[0], ends.ravel()]), **full)
-    return replace(one, shape=shape, columns=columns, placement=one.placement * copies)
+    tiled = {name: np.tile(getattr(one, name), copies) for name in Columns.FIELDS if not is_nothing(getattr(one, name))}
+    for name in ("pipeline", "pipeline2"):
+        if name in tiled:
+            tiled[name] = np.where(tiled[name] < 0, -1, home)
+    ends = offsets[1:] + rows * np.arange(copies)[:, None]
+    columns = Columns.from_arrays(np.append(0, ends), **tiled)
+    placement = None if stages is None else tuple(map(tuple, stages)) * copies
+    return Schedule.from_columns(shape, columns, placement=placement, optimizer=optimizer, metadata=metadata)

@@ -14,8 +14,7 @@ from recycle.files import read_whole, write_whole
 from recycle.ir import native
 from recycle.ir.families import FAMILIES
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
-from recycle.ir.formats.bounds import Unpacked, unpack
-from recycle.ir.formats.schedule_input import ScheduleInput
+from recycle.ir.formats.schedule_input import ScheduleInput, Unpacked, unpack
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape

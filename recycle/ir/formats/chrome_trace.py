@@ -37,8 +37,7 @@ from recycle.ir import chrome, native
 from recycle.ir.columns import Rows, require_few
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
-from recycle.ir.formats.bounds import is_gzip, most_instructions, unpack
-from recycle.ir.formats.schedule_input import ScheduleInput
+from recycle.ir.formats.schedule_input import ScheduleInput, is_gzip, most_instructions, unpack
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
@@ -116,7 +115,7 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     rerouted = away_from(c, pipeline)
     start, end = chrome.nanoseconds(timeline.start), chrome.nanoseconds(timeline.end)
     track = chrome.track_of(c)
-    transfers = _transfers(lowered).tolist()
+    transfers = _transfers(timeline.dependencies.sends).tolist()
     detours = _detours(lowered, rerouted, max(transfers, default=0))
     (unit, held), names = _held(timeline, start, end), lowered.words()
     categories = [re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in KIND_CLASSES]
@@ -168,9 +167,8 @@ def _title(schedule: Schedule, worker: Worker) -> str:
     return f"worker {worker}, {'failed' if worker in schedule.failed else hosted}"
 
 
-def _transfers(lowered: Schedule) -> Rows:
+def _transfers(sends: Rows) -> Rows:
     """Number of the arrow that begins or ends at each row, from 1; 0 where there is none."""
-    sends = dependencies(lowered).sends
     receives = np.flatnonzero(sends >= 0)
     arrow = np.zeros(len(sends), dtype=np.int64)
     arrow[receives] = arrow[sends[receives]] = np.arange(1, len(receives) + 1)

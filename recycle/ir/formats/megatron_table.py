@@ -26,7 +26,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -35,11 +35,11 @@ import numpy as np
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
 from recycle.ir.columns import require_few
-from recycle.ir.families.interleaved import interleaved, one_f_one_b, units
-from recycle.ir.formats.order_only import OrderOnly
-from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair, is_kind
+from recycle.ir.families.loop import interleaved, one_f_one_b, units
+from recycle.ir.formats.schedule_input import OrderOnly, first_difference
+from recycle.ir.instruction import KIND_CLASSES, Compute, Forward, OverlappedPair, WaitSend, is_kind
 from recycle.ir.schedule import Schedule, loop_placement
-from recycle.job.shape import Shape, Worker
+from recycle.job.shape import Shape
 
 FORMAT, VERSION = "megatron-schedule-table", 1
 _FORMAT = OrderOnly("a Megatron schedule table", "ranks are those of one", "every rank runs")
@@ -111,20 +111,18 @@ def _read(file: _File, most: int | None) -> Schedule:
         raise ScheduleError(f"{source}: {len(table)} entries, but {needed}")
     require_few(2 * file.ranks * len(table), f"{source}: on {file.ranks} ranks ", most)
     size = _group_size(table)
-    expected = units(micro_batches, chunks, size)
-    for place, ((micro_batch, chunk), (right_chunk, right)) in enumerate(zip(table, expected, strict=True)):
-        if (micro_batch, chunk) != (right, right_chunk):
-            raise ScheduleError(
-                f"{source}[{place}] is [{micro_batch}, {chunk}], Megatron's with groups of {size} micro-batches has"
-                f" [{right}, {right_chunk}]"
-            )
+    expected = [[j, chunk] for chunk, j in units(micro_batches, chunks, size)]
+    _require_same(source, [*map(list, table)], expected, f"Megatron's with groups of {size} micro-batches")
     schedule = _run_by_megatron(Shape(1, file.ranks, micro_batches, chunks), size)
-    right_orders = _orders(schedule) if file.orders else []
-    for rank, (found_order, right_order) in enumerate(zip(file.orders or (), right_orders, strict=True)):
-        if (difference := _first_difference(found_order, right_order)) is not None:
-            place, there, wanted = difference
-            raise ScheduleError(f"orders[{rank}][{place}] is {there}, Megatron's order has {wanted}")
+    for rank, (order, right) in enumerate(zip(file.orders or (), _orders(schedule), strict=False)):
+        _require_same(f"orders[{rank}]", order, right, "Megatron's order")
     return schedule
+
+
+def _require_same(name: str, found: Sequence[object], wanted: Sequence[object], whose: str) -> None:
+    if (difference := first_difference(found, wanted)) is not None:
+        place, there, right = difference
+        raise ScheduleError(f"{name}[{place}] is {there}, {whose} has {right}")
 
 
 def dumps(schedule: Schedule) -> str:
@@ -137,9 +135,7 @@ def dumps(schedule: Schedule) -> str:
     _FORMAT.require_one_pipeline(schedule)
     if schedule.placement != loop_placement(shape):
         raise _FORMAT.refusal("this placement", "chunk c of rank r is stage c * P + r")
-    programs = [_work(schedule, worker) for worker in shape.workers()]
-    first = [one for _, one in programs[0] if isinstance(one, Forward)]
-    table = [(one.micro_batch.index, one.stage // shape.ranks) for one in first]
+    table = _table_of(_orders(schedule)[0])
     size = _group_size(table) if table else shape.ranks
     try:
         right = _run_by_megatron(shape, size)
@@ -147,12 +143,8 @@ def dumps(schedule: Schedule) -> str:
         raise _FORMAT.refusal(
             f"groups of {size} micro-batches, by the first forwards of worker 0.0", str(error)
         ) from None
-    for worker, program in zip(shape.workers(), programs, strict=True):
-        difference = _first_difference([one for _, one in program], right.program(worker))
-        if difference is not None:
-            place, one, wanted = difference
-            position = program[place][0] if place < len(program) else len(schedule.program(worker))
-            raise _FORMAT.refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {wanted}")
+    work = [cls for cls in KIND_CLASSES if issubclass(cls, (Compute, OverlappedPair)) and not issubclass(cls, WaitSend)]
+    _FORMAT.require_programs(schedule, right, "Megatron has", tuple(work))
     lowered = ["transfers, reduces and steps, which Megatron places itself"] if schedule.is_lowered else []
     _FORMAT.warn(schedule, *lowered)
     head = {"format": FORMAT, "version": VERSION, "ranks": shape.ranks, "chunks": shape.chunks}
@@ -193,17 +185,5 @@ def _orders(schedule: Schedule) -> list[list[int]]:
     """Rank by rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
     c = schedule.columns
     entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
-    computes = is_kind(c.kind, Compute)
+    computes = is_kind(c.kind, Compute) & ~is_kind(c.kind, WaitSend)
     return [entries[begin:end][computes[begin:end]].tolist() for begin, end in pairwise(c.offsets.tolist())]
-
-
-def _work(schedule: Schedule, worker: Worker) -> list[tuple[int, Instruction]]:
-    """(position, instruction) of the compute of a worker."""
-    program = enumerate(schedule.program(worker))
-    return [(position, one) for position, one in program if isinstance(one, Compute | OverlappedPair)]
-
-
-def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> tuple[int, object, object] | None:
-    """(place, what is found there, what is wanted there) of the first difference, None when there is none."""
-    pairs = enumerate(zip_longest(found, wanted, fillvalue="the end"))
-    return next(((place, one, other) for place, (one, other) in pairs if one != other), None)

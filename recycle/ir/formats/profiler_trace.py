@@ -26,9 +26,9 @@ import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir import chrome
-from recycle.ir.columns import columns_of, require_few
+from recycle.ir.columns import require_few
 from recycle.ir.formats.schedule_input import ScheduleInput
-from recycle.ir.formats.torch_actions import (
+from recycle.ir.formats.torch_csv import (
     OLD_NOTATION,
     OTHER_END,
     Actions,
@@ -41,7 +41,7 @@ from recycle.ir.formats.torch_actions import (
 )
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.ir.schedule import Schedule
-from recycle.ir.trace import Trace
+from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Worker
 
 _LABEL = "PP:"
@@ -278,38 +278,22 @@ def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
     """All iterations of all ranks with their times; None where a label has no duration."""
-    home, last = homes(schedule.placement), max(chosen)
-    programs: dict[Worker, list[Instruction]] = {}
-    step: list[int] = []
-    times: list[tuple[float, float]] = []
-    for rank, (iterations, kept) in enumerate(zip(ranks, chosen, strict=True)):
-        worker = Worker(0, rank)
-        program = programs.setdefault(worker, [])
-        for number, iteration in enumerate(iterations):
-            for action in iteration:
-                what = action.what
-                if isinstance(what, str):
-                    continue
-                if action.end is None:
-                    return None
-                if isinstance(what, Transfer):
-                    what = replace(what, peer=implied_peer(what, worker, home))
-                program.append(what)
-                step.append(number - kept + last)
-                times.append((action.start, action.end))
-    columns = columns_of(schedule.shape, programs)
-    seconds = (np.array(times) - min(start for start, _ in times)) / 1e6
-    nothing = np.zeros(len(step), dtype=np.int32)
-    return Trace(
-        schedule.shape,
-        columns,
-        columns.worker,
-        nothing,
-        np.array(step, dtype=np.int32),
-        seconds[:, 0].copy(),
-        seconds[:, 1].copy(),
-        batch=nothing - 1,
-    )
+    home, last, builder = homes(schedule.placement), max(chosen), TraceBuilder(schedule.shape)
+    every = [
+        (Worker(0, rank), number - kept + last, action, action.what)
+        for rank, (iterations, kept) in enumerate(zip(ranks, chosen, strict=True))
+        for number, iteration in enumerate(iterations)
+        for action in iteration
+        if not isinstance(action.what, str)
+    ]
+    begin = min(action.start for _, _, action, _ in every)
+    for worker, step, action, what in every:
+        if action.end is None:
+            return None
+        if isinstance(what, Transfer):
+            what = replace(what, peer=implied_peer(what, worker, home))
+        builder.add(worker, worker, 0, step, str(what), (action.start - begin) / 1e6, (action.end - begin) / 1e6)
+    return builder.build(())
 
 
 def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:

@@ -1,4 +1,18 @@
-"""The schedule CSV of `torch.distributed.pipelining`: row r is the program of rank r, one action in each cell.
+"""What torch.distributed.pipelining writes of a schedule: the text of an action, and what all ranks together imply.
+
+The schedule CSV has one action per cell, the profiler one per label. The grammar is that of the CSV; a rank's
+actions alone say no shape, no placement and no peers, so these follow from all of them together:
+
+- D = 1, and P is the number of ranks. m is the number of micro-batches that most stages forward (the larger if even).
+- A stage counts when it forwards at least half of m micro-batches. V is the number of such stages over P.
+- A stage lives on the rank with most of its compute. The peer of a transfer is the home of the stage after or before;
+  where there is none, or it is the same rank, the transfer gets its own worker as peer, which no schedule may have.
+- torch leaves the optimizer to its caller, who steps when the rank's program is over. So where there is any
+  REDUCE_GRAD, each rank gets a STEP for each of its stages at the end, last stage first, as `lower` puts them.
+- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. They are dropped and
+  counted in the metadata, under "dropped".
+
+The schedule CSV of `torch.distributed.pipelining`: row r is the program of rank r, one action in each cell.
 
     file   = row { newline row }          blank lines at the end are ignored; CRLF on output
     row    = cell { "," cell }            rows may differ in length
@@ -9,7 +23,7 @@
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
 Reading is stricter than torch's loader, which takes any cell that begins well. What the file does not say (shape,
-placement, peers, steps) follows from what it says, by the rules of `torch_actions`; numbers beyond that are read as
+placement, peers, steps) follows from what it says, by the rules above; numbers beyond that are read as
 they are, for `check` to find. What reading drops is logged. `BW` marks the notation of September and October 2024, in
 which it is the whole backward, and B the input's half where the file has its W.
 
@@ -24,37 +38,207 @@ import csv
 import io
 import logging
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.columns import require_few
-from recycle.ir.formats.order_only import OrderOnly
-from recycle.ir.formats.torch_actions import (
-    OLD_NOTATION,
-    TORCH_KINDS,
-    Actions,
-    Program,
-    final_steps,
-    from_old_notation,
-    homes,
-    implied_peer,
-    inferred,
-    looks_like_action,
-    parse_action,
-    schedule_of,
-)
+from recycle.ir.formats.schedule_input import OrderOnly
 from recycle.ir.instruction import (
+    CARRIERS,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
     Compute,
+    Forward,
     Instruction,
     OptimizerStep,
     OverlappedPair,
     ReduceGradients,
+    StageWide,
     Transfer,
+    WaitSend,
+    WaitSendActivation,
+    WaitSendGradient,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.ir.trace import away_from
-from recycle.job.shape import Worker
+from recycle.job.shape import MicroBatch, Shape, Worker
+
+TORCH_KINDS: tuple[type[Instruction], ...] = (
+    *(Forward, Backward, BackwardInput, BackwardWeight, ReduceGradients),
+    *(end for ends in CARRIERS.values() for end in ends),
+    *(WaitSendActivation, WaitSendGradient),
+)
+"""The kinds that torch has under the same token."""
+_CLASSES: dict[str, type[Instruction]] = {cls.token: cls for cls in TORCH_KINDS} | {"BW": Backward}
+_SHARDING = ("UNSHARD", "RESHARD")
+_TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
+_LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+OLD_NOTATION = "read BW as the whole backward, and B as the input's half of it where its W is there"
+"""What to warn of where `from_old_notation` was applied."""
+OTHER_END: dict[type[Transfer], int] = {
+    end: toward * receive.row.needs[0].offset
+    for send, receive in CARRIERS.values()
+    for end, toward in ((send, -1), (receive, 1))
+}
+"""Class of a transfer -> stage at its other end, relative to its own."""
+
+Program = list[Instruction]
+Actions = Sequence[Instruction | str]
+"""A rank's actions as `parse_action` gives them: instructions, and names of actions for which none stands."""
+
+
+def looks_like_action(text: str) -> bool:
+    """Whether `text` has the form of an action."""
+    return bool(_LEAF.fullmatch(text) or _PAIR.fullmatch(text))
+
+
+def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction | str:
+    """The instruction that `text` writes on `worker`, or the name of an action for which none stands.
+
+    A transfer gets `worker` itself as its peer; `schedule_of` puts in the one that follows from all ranks.
+
+    Args:
+        is_old: in the notation with BW, of which B is the input's half; for `from_old_notation`.
+
+    Raises:
+        ScheduleError: `text` is not one whole action; says what is wrong with it.
+    """
+    if not text.startswith("("):
+        action = _leaf(text, worker, text)
+        if is_old and isinstance(action, Backward) and "BW" not in text:
+            return BackwardInput(action.stage, action.micro_batch)
+        return action
+    pair = _PAIR.fullmatch(text)
+    if pair is not None:
+        leaves = (_leaf(part.strip(), worker, text) for part in pair.groups())
+        halves = {type(leaf): leaf for leaf in leaves}
+        forward, backward = halves.get(Forward), halves.get(Backward)
+        if isinstance(forward, Forward) and isinstance(backward, Backward):
+            return OverlappedPair(forward, backward)
+    raise ScheduleError(f"{_shown(text)}: expected one F and one B of one level, for example (0F1;0B0)OVERLAP_F_B")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "...")
+
+
+def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
+    """What the leaf `text` of the action `whole` writes."""
+    match = _LEAF.fullmatch(text)
+    if match is None:
+        raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
+    stage, token, micro_batch = match.groups()
+    cls = _CLASSES.get(token)
+    is_stage_wide = cls is not None and issubclass(cls, StageWide)
+    if token in _SHARDING or is_stage_wide:
+        if micro_batch:
+            raise ScheduleError(f"{_shown(whole)}: {token} takes no micro-batch, write {stage}{token}")
+    elif not micro_batch:
+        raise ScheduleError(f"{_shown(whole)}: the micro-batch is missing, write for example {stage}{token}0")
+    if cls is None:
+        return token
+    if issubclass(cls, StageWide):
+        return cls(int(stage))
+    home = MicroBatch(0, int(micro_batch))
+    if issubclass(cls, Transfer):
+        return cls(int(stage), home, worker)
+    assert issubclass(cls, Compute)
+    return cls(int(stage), home)
+
+
+def from_old_notation(actions: Actions) -> Actions:
+    """A rank's actions of a file that has a BW, as `parse_action` read them, each I without a W as the B that it is.
+
+    torch wrote FULL_BACKWARD as "BW" and BACKWARD as "B" then; an option of the schedule said whether B was the whole
+    backward or its half, which a W followed.
+    """
+    weights = {(one.stage, one.micro_batch) for one in actions if isinstance(one, BackwardWeight)}
+    return [
+        Backward(one.stage, one.micro_batch)
+        if isinstance(one, BackwardInput) and (one.stage, one.micro_batch) not in weights
+        else one
+        for one in actions
+    ]
+
+
+def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
+    """The schedule of what `parse_action` gave, rank by rank, and what to warn of.
+
+    Shape, placement, peers and steps are filled in, and actions for which none stands left out, as the module says.
+
+    Raises:
+        ScheduleError: the actions imply no shape.
+    """
+    programs = [[one for one in actions if not isinstance(one, str)] for actions in ranks]
+    dropped = Counter(sorted(one for actions in ranks for one in actions if isinstance(one, str)))
+    shape, placement = inferred(programs)
+    home = homes(placement)
+    reduces = any(isinstance(instruction, ReduceGradients) for program in programs for instruction in program)
+    full: dict[Worker, Program] = {}
+    for rank, program in enumerate(programs):
+        worker = Worker(0, rank)
+        full[worker] = [
+            replace(one, peer=implied_peer(one, worker, home)) if isinstance(one, Transfer) else one for one in program
+        ] + [OptimizerStep(stage) for stage in sorted(placement[rank], reverse=True) if reduces]
+    if not dropped:
+        return Schedule.build(shape, full, placement=placement), []
+    counts = " and ".join(f"{count} {action}" for action, count in dropped.items())
+    warning = f"dropped {counts}: workers here hold their parameters whole"
+    return Schedule.build(shape, full, placement=placement, metadata={"dropped": dict(dropped)}), [warning]
+
+
+def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
+    """The computes of a program, overlapped pairs taken apart."""
+    for one in program:
+        if isinstance(one, OverlappedPair):
+            yield from (one.forward, one.backward)
+        elif isinstance(one, Compute) and not isinstance(one, WaitSend):
+            yield one
+
+
+def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
+    """Shape and placement that the programs imply, as the module says. Raises ScheduleError where they imply none."""
+    forwards: dict[int, set[int]] = {}
+    compute: dict[int, Counter[int]] = {}
+    for rank, program in enumerate(programs):
+        for piece in computes(program):
+            compute.setdefault(piece.stage, Counter())[rank] += 1
+            if isinstance(piece, Forward):
+                forwards.setdefault(piece.stage, set()).add(piece.micro_batch.index)
+    if not forwards:
+        raise ScheduleError("no forward in any row: stages and micro-batches follow from the forwards")
+    sizes = Counter(len(found) for found in forwards.values())
+    m = max(sizes, key=lambda size: (sizes[size], size))
+    counted = [stage for stage, found in sorted(forwards.items()) if 2 * len(found) >= m]
+    ranks = len(programs)
+    if len(counted) % ranks:
+        raise ScheduleError(
+            f"{len(counted)} stage(s) on {ranks} rows: as many stages are needed for each rank, S = P * V"
+            f" (stages that forward at least half of {m} micro-batches: {', '.join(map(str, counted))})"
+        )
+    shape = Shape(1, ranks, m, len(counted) // ranks)
+    stages: list[list[int]] = [[] for _ in programs]
+    for stage, count in sorted(compute.items()):
+        if stage < shape.stages:
+            stages[max(count, key=lambda rank: (count[rank], -rank))].append(stage)
+    return shape, tuple(map(tuple, stages))
+
+
+def homes(placement: Placement) -> dict[int, Worker]:
+    """The worker that each stage lives on."""
+    return {stage: Worker(0, rank) for rank, stages in enumerate(placement) for stage in stages}
+
+
+def implied_peer(transfer: Transfer, worker: Worker, home: dict[int, Worker]) -> Worker:
+    """The worker at the other end of a transfer, itself where the placement has none."""
+    return home.get(transfer.stage + OTHER_END[type(transfer)], worker)
+
 
 _log = logging.getLogger(__name__)
 
@@ -97,33 +281,30 @@ def dumps(schedule: Schedule) -> str:
     """
     _refuse_other_pipelines(schedule)
     shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
-    _refuse_placement(placement)
-    home = homes(placement)
-    programs = _without_steps(schedule, placement)
-    if not programs[-1]:
-        raise _FORMAT.refusal(f"worker 0.{shape.ranks - 1} without instructions", "an empty last row is read as no row")
+    programs = [schedule.program(worker) for worker in shape.workers()]
+    every = [one for program in programs for one in program]
     for rank, program in enumerate(programs):
         for position, one in enumerate(program):
-            where = f"{one} on worker 0.{rank} (position {position})"
-            if not isinstance(one, (*TORCH_KINDS, OverlappedPair)):
+            if not isinstance(one, (*TORCH_KINDS, OverlappedPair, OptimizerStep)):
+                where = f"{one} on worker 0.{rank} (position {position})"
                 raise _FORMAT.refusal(where, "torch has no such action")
-            if isinstance(one, Transfer) and one.peer != (peer := implied_peer(one, Worker(0, rank), home)):
-                raise _FORMAT.refusal(where, f"torch exchanges with the home of the neighbouring stage, worker {peer}")
-    every = [one for program in programs for one in program]
     reduce = next((one for one in every if isinstance(one, ReduceGradients)), None)
     if reduce is not None and shape.ranks > 1 and not any(isinstance(one, Transfer) for one in every):
         raise _FORMAT.refusal(f"{reduce} without any transfer", "torch adds both or none: write out both, or neither")
+    cells = ([_cell(one) for one in program if not isinstance(one, OptimizerStep)] for program in programs)
+    text = "".join(",".join(row) + "\r\n" for row in cells)
     try:
-        found = inferred(programs)
+        again, _ = schedule_of(_parse(_rows(text, None, []), [], False))
     except ScheduleError as error:
         raise _FORMAT.refusal(f"{schedule!r}", str(error)) from None
-    if found != (shape, placement):
+    if (again.shape, again.placement) != (shape, placement):
         raise _FORMAT.refusal(
             f"{shape} with the stages {_listed(placement)}",
-            f"its rows would be read as {found[0]} with the stages {_listed(found[1])}",
+            f"its rows would be read as {again.shape} with the stages {_listed(again.placement)}",
         )
+    _FORMAT.require_programs(schedule, again, "its peers and steps follow from the rows, by which it is")
     _FORMAT.warn(schedule)
-    return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)
+    return text
 
 
 def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
@@ -167,7 +348,8 @@ def _parse(rows: list[list[str]], warnings: list[str], is_old: bool) -> list[Act
                 raise ScheduleError(f"{_place(rank, number)}: {error}") from None
             if "0" in text and _LEADING_ZERO.search(text):
                 zeros.append(f"{_place(rank, number)}: {text!r}")
-            if not (communication or isinstance(action, Compute | OverlappedPair)):
+            is_compute = isinstance(action, Compute | OverlappedPair) and not isinstance(action, WaitSend)
+            if not (communication or is_compute):
                 communication = f"{text} in {_place(rank, number)}"
             ranks[-1].append(action)
     if empty and communication:
@@ -199,36 +381,6 @@ def _refuse_other_pipelines(schedule: Schedule) -> None:
             "the micro-batch of another pipeline is re-routed to this one",
         )
     _FORMAT.require_one_pipeline(schedule)
-
-
-def _refuse_placement(placement: Placement) -> None:
-    owner: dict[int, int] = {}
-    for rank, stages in enumerate(placement):
-        for stage in stages:
-            if owner.setdefault(stage, rank) != rank:
-                raise _FORMAT.refusal(f"stage {stage} on workers 0.{owner[stage]} and 0.{rank}", "a stage has one rank")
-
-
-def _without_steps(schedule: Schedule, placement: Placement) -> list[Program]:
-    """The programs less the steps that reading puts back. Raises ScheduleError at any other STEP."""
-    programs = [list(schedule.program(worker)) for worker in schedule.shape.workers()]
-    kinds = {type(one) for program in programs for one in program}
-    if OptimizerStep not in kinds:
-        return programs
-    bodies: list[Program] = []
-    for rank, program in enumerate(programs):
-        tail = final_steps(placement[rank])
-        body = program[: len(program) - len(tail)]
-        first = next((i for i, one in enumerate(program) if isinstance(one, OptimizerStep)), len(program))
-        if ReduceGradients not in kinds or first < len(body) or program[len(body) :] != tail:
-            where = f"{program[first]} on worker 0.{rank}" if first < len(program) else f"no STEP on worker 0.{rank}"
-            raise _FORMAT.refusal(
-                f"{where} (position {first})",
-                "torch's caller steps all stages of a rank after its program, which must reduce and then end with"
-                f" {' '.join(map(str, tail)) or 'no STEP'}",
-            )
-        bodies.append(body)
-    return bodies
 
 
 def _cell(instruction: Instruction) -> str:

@@ -6,13 +6,22 @@ defined outside the package enters its rules in `KIND_RULES`.
 
 from __future__ import annotations
 
-from recycle.ir.instruction import KIND_CLASSES, Instruction, RedundantForward, Replay
-from recycle.ir.rules import completeness, optimizer, order, placement, repeated, transfers
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    Instruction,
+    RedundantForward,
+    Replay,
+    WaitSendActivation,
+    WaitSendGradient,
+)
+from recycle.ir.rules import completeness, optimizer, order, placement, transfers
 from recycle.ir.rules.rule import Finding, Inspection, ProgramPosition, Rule
 
 KIND_RULES: dict[type[Instruction], tuple[Rule, ...]] = {
-    RedundantForward: (repeated.redundant,),
-    Replay: (repeated.replay,),
+    RedundantForward: (placement.redundant,),
+    Replay: (placement.replay,),
+    WaitSendActivation: (placement.wait_send,),
+    WaitSendGradient: (placement.wait_send,),
 }
 """Rules about one kind of instruction alone."""
 _BEFORE: tuple[Rule, ...] = (
@@ -61,4 +70,5 @@ __all__ = ["KIND_RULES", "Finding", "Inspection", "ProgramPosition", "Rule", "al
 
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, those of the registered kinds among them."""
-    return (*_BEFORE, *(rule for cls in KIND_CLASSES for rule in KIND_RULES.get(cls, ())), *_BEHIND)
+    of_kinds = dict.fromkeys(rule for cls in KIND_CLASSES for rule in KIND_RULES.get(cls, ()))
+    return (*_BEFORE, *of_kinds, *_BEHIND)

@@ -17,6 +17,7 @@ from recycle.ir.instruction import (
     ReduceBucket,
     SendActivation,
     Transfer,
+    WaitSendActivation,
     WeightPart,
     is_kind,
 )
@@ -83,7 +84,8 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
     backward, no gradient is summed and nothing steps, so any other instruction would find nothing to work on. Remove
     it, or train with the schedule by taking `forward_only` out of it."""
     if inspection.schedule.forward_only:
-        evaluates = is_kind(inspection.schedule.columns.kind, (Forward, SendActivation, RecvActivation))
+        kinds = Forward, SendActivation, RecvActivation, WaitSendActivation
+        evaluates = is_kind(inspection.schedule.columns.kind, kinds)
         message = "the schedule is forward-only, and this is for training"
         yield Defect(message, "remove it, or forward_only", np.flatnonzero(~evaluates))
 

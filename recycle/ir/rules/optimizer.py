@@ -122,43 +122,31 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
 def early_reduce(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_GRAD takes the stage's gradient as it is; what W or B adds later is lost, or waits for the reduce that
     waits for it. It comes after the last W or B of its stage, and of the stages tied to it, on its worker."""
-    reduces, behind = _early(inspection, Cause.REDUCE, ReduceGradients)
-    yield Defect(
-        "{other} adds to this gradient afterwards",
-        "move the REDUCE_GRAD behind the stage's last W or B on this worker",
-        reduces,
-        others=behind,
-    )
+    message = "{other} adds to this gradient afterwards"
+    hint = "move the REDUCE_GRAD behind the stage's last W or B on this worker"
+    yield _early(inspection, Cause.REDUCE, ReduceGradients, message, hint)
 
 
 @rule("early-bucket", "the sum of a bucket before the last gradient in it")
 def early_bucket(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_BUCKET takes the bucket's gradients as they are; what a W, a B or a part for that bucket adds later is
     lost. It comes after the last of them on its worker; parts for other buckets may still follow."""
-    sums, behind = _early(inspection, Cause.REDUCE, ReduceBucket)
-    yield Defect(
-        "{other} adds to this bucket afterwards",
-        "move the REDUCE_BUCKET behind the last W, B or part for its bucket on this worker",
-        sums,
-        others=behind,
-    )
+    message = "{other} adds to this bucket afterwards"
+    hint = "move the REDUCE_BUCKET behind the last W, B or part for its bucket on this worker"
+    yield _early(inspection, Cause.REDUCE, ReduceBucket, message, hint)
 
 
 @rule("early-step", "a step before a reduce that the barrier waits for")
 def early_step(inspection: Inspection) -> Iterator[Defect]:
     """With optimizer = "barrier" no stage steps before all stages have reduced. A worker that hosts several stages
     therefore reduces all of them before it steps any; the other way round it waits for itself."""
-    steps, behind = _early(inspection, Cause.STEP, OptimizerStep)
-    yield Defect(
-        "the barrier waits for {other}, which comes later",
-        'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"',
-        steps,
-        others=behind,
-    )
+    message = "the barrier waits for {other}, which comes later"
+    hint = 'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"'
+    yield _early(inspection, Cause.STEP, OptimizerStep, message, hint)
 
 
-def _early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """(rows of `cls` that wait for a join, last row that the join waits for behind each), both on one worker."""
+def _early(inspection: Inspection, cause: Cause, cls: type[Instruction], message: str, hint: str) -> Defect:
+    """Rows of `cls` that wait for a join, against the last row that the join waits for behind each, on one worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
     into, out = graph.into_joins, graph.out_of_joins
     out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
@@ -170,7 +158,7 @@ def _early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tupl
     known[known] = ~(inspection.stray_updates[given[known]] | inspection.stray_updates[behind[known]])
     given, behind = given[known], behind[known]
     by_row = np.lexsort((behind, given))
-    return given[by_row], behind[by_row]
+    return Defect(message, hint, given[by_row], others=behind[by_row])
 
 
 @rule("reduce-order", "peers that reduce two stages in different orders")

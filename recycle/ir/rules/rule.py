@@ -20,13 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Floats, Ints, Rows
-from recycle.ir.dependencies import Dependencies
+from recycle.ir.dependencies import Dependencies, Unmet, Why
 from recycle.ir.event_graph import EventGraph
 from recycle.ir.instruction import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
     Instruction,
     StageWide,
     Transfer,
@@ -34,10 +30,9 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds
-from recycle.ir.pieces import Work, is_whole, parts_of_weight, work
+from recycle.ir.pieces import Work, counts_of, is_whole, parts_of_weight, work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
-from recycle.ir.values import Unmet, Why
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch
 
@@ -285,13 +280,7 @@ class Inspection:
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
         """For F, B, I and W: how often each cell has it; parts of a W count as one when all are there."""
-        kind = self.pieces.kind[self.computes]
-        counts: dict[type[Instruction], Rows] = {
-            cls: np.bincount(self.cell[self.computes[kind == cls.kind]], minlength=self.cells)
-            for cls in (Forward, Backward, BackwardInput, BackwardWeight)
-        }
-        counts[BackwardWeight] += self.parts[0]
-        return counts
+        return counts_of(self.pieces, self.schedule.shape, self.parts[0])
 
     @cached_property
     def parts(self) -> tuple[Rows, Rows]:

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from recycle.ir.columns import Flags, Ints, Rows
-from recycle.ir.dependencies import find
+from recycle.ir.dependencies import Unmet, Why
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
@@ -29,7 +29,6 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
 from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
-from recycle.ir.values import Unmet, Why
 from recycle.job.shape import MicroBatch, Worker
 
 
@@ -251,26 +250,23 @@ class _TransferExamination:
         return self.inspection.origin[unmet.row[fresh]], values[fresh]
 
     @cached_property
-    def _runs(self) -> tuple[Rows, Rows]:
-        """(value and cell as one number, row) of each F, and of each B and I."""
-        pieces, at, cells = self.inspection.pieces, self.inspection.computes, self.inspection.cells
-        found = [at[is_kind(pieces.kind[at], classes)] for classes in _SIDES.values()]
-        keys = [value * cells + self.inspection.cell[these] for value, these in zip(_SIDES, found, strict=True)]
-        return np.concatenate(keys), pieces.row[np.concatenate(found)]
+    def _runs(self) -> Rows:
+        """The first row of each kind of value and cell that makes it, or needs it from another stage, -1 for none; and
+        -1 behind them."""
+        pieces = self.inspection.pieces
+        firsts = [pieces.first(self.shape, pieces.of(*classes)) for classes in _SIDES.values()]
+        found: Rows = np.append(pieces.row, -1)[np.append(np.concatenate(firsts), -1)]
+        return found
 
     def _first_row(self, values: Rows, onward: bool = False) -> Rows:
         """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
-        if not len(values):  # as in nearly every schedule, where nothing need be sorted
-            return values
-        keys, rows = self._runs
-        return np.append(rows, -1)[find(keys, self._runs_at(values, onward))]
+        return self._runs[self._runs_at(values, onward)] if len(values) else values
 
     def _is_run_by(self, workers: Rows | Ints, values: Rows, onward: bool = False) -> Flags:
         """Whether each of the workers makes the value, or `onward` needs it."""
-        keys, rows = self._runs
-        count = self.shape.worker_count
-        wanted = self._runs_at(values, onward)
-        return (wanted >= 0) & np.isin(wanted * count + workers, keys * count + self.columns.worker[rows])
+        rows = self._first_row(values, onward)
+        found: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
+        return found
 
     def _lacking(self, code: str, verb: str, rows: Rows) -> None:
         """Report transfers whose other end is missing."""

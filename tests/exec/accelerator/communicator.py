@@ -72,7 +72,7 @@ class Communicator:
         self, device: Device, store: Any, rank: int, size: int, address: str = "127.0.0.1", seconds: float = 60.0
     ) -> None:
         device.check()
-        self.device, self._rank, self._size = device, rank, size
+        self.device, self._rank, self._size, self._ranks = device, rank, size, range(size)
         self.kept: dict[Work, list[torch.Tensor]] = {}
         self._aborted = threading.Event()
         self._peers = self._gather(store, address, seconds) if rank == 0 else {0: self._join(store, seconds)}
@@ -138,93 +138,51 @@ class Communicator:
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
         """The sum, in the order of the ranks, on all of them."""
         (tensor,) = tensors
-
-        def kernel() -> None:
-            parts = self._exchanged(tensor, self._rank == 0)
-            spoil(tensor)
-            if self._rank == 0:
-                total = parts[0]
-                for part in parts[1:]:
-                    total += part
-                for peer in self._peers:
-                    self._write(peer, _bytes(total))
-                tensor.copy_(total)
-            else:
-                self._receive(0, tensor)
-
-        return self._queue(kernel, [tensor])
+        return self._collect(tensor, tensors, lambda parts: [[_sum(parts)]] * self._size)
 
     def reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
         """The sum, in the order of the ranks, on the root; what others read stays theirs."""
         (tensor,), root = tensors, options.rootRank
-
-        def kernel() -> None:
-            parts = self._exchanged(tensor, self._rank == 0)
-            if self._rank == root:
-                spoil(tensor)
-            if self._rank == 0:
-                total = parts[0]
-                for part in parts[1:]:
-                    total += part
-                if root:
-                    self._write(root, _bytes(total))
-                else:
-                    tensor.copy_(total)
-            elif self._rank == root:
-                self._receive(0, tensor)
-
-        return self._queue(kernel, [tensor])
+        taken = tensors if self._rank == root else []
+        return self._collect(tensor, taken, lambda parts: [[_sum(parts)] * (rank == root) for rank in self._ranks])
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
         """What the root has, on all of them."""
         (tensor,), root = tensors, options.rootRank
-
-        def kernel() -> None:
-            if self._rank == root:
-                raw = _bytes(tensor)
-            else:
-                spoil(tensor)
-            if self._rank == root != 0:
-                self._write(0, raw)
-            if self._rank == 0:
-                if root:
-                    self._receive(root, tensor)
-                    raw = _bytes(tensor)
-                for peer in self._peers:
-                    if peer != root:
-                        self._write(peer, raw)
-            elif self._rank != root:
-                self._receive(0, tensor)
-
-        return self._queue(kernel, [tensor])
+        return self._collect(tensor, tensors, lambda parts: [[parts[root]]] * self._size)
 
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
         """Every rank's tensor, on all of them."""
-        (parts,), (tensor,) = outputs, tensors
+        (taken,), (tensor,) = outputs, tensors
+        return self._collect(tensor, taken, lambda parts: [parts] * self._size)
+
+    def _collect(
+        self,
+        given: torch.Tensor,
+        taken: Sequence[torch.Tensor],
+        combine: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
+    ) -> Work:
+        """Rank 0 makes of everybody's tensor what each rank takes."""
 
         def kernel() -> None:
-            for part in parts:
-                spoil(part)
-            found = self._exchanged(tensor, self._rank == 0)
-            for rank, part in enumerate(parts):
-                if self._rank == 0:
-                    for peer in self._peers:
-                        self._write(peer, _bytes(found[rank]))
-                    part.copy_(found[rank])
-                else:
-                    self._receive(0, part)
+            parts = [given.clone() for _ in self._ranks]
+            for tensor in taken:
+                spoil(tensor)
+            if self._rank:
+                self._write(0, _bytes(parts[0]))
+                for tensor in taken:
+                    self._receive(0, tensor)
+                return
+            for peer in self._peers:
+                self._receive(peer, parts[peer])
+            own, *others = combine(parts)
+            for peer, results in enumerate(others, 1):
+                for result in results:
+                    self._write(peer, _bytes(result))
+            for tensor, result in zip(taken, own, strict=True):
+                tensor.copy_(result)
 
-        return self._queue(kernel, [*parts, tensor])
-
-    def _exchanged(self, tensor: torch.Tensor, is_root: bool) -> list[torch.Tensor]:
-        """On the root everybody's tensor, by rank; elsewhere nothing."""
-        if not is_root:
-            self._write(0, _bytes(tensor))
-            return []
-        parts = [tensor.clone() for _ in range(self._size)]
-        for rank in range(1, self._size):
-            self._receive(rank, parts[rank])
-        return parts
+        return self._queue(kernel, [*taken, given])
 
     def _queue(self, kernel: Callable[[], None], tensors: list[torch.Tensor]) -> Work:
         if self._aborted.is_set():
@@ -289,6 +247,10 @@ class Communicator:
             self._aborted.wait(SPIN_SECONDS)
         raise Aborted
 
+    @property
+    def is_aborted(self) -> bool:
+        return self._aborted.is_set()
+
     def abort(self) -> None:
         """End all its kernels, alone."""
         abort_group([self])
@@ -310,6 +272,13 @@ def abort_group(communicators: Sequence[Communicator]) -> None:
         communicator._tell()
     for communicator in communicators:
         communicator._free()
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
 
 
 def spoil(tensor: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from tests.exec.accelerator.transport import Simulated, SimulatedTransport
 STRUCK = Worker(1, 1)
 STRUCK_AT = 3
 COPY_SECONDS = 1.0
-SLOW_SECONDS, SLOW_KERNELS = 0.5, 12
+SLOW_SECONDS, SLOW_KERNELS = 0.25, 12
 
 
 def named(plugin: type[Simulated]) -> str:

@@ -9,7 +9,7 @@ import math
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,18 +39,28 @@ def form(size: int, name: str = "lane", devices: Sequence[Device] = ()) -> Ranks
 
 
 def end(*ranks: Ranks) -> None:
-    """Abort all communicators, those of a device together."""
+    """Abort all communicators that are not yet, those of a device together."""
     of: dict[Device, list[Communicator]] = {}
     for device, communicator in (pair for one in ranks for pair in one):
-        of.setdefault(device, []).append(communicator)
+        if not communicator.is_aborted:
+            of.setdefault(device, []).append(communicator)
     for group in of.values():
         abort_group(group)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_wait_returns_before_the_data_is_there_and_orders_what_is_computed_later(dtype: torch.dtype) -> None:
+@pytest.fixture
+def both() -> Iterator[Ranks]:
+    """A communicator of two ranks."""
     ranks = form(2)
-    (sends, sender), (receives, receiver) = ranks
+    yield ranks
+    end(ranks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_wait_returns_before_the_data_is_there_and_orders_what_is_computed_later(
+    dtype: torch.dtype, both: Ranks
+) -> None:
+    (sends, sender), (receives, receiver) = both
     content, buffer, seen = torch.arange(6, dtype=dtype), torch.zeros(6, dtype=dtype), list[torch.Tensor]()
     receiving = receiver.recv([buffer], 0)
     receiving.wait()
@@ -61,24 +71,21 @@ def test_a_wait_returns_before_the_data_is_there_and_orders_what_is_computed_lat
     receives.synchronize()
     sends.synchronize()
     assert torch.equal(seen[0], content)
-    end(ranks)
 
 
-def test_who_reads_without_synchronising_sees_no_numbers() -> None:
-    ranks = form(2)
-    (_, _), (device, receiver) = ranks
+def test_who_reads_without_synchronising_sees_no_numbers(both: Ranks) -> None:
+    (_, _), (device, receiver) = both
     buffer = torch.zeros(2)
     receiver.recv([buffer], 0).wait()
     while not math.isnan(buffer[0].item()):  # its kernel has started
         pass
-    end(ranks)
+    end(both)
     device.synchronize()
     assert bool(buffer.isnan().all())
 
 
-def test_a_transfer_sends_what_is_computed_until_then_and_not_later() -> None:
-    ranks = form(2)
-    (sends, sender), (receives, receiver) = ranks
+def test_a_transfer_sends_what_is_computed_until_then_and_not_later(both: Ranks) -> None:
+    (sends, sender), (receives, receiver) = both
     content, buffer, gate = torch.zeros(3), torch.empty(3), threading.Event()
     sends.launch(gate.wait)
     sends.launch(lambda: content.fill_(1.0))
@@ -88,23 +95,19 @@ def test_a_transfer_sends_what_is_computed_until_then_and_not_later() -> None:
     gate.set()
     receives.synchronize()
     assert buffer.tolist() == [1.0] * 3
-    end(ranks)
 
 
-def test_a_sender_waits_until_its_receiver_has_come() -> None:
-    ranks = form(2)
-    (_, sender), (receives, receiver) = ranks
+def test_a_sender_waits_until_its_receiver_has_come(both: Ranks) -> None:
+    (_, sender), (receives, receiver) = both
     sending = sender.send([torch.ones(1)], 1)
     threading.Event().wait(SOON)
     assert not sending.is_completed()
     receiver.recv([torch.empty(1)], 0)
     receives.synchronize()
-    end(ranks)
 
 
-def test_a_device_that_fails_ends_what_waits_on_it_and_sends_nothing_that_was_not_computed() -> None:
-    ranks = form(2)
-    (failing, sender), (receives, receiver) = ranks
+def test_a_device_that_fails_ends_what_waits_on_it_and_sends_nothing_that_was_not_computed(both: Ranks) -> None:
+    (failing, sender), (receives, receiver) = both
     another = form(2, devices=[failing, Device(eager=True)])
     gate, buffer = threading.Event(), torch.zeros(1)
     receiver.recv([buffer], 0)
@@ -218,9 +221,8 @@ def test_rank_0_gives_up_forming_after_a_while() -> None:
         Communicator(Device(eager=True), store, 0, 2, seconds=SOON)
 
 
-def test_a_peer_that_is_gone_is_one_that_does_not_come_until_an_abort() -> None:
-    ranks = form(2)
-    (_, gone), (device, receiver) = ranks
+def test_a_peer_that_is_gone_is_one_that_does_not_come_until_an_abort(both: Ranks) -> None:
+    (_, gone), (device, receiver) = both
     gone.abort()
     device.launch(lambda: None)
     receiving = receiver.recv([torch.empty(1)], 0)
@@ -250,9 +252,8 @@ def test_to_abort_one_communicator_hangs_while_another_spins_and_to_abort_both_t
     abort_group([third[1][1], fourth[1][1]])
 
 
-def test_an_aborted_communicator_refuses_work_and_its_buffers_hold_no_numbers() -> None:
-    ranks = form(2)
-    (_, _), (device, receiver) = ranks
+def test_an_aborted_communicator_refuses_work_and_its_buffers_hold_no_numbers(both: Ranks) -> None:
+    (_, _), (device, receiver) = both
     buffer, seen = torch.zeros(1), list[float]()
     receiver.recv([buffer], 0).wait()
     device.launch(lambda: seen.append(buffer.item()))
@@ -262,9 +263,8 @@ def test_an_aborted_communicator_refuses_work_and_its_buffers_hold_no_numbers() 
         receiver.recv([buffer], 0)
 
 
-def test_what_is_done_is_not_freed_until_somebody_waits_for_it() -> None:
-    ranks = form(2)
-    (sends, sender), (receives, receiver) = ranks
+def test_what_is_done_is_not_freed_until_somebody_waits_for_it(both: Ranks) -> None:
+    (sends, sender), (receives, receiver) = both
     sending, receiving = sender.send([torch.ones(1)], 1), receiver.recv([torch.empty(1)], 0)
     sends.synchronize()
     receives.synchronize()
@@ -274,7 +274,6 @@ def test_what_is_done_is_not_freed_until_somebody_waits_for_it() -> None:
     sending.wait()
     receiving.wait()
     assert (sender.kept, receiver.kept) == ({}, {})
-    end(ranks)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +284,11 @@ def test_what_is_done_is_not_freed_until_somebody_waits_for_it() -> None:
         lambda device, one: Communicator(device, HashStore(), 1, 2),
     ],
 )
-def test_an_error_of_the_device_shows_in_whatever_is_called_next(call: Callable[[Device, Communicator], None]) -> None:
-    ranks = form(2)
-    device, one = ranks[1]
+def test_an_error_of_the_device_shows_in_whatever_is_called_next(
+    call: Callable[[Device, Communicator], None], both: Ranks
+) -> None:
+    device, one = both[1]
     device.launch(lambda: [].pop())
     device.drain()
     with pytest.raises(RuntimeError, match="accelerator error: IndexError"):
         call(device, one)
-    end(ranks)

@@ -74,8 +74,11 @@ def test_what_is_computed_of_garbage_after_an_abort_is_no_error_until_the_device
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_the_first_use_of_a_kernel_waits_for_the_device_unless_it_is_loaded_already(eager: bool) -> None:
-    device, spin = Device(eager=eager), threading.Event()
+def test_the_first_use_of_a_kernel_waits_for_the_device_unless_the_environment_has_it_loaded_already(
+    eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER" if eager else "LAZY")
+    device, spin = Device(), threading.Event()
     device.launch(lambda: None, "gelu")
     device.drain()
     device.stream("another").launch(spin.wait)
@@ -100,14 +103,3 @@ def test_a_stream_that_waits_holds_up_others_of_its_work_queue_and_one_that_spin
     spin.set()
     device.synchronize()
     assert ran.is_set()
-
-
-def test_the_environment_says_whether_kernels_are_loaded_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for said, eager in (("EAGER", True), ("LAZY", False)):
-        monkeypatch.setenv("CUDA_MODULE_LOADING", said)
-        device, spin = Device(), threading.Event()
-        device.stream("another").launch(spin.wait)
-        host = in_thread(lambda device=device: device.launch(lambda: None, "gelu"))
-        host.join(None if eager else SOON)
-        assert host.is_alive() != eager
-        spin.set()

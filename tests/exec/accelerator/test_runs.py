@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -17,11 +16,9 @@ import msgspec
 import pytest
 
 from recycle import Job
-from recycle.cli.planner import plan_for_training
 from recycle.exec import run as run_in_one_process
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.launcher import RunResult, train
-from recycle.exec.processes.forkserver import ForkServer
+from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
@@ -35,13 +32,12 @@ from tests.exec.fault_matrix import (
     STEPS,
     matrix_row,
     phases,
-    same_training,
     scenario_rows,
     some_phases,
 )
-from tests.exec.runs import Run, calm_run, job, kinds
+from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("accelerator")]
+pytestmark = pytest.mark.process
 
 SHORT = 9
 ENDS_SILENTLY = "cut"
@@ -63,7 +59,7 @@ def small(kind: str = "emulated", **sections: dict) -> PricedJob:
 @pytest.mark.parametrize("kind", [pytest.param("emulated", marks=pytest.mark.soak), "gpt"])
 def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
     run = launch(over(Simulated, small(kind)), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert same_training(run, calm_run(small(kind), launch, SHORT))
+    assert_same_training(run, calm_run(small(kind), launch, SHORT))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 6
 
@@ -91,19 +87,19 @@ def test_a_kind_of_fault_is_detected_in_its_phases_and_changes_no_bit(
 
 def test_a_cut_that_nobody_notices_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
     run = launch(over(Simulated, small(), transport_timeout=1.5), SHORT, "cut=1.0:1.1@3")
-    assert same_training(run, calm_run(small(), launch, SHORT))
+    assert_same_training(run, calm_run(small(), launch, SHORT))
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 
 
 def test_hosts_that_a_full_launch_queue_holds_up_behind_a_slow_peer_are_not_taken_to_hang(launch: Run) -> None:
     run = launch(over(Full, small(), hung_after=2.0), SHORT)
-    assert same_training(run, calm_run(small(), launch, SHORT))
+    assert_same_training(run, calm_run(small(), launch, SHORT))
     assert kinds(run) == ["generation"]
 
 
 def test_a_device_that_is_stuck_is_fenced_and_its_peers_are_not(launch: Run) -> None:
     run = launch(over(Stuck, small(), hung_after=2.0), SHORT)
-    assert same_training(run, calm_run(small(), launch, SHORT))
+    assert_same_training(run, calm_run(small(), launch, SHORT))
     (found,) = (event for event in run.events if event["kind"] == "detected")
     assert (found["worker"], found["step"]) == (str(STRUCK), STRUCK_AT)
     assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", found["cause"])
@@ -133,37 +129,37 @@ def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(lau
 @pytest.mark.soak
 def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
     run = launch(over(Full, small(), hung_after=2.0), SHORT, f"kill:0.0@{STRUCK_AT}")
-    assert same_training(run, calm_run(small(), launch, SHORT))
+    assert_same_training(run, calm_run(small(), launch, SHORT))
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
 
 
 def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
     run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert same_training(run, calm_run(small(), launch, SHORT))
+    assert_same_training(run, calm_run(small(), launch, SHORT))
     assert kinds(run).count("detected") == 1
 
 
 def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run, tmp_path: Path) -> None:
     run = launch(over(Failing, small()), SHORT, directory=tmp_path)
-    assert same_training(run, calm_run(small(), launch, SHORT))
-    found = [(event["worker"], event["step"]) for event in run.events if event["kind"] == "detected"]
-    assert found == [(str(STRUCK), STRUCK_AT)]
+    assert_same_training(run, calm_run(small(), launch, SHORT))
+    (found,) = (event for event in run.events if event["kind"] == "detected")
+    assert found["worker"] == str(STRUCK)
+    assert found["step"] in (STRUCK_AT - 1, STRUCK_AT)  # others may still report the step before
     said = (tmp_path / "logs" / f"{STRUCK}.log").read_text()
     assert "cpu cannot be used any more by this process: accelerator error: IndexError: pop from empty list" in said
 
 
 def test_a_joiner_whose_source_dies_before_its_state_has_come_gets_it_from_another(launch: Run) -> None:
     run = launch(over(SlowCopies, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6", "kill=0.3:0.1@6.copy")
-    assert same_training(run, calm_run(small(), launch, SHORT))
+    assert_same_training(run, calm_run(small(), launch, SHORT))
     rejoined = [(event["worker"], event["copied_from"]) for event in run.events if event["kind"] == "rejoined"]
     assert rejoined == [("1.1", "2.1")]
 
 
-def test_a_run_goes_on_from_its_checkpoint(launch: Run, servers: dict[str, ForkServer], tmp_path: Path) -> None:
+def test_a_run_goes_on_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
     of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
-    resume = partial(train, of, tmp_path, planner=plan_for_training, server=servers["gpt"])
-    resume(steps=5)
-    run = resume(steps=SHORT, resume=True)
+    launch(of, 5, directory=tmp_path)
+    run = launch(of, SHORT, directory=tmp_path, resume=True)
     reference = calm_run(small("gpt"), launch, SHORT)
     assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
     assert run.digests == reference.digests
@@ -172,7 +168,7 @@ def test_a_run_goes_on_from_its_checkpoint(launch: Run, servers: dict[str, ForkS
 def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run) -> None:
     pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
-    assert same_training(run, calm_run(pair, launch, 7))
+    assert_same_training(run, calm_run(pair, launch, 7))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 2
 
@@ -205,7 +201,7 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     ]
     train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
     run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
-    assert same_training(run, calm_run(JOB, launch, 4 * kills))
+    assert_same_training(run, calm_run(JOB, launch, 4 * kills))
     struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
     found = [event for event in run.events if event["kind"] == "detected"]
     dead = Counter(event["worker"] for event in found)

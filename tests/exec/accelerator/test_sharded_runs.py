@@ -14,7 +14,7 @@ from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.runs import Run, calm_run, job, kinds
 from tests.exec.sharded import bits, require_equal, sharded, stored
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("accelerator")]
+pytestmark = pytest.mark.process
 
 STEPS = 9
 PIECE = 1 << 14

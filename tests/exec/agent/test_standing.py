@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recycle.exec.agent.standing import LastWords, StandingOrders
+from recycle.exec.agent.node_agent import LastWords, StandingOrders
 from recycle.exec.protocol import (
     Acknowledged,
     Commit,

@@ -7,8 +7,6 @@ import math
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,10 +25,10 @@ from recycle.job import Job
 from recycle.job.manifest import manifest_text
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job
+from tests.warm import warm_context
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
 JOB = small_job(1, 2, 2, model={"kind": "emulated", "layers": 2})
 FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 
@@ -202,7 +200,7 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("keys", "kind"),
-    [({}, {}), ({"tied": True}, {}), ({"tied": True, "dropout": 0.1, "recompute": "full"}, {"precision": "bf16"})],
+    [({}, {}), ({"tied": True, "dropout": 0.1, "recompute": "full"}, {"precision": "bf16"})],
 )
 def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path, keys: dict, kind: dict) -> None:
     model = GPT | keys
@@ -210,7 +208,7 @@ def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path, 
     train(pipeline, 0)
     folder = store(tmp_path, small_job(1, 2, 2, model=model, train=kind), 0, pipeline)
     expected = train(pipeline, 1)
-    for ranks in (1, 2, 4):
+    for ranks in (1, 4):
         other = build_pipeline(small_job(1, ranks, 2, model=model, train=kind))
         checkpoint.load(folder, other)
         assert train(other, 1) == expected
@@ -255,25 +253,19 @@ def test_files_are_hashed_several_at_a_time_when_written_and_when_checked(
     }
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from typing import Any
-from tests.exec.checkpoint.test_checkpoint import JOB, store
-from recycle.exec.emulation import EmulatedStage
+def write_until_killed(root: Path, places: int) -> None:
+    """Write a checkpoint of step 11 in a process that is killed as it puts its file number `places` in place."""
+    put = os.replace
 
-places, put = int(sys.argv[2]), os.replace
+    def replace(source: str, target: str) -> None:
+        nonlocal places
+        places -= 1
+        if not places:
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(source, target)
 
-def replace(*given):
-    global places
-    places -= 1
-    if not places:
-        os.kill(os.getpid(), signal.SIGKILL)
-    put(*given)
-
-os.replace = replace
-store(Path(sys.argv[1]), JOB, 11, [EmulatedStage(JOB, index) for index in (0, 1)])
-"""
+    os.replace = replace  # type: ignore[assignment]
+    store(root, JOB, 11, [EmulatedStage(JOB, index) for index in (0, 1)])
 
 
 @pytest.mark.process
@@ -284,8 +276,10 @@ def test_a_writer_killed_before_its_files_or_the_manifest_are_in_place_leaves_th
     places: int, root: Path, stages: list[EmulatedStage]
 ) -> None:
     """And the next attempt at the same step is whole, whatever lies there."""
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(root), str(places)], cwd=ROOT, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    writer = warm_context().Process(target=write_until_killed, args=(root, places))
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == -signal.SIGKILL
     step, warnings = newest(root)
     assert step == 9
     assert [text.rpartition(": ")[2] for text in warnings] == ["incomplete, it has no manifest.json"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
@@ -21,11 +20,10 @@ from tests.exec.fault_matrix import (
     limit,
     matrix_row,
     phases,
-    same_training,
     scenario_rows,
     some_phases,
 )
-from tests.exec.runs import Run
+from tests.exec.runs import Run, assert_same_training, calm_run, live_workers
 
 KIND_HEAD = ["kind", "example", "does", "detected by", "seconds at most", "then", "losses"]
 LIMITS = {
@@ -43,23 +41,15 @@ LIMITS = {
 }
 
 
-_FAULT_FREE: list[RunResult] = []
-
-
 @pytest.fixture
 def strike(launch: Run) -> Launch:
-    def run(faults: Sequence[str]) -> RunResult:
-        return launch(JOB, STEPS, *faults)
-
-    return run
+    return lambda faults: launch(JOB, STEPS, *faults)
 
 
 @pytest.fixture
-def reference(strike: Launch) -> RunResult:
+def reference(launch: Run) -> RunResult:
     """The run without faults."""
-    if not _FAULT_FREE:
-        _FAULT_FREE.append(strike([]))
-    return _FAULT_FREE[0]
+    return calm_run(JOB, launch, STEPS)
 
 
 def written(head: list[str]) -> list[list[str]]:
@@ -111,11 +101,11 @@ def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: Ru
         "rejoin:1.1@7",
     ]
     run = strike(faults)
-    assert same_training(run, reference)
+    assert_same_training(run, reference)
     assert [(e["kind"], e["step"], e.get("cause")) for e in run.events if e["kind"] in ("undone", "rejoined")][:1] == [
         ("undone", 3, "a gradient is not finite")
     ]
-    live = [line["live_workers"] for line in run.metrics]
+    live = live_workers(run)
     assert live.index(5) in (4, 5)  # a worker may begin a step, and be killed there, while others report the one before
     assert live == [6] * live.index(5) + [5] * live.count(5) + [6] * (STEPS - live.index(5) - live.count(5))
     assert live[-1] == 6

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle.exec.processes.forkserver import ForkServer
-from tests.exec.interactions import InteractionRunner, draw_interaction, run_interaction
+from tests.exec.interactions import draw_interaction, outcome_of, run_interaction
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +19,5 @@ def test_features_and_faults_change_no_bit(seed: int, servers: dict[str, ForkSer
 
 @pytest.mark.soak
 def test_two_hundred_random_interactions_change_no_bit_and_never_hang() -> None:
-    runner = InteractionRunner()
-    outcomes = {str(interaction): runner.outcome_of(interaction) for interaction in map(draw_interaction, range(200))}
-    runner.close()
+    outcomes = {str(interaction): outcome_of(interaction) for interaction in map(draw_interaction, range(200))}
     assert {text: outcome for text, outcome in outcomes.items() if outcome} == {}

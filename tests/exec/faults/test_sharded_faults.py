@@ -11,20 +11,18 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import ENDING, JOB, SCENARIOS, SHARDED_COLUMNS, STEPS, matrix_row, phases, scenario_rows
-from tests.exec.runs import Run, kinds
+from tests.exec.runs import Run, calm_run, kinds
 from tests.exec.sharded import bits, sharded
 
 PARTS = sharded(JOB)
-_FAULT_FREE: list[RunResult] = []
 
 
 @pytest.fixture
 def reference(launch: Run) -> RunResult:
     """The run without faults, which has the losses and norms of hosts that have all of the state."""
-    if not _FAULT_FREE:
-        _FAULT_FREE.append(launch(PARTS, STEPS))
-        assert bits(_FAULT_FREE[0]) == bits(launch(JOB, STEPS))
-    return _FAULT_FREE[0]
+    calm = calm_run(PARTS, launch, STEPS)
+    assert bits(calm) == bits(calm_run(JOB, launch, STEPS))
+    return calm
 
 
 @pytest.mark.parametrize(

@@ -12,37 +12,38 @@ from typing import Any
 import msgspec
 import pytest
 
-from recycle import Job, Worker
-from recycle.exec.launch.launcher import RunResult
-from recycle.exec.launch.observer import Observer
+from recycle import Worker
+from recycle.exec.launch.dials import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, processes_writing_below
+from tests.exec.runs import (
+    Run,
+    assert_same_training,
+    calm_run,
+    deaths,
+    figures,
+    job,
+    kinds,
+    live_workers,
+    processes_writing_below,
+)
 
 STEPS = 7
-FAULT = ["generation", "fault", "detected", "generation", "recovered"]
+MEMBERSHIP = {"heartbeat": 0.1, "dead_after": 3.0}
+EMULATED = job(3, 2, 2, train={"clip": 1e9}, membership=MEMBERSHIP)
+"""Steps are staggered from the second on, and silence shows soon."""
+SILENCE = ("2.0", "no heartbeat for 3 s")
 
 
-@pytest.fixture(scope="module")
-def emulated() -> Job:
-    """Steps are staggered from the second on, and silence shows soon."""
-    return job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
-
-
-def causes(run: RunResult) -> list[tuple[str, str]]:
-    """(worker, cause) of every death that was detected."""
-    return [(event["worker"], event["cause"]) for event in run.events if event["kind"] == "detected"]
-
-
-def test_a_stopped_worker_is_found_by_its_silence_fenced_and_worked_around(
-    emulated: Job, launch: Run, tmp_path: Path
+def test_a_stopped_worker_is_found_by_its_silence_fenced_and_comes_back_as_a_new_process(
+    launch: Run, tmp_path: Path
 ) -> None:
     """In its reduce, so that its peers wait in theirs."""
-    run = launch(emulated, STEPS, "stop:2.0@3.reduce", directory=tmp_path)
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert causes(run) == [("2.0", "no heartbeat for 3 s")]
-    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    run = launch(EMULATED, STEPS, "stop:2.0@2.reduce", "rejoin:2.0@4", directory=tmp_path)
+    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    assert deaths(run) == [SILENCE]
+    assert live_workers(run) == [6, 6, 5, 5, 6, 6, 6]
+    assert "2.0" in run.digests
     assert not processes_writing_below(str(tmp_path))
 
 
@@ -76,62 +77,34 @@ class _Continue(Observer):
 
 @pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_nothing(
-    at_once: bool, emulated: Job, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_once: bool, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Continued at once it may still end its iteration with the others, who leave: that is void, and repeated."""
     going_on = _Continue(tmp_path, Worker(2, 0), at_once, monkeypatch)
-    run = launch(emulated, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert causes(run) == [("2.0", "no heartbeat for 3 s")]
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    run = launch(EMULATED, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
+    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    assert deaths(run) == [SILENCE]
+    assert live_workers(run) == [6] * 3 + [5] * 4
     assert "2.0" not in run.digests
     lines = [line for _, line in read_lines(going_on.log)]
     assert {line["generation"] for line in lines} == {1}
-    assert [line["step"] for line in lines[:4]] == [0, 1, 2, 3]
-    if not at_once:
-        assert len(lines) == 4
+    if at_once:
+        assert [line["step"] for line in lines[:3]] == [0, 1, 2]
+    else:
+        assert [line["step"] for line in lines] == [0, 1, 2, 3]
         assert not {"0REDUCE_GRAD", "0STEP"} & {row[0] for row in lines[3]["instructions"]}
     assert not processes_writing_below(str(tmp_path))
 
 
-def test_a_stopped_worker_comes_back_as_a_new_process(emulated: Job, launch: Run) -> None:
-    run = launch(emulated, STEPS, "stop:2.0@2", "rejoin:2.0@4")
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 6, 6, 6]
-    assert "2.0" in run.digests
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause", "says"),
-    [
-        ("exception:1.1@3.backward", "ended with exit code 1", "RuntimeError: struck by the fault exception:1.1@3"),
-        ("segfault:1.1@3", "killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
-        ("oom:1.1@3.step", "ended with exit code 1", "MemoryError"),
-    ],
-)
-def test_a_worker_that_fails_by_itself_leaves_its_last_lines_and_the_run_goes_on(
-    fault: str, cause: str, says: str, emulated: Job, launch: Run
-) -> None:
-    run = launch(emulated, STEPS, fault)
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert causes(run) == [("1.1", cause)]
-    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
-    assert run.directory is not None
-    log = (run.directory / "logs" / "1.1.log").read_text()
-    assert says in log
-    if fault.startswith("exception"):
-        assert "in execute" in log
-
-
 @pytest.mark.soak
 def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_found(
-    emulated: Job, launch: Run, tmp_path: Path
+    launch: Run, tmp_path: Path
 ) -> None:
-    of = msgspec.structs.replace(emulated, membership=msgspec.structs.replace(emulated.membership, hung_after=4.0))
+    of = EMULATED.with_sections(membership=msgspec.structs.replace(EMULATED.membership, hung_after=4.0))
     run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert causes(run) == [("1.1", "no progress for 4 s in undo")]
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    assert deaths(run) == [("1.1", "no progress for 4 s in undo")]
+    assert live_workers(run) == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
 
 
@@ -149,8 +122,8 @@ def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_h
     assert re.fullmatch(
         r"worker (1\.0|3\.2) is cut off from worker (1\.0|3\.2); they send each other nothing by this plan", warning
     )
-    assert causes(run) == [("2.1", "cut off from worker 0.1")]
-    assert run.metrics[-1]["live_workers"] == 11
+    assert deaths(run) == [("2.1", "cut off from worker 0.1")]
+    assert live_workers(run)[-1] == 11
 
 
 @pytest.mark.soak
@@ -171,38 +144,51 @@ def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tm
         assert min(seconds[True]) >= 0.08
 
 
-def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_bit(launch: Run) -> None:
-    of = job(3, 2, 2, kind="gpt", train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
-    faults = ("oom:1.1@1", "exception:0.0@2.backward", "rejoin:1.1@3", "segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5")
-    run, reference = launch(of, STEPS, *faults), launch(of, STEPS)
-    assert run.losses == reference.losses
+def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_bit(launch: Run, tmp_path: Path) -> None:
+    """A worker that fails by itself leaves its last lines."""
+    of = job(3, 2, 2, kind="gpt", train={"clip": 1e9}, membership=MEMBERSHIP)
+    faults = (
+        *("oom:1.1@1.step", "exception:0.0@2.backward", "rejoin:1.1@3"),
+        *("segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5"),
+    )
+    run, reference = launch(of, STEPS, *faults, directory=tmp_path), calm_run(of, launch, STEPS)
+    assert figures(run) == figures(reference)
     assert run.digests == {worker: reference.digests[worker] for worker in ("0.0", "0.1", "1.0", "2.1")}
-    assert causes(run) == [
+    assert deaths(run) == [
         ("1.1", "ended with exit code 1"),
         ("0.0", "ended with exit code 1"),
         ("2.0", "killed by SIGSEGV"),
         ("1.1", "no heartbeat for 3 s"),
     ]
+    for worker, says in (
+        ("1.1", "MemoryError"),
+        ("0.0", "RuntimeError: struck by the fault exception:0.0@2"),
+        ("0.0", "in execute"),
+        ("2.0", "Fatal Python error: Segmentation fault"),
+    ):
+        assert says in (tmp_path / "logs" / f"{worker}.log").read_text()
 
 
 @pytest.mark.parametrize(
-    ("target", "wrong_losses", "wrong_states"),
+    ("faults", "wrong_losses", "wrong_states", "said"),
     [
-        ("weight", [], {"1.1"}),
-        ("moment", [], {"1.1"}),
-        ("activation", [3], {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}),
-        ("input", [3], {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}),
-        ("kernel", [3, 4, 5, 6], {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}),
+        (("flip=weight:1.1@2", "flip=moment:2.0@3"), [], {"1.1", "2.0"}, ["corrupt"]),
+        (
+            ("flip=activation:1.1@1", "flip=input:1.1@2", "flip=kernel:1.1@4"),
+            [1, 2, 4, 5, 6],
+            {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"},
+            [],
+        ),
     ],
 )
 def test_a_flip_that_no_sum_shows_goes_into_the_losses_or_states_that_it_should(
-    target: str, wrong_losses: list[int], wrong_states: set[str], emulated: Job, launch: Run
+    faults: tuple[str, ...], wrong_losses: list[int], wrong_states: set[str], said: list[str], launch: Run
 ) -> None:
     """Nothing is computed from the state of emulated stages, so what is wrong there stays there."""
-    run, reference = launch(emulated, STEPS, f"flip={target}:1.1@3"), calm_run(emulated, launch, STEPS)
+    run, reference = launch(EMULATED, STEPS, *faults), calm_run(EMULATED, launch, STEPS)
     assert [step for step in range(STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
     assert {worker for worker in run.digests if run.digests[worker] != reference.digests[worker]} == wrong_states
-    assert kinds(run) == ["generation", "fault", *(["corrupt"] if wrong_states == {"1.1"} else [])]
+    assert kinds(run) == ["generation", *["fault"] * len(faults), *said]
 
 
 def test_a_flipped_weight_of_a_real_model_changes_the_losses(launch: Run) -> None:

@@ -18,8 +18,7 @@ from recycle import Job, RunError
 from recycle.exec import run
 from recycle.exec.election import Election
 from recycle.exec.launch.agent import own_address
-from recycle.exec.launch.drain import drain
-from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.contact import drain
 from recycle.exec.model.build import build_stages
 from recycle.ir.families import one_f_one_b
 from recycle.job.endpoints import parse_endpoints
@@ -27,8 +26,8 @@ from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
 from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.etcd_server import EtcdServer, keys
-from tests.exec.runs import Run, heavy_libraries, job, processes_writing_below
-from tests.warm import WarmCommand
+from tests.exec.runs import Run, calm_run, heavy_libraries, job, processes_writing_below
+from tests.warm import start_recycle
 
 pytestmark = pytest.mark.process
 
@@ -67,28 +66,8 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     assert not processes_writing_below(str(tmp_path / "run"))
 
 
-_REFERENCE: dict[tuple[str, int], RunResult] = {}
-
-
 def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None) -> None:
-    """Every step once, with the losses and at the end the state of a fault-free run on one machine, to the last bit.
-
-    Args:
-        of: the job, which runs with the patience of `CALM`.
-    """
-    calm = _with(of or small(), "membership", **CALM)
-    key = calm.to_toml(), steps
-    if key not in _REFERENCE:
-        _REFERENCE[key] = launch(calm, steps)
-    reference = _REFERENCE[key]
-    metrics = cluster.lines("metrics")
-    assert [line["step"] for line in metrics] == list(range(steps))
-    assert [line["loss"] for line in metrics] == reference.losses
-    assert {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line} == reference.evaluations
-    digests = {worker: {str(stage): of for stage, of in found.items()} for worker, found in reference.digests.items()}
-    final = cluster.events("finished")[-1]["digests"]
-    assert final
-    assert final == {worker: digests[worker] for worker in final}
+    cluster.assert_trained_as(calm_run(_with(of or small(), "membership", **CALM), launch, steps))
 
 
 def _with(of: Job, section: str, **keys: Any) -> Job:
@@ -208,7 +187,7 @@ def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, lau
     assert [event["cause"] for event in cluster.events("detected")] == ["tensor rank 1 killed by SIGKILL"]
     assert not set(processes_writing_below(str(logs / "1.1"))) & {pid, other}
     cluster.finish()
-    assert [line["loss"] for line in cluster.lines("metrics")] == launch(small(membership=CALM), steps).losses
+    assert_same_training(cluster, launch, steps, small(shape={"tensor_parallel": 2}))
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
@@ -274,9 +253,7 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
     cluster.start(lost[0])
     cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of a worker")
     cluster.finish()
-    calm = job(2, 2, 3, **NODES_OF_ONE | {"membership": CALM})
-    assert [line["step"] for line in cluster.lines("metrics")] == list(range(STEPS))
-    assert [line["loss"] for line in cluster.lines("metrics")] == launch(calm, STEPS).losses
+    assert_same_training(cluster, launch, of=of)
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 2, 3}
 
 
@@ -424,7 +401,7 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
     outputs = [(tmp_path / f"refused{number}.out").open("w+b") for number in range(len(refused))]
     first = start_command(tmp_path, *refused[0], *of, stdout=subprocess.DEVNULL, stderr=outputs[0])
     others = [
-        WarmCommand(["agent", *options, *of], tmp_path, output)
+        start_recycle(["agent", *options, *of], tmp_path, output)
         for options, output in zip(refused[1:], outputs[1:], strict=True)
     ]
     codes = [agent.wait(100) for agent in (first, *others)]

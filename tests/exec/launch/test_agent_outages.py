@@ -11,8 +11,8 @@ import pytest
 
 from recycle import Job
 from tests.exec.agents import Cluster
-from tests.exec.etcd_server import EtcdCluster, EtcdServer
-from tests.exec.runs import Run, job, processes_writing_below
+from tests.exec.etcd_server import LOOPBACK, EtcdServer
+from tests.exec.runs import Run, calm_run, job, processes_writing_below
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -27,13 +27,13 @@ def three_nodes(**limits: object) -> Job:
 
 
 @pytest.fixture
-def members(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path)
+def members(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
+    cluster = EtcdServer(tmp_path, [LOOPBACK] * 3)
     yield cluster
     cluster.end()
 
 
-Start = Callable[[Job, EtcdServer | EtcdCluster], Cluster]
+Start = Callable[[Job, EtcdServer], Cluster]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start the agents of three nodes."""
     clusters: list[Cluster] = []
 
-    def begin(of: Job, server: EtcdServer | EtcdCluster) -> Cluster:
+    def begin(of: Job, server: EtcdServer) -> Cluster:
         clusters.append(Cluster(tmp_path, of, server, "run", "--steps", str(STEPS)))
         for node in range(3):
             clusters[-1].start(node)
@@ -53,14 +53,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def assert_nobody_was_lost(cluster: Cluster, launch: Run) -> None:
-    metrics = cluster.lines("metrics")
-    assert [line["step"] for line in metrics] == list(range(STEPS))
-    assert {line["live_workers"] for line in metrics} == {6}
+    cluster.assert_trained_as(calm_run(three_nodes(dead_after=60.0), launch, STEPS))
+    assert {line["live_workers"] for line in cluster.lines("metrics")} == {6}
     assert not cluster.events("detected")
-    calm = launch(three_nodes(dead_after=60.0), STEPS)
-    assert [line["loss"] for line in metrics] == calm.losses
-    (finished,) = cluster.events("finished")
-    assert finished["digests"] == {w: {str(s): d for s, d in of.items()} for w, of in calm.digests.items()}
+    assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
 def go_on(cluster: Cluster, steps: int = 2) -> None:
@@ -68,7 +64,7 @@ def go_on(cluster: Cluster, steps: int = 2) -> None:
     cluster.reach_step(len(cluster.lines("metrics")) + steps)
 
 
-def stop(server: EtcdServer | EtcdCluster, seconds: float) -> None:
+def stop(server: EtcdServer, seconds: float) -> None:
     server.freeze()
     time.sleep(seconds)
     server.thaw()
@@ -89,7 +85,7 @@ def test_an_etcd_that_stands_still_costs_no_worker_and_no_loss(own_etcd: EtcdSer
 @pytest.mark.soak
 @pytest.mark.parametrize("limits", [{}, {"lease": 6}])
 def test_members_that_all_stand_still_cost_nothing_even_for_nearly_the_whole_timeout(
-    limits: dict[str, int], members: EtcdCluster, start: Start, launch: Run
+    limits: dict[str, int], members: EtcdServer, start: Start, launch: Run
 ) -> None:
     cluster = start(three_nodes(**limits), members)
     cluster.reach_step(2)
@@ -117,7 +113,7 @@ def test_an_etcd_that_stays_away_ends_every_agent_with_one_line(
 
 @pytest.mark.soak
 def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
-    members: EtcdCluster, start: Start, launch: Run
+    members: EtcdServer, start: Start, launch: Run
 ) -> None:
     cluster = start(three_nodes(lease=6), members)
     cluster.reach_step(2)

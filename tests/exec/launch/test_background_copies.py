@@ -12,13 +12,13 @@ import pytest
 from recycle.errors import JobError
 from recycle.exec.launch.launcher import RunResult
 from recycle.job import Job, PricedJob
-from tests.exec.runs import Run, calm_run, job, kinds
-from tests.exec.sharded import bits, require_equal, sharded, stored
+from tests.exec.runs import Run, calm_run, figures, job, kinds
+from tests.exec.sharded import require_equal, sharded, stored
 
 STEPS = 14
 PIECE = 49152
 """Bytes of a piece: a shard of the models here takes several iterations."""
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.xdist_group("copies")]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @cache
@@ -35,7 +35,7 @@ def in_pieces(of: PricedJob, copies: int) -> PricedJob:
 
 def require_same(found: RunResult, of: PricedJob, launch: Run) -> None:
     wanted = calm_run(of, launch, STEPS)
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     assert "restored" not in kinds(found)
     assert found.directory is not None
     assert wanted.directory is not None

@@ -7,8 +7,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from recycle.exec.launch import line_log
-from recycle.exec.launch.line_log import LineLog
+from recycle.exec.launch import run_directory
+from recycle.exec.launch.run_directory import LineLog
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path: Path) -> 
 
 
 def test_memory_for_waiting_lines_is_bounded(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(line_log, "MOST_BYTES", 8)
+    monkeypatch.setattr(run_directory, "MOST_BYTES", 8)
     log = LineLog(tmp_path / "log")
     with files_of_at_most(0):
         for word in ("one", "two", "six"):

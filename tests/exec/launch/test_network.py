@@ -12,9 +12,9 @@ import pytest
 from recycle import Job
 from recycle.job.shape import place_workers
 from tests.exec.agents import Cluster
-from tests.exec.etcd_server import EtcdCluster
+from tests.exec.etcd_server import EtcdServer
 from tests.exec.network import Network
-from tests.exec.runs import Run, job
+from tests.exec.runs import Run, calm_run, job
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -57,7 +57,7 @@ class Nodes:
         self.network, self.steps, self._of = network, steps, of
         placed = place_workers(of().shape, of().cluster.workers_per_node)
         self._placed = [{str(worker) for worker in workers} for workers in placed]
-        self.etcd = EtcdCluster(directory, network.nodes)
+        self.etcd = EtcdServer(directory, network.nodes)
         self.cluster = Cluster(directory, of(), self.etcd, "run", "--steps", str(steps), nodes=network.nodes)
         for node in range(3):
             self.cluster.start(node)
@@ -106,14 +106,9 @@ class Nodes:
         return {event["worker"] for event in self.cluster.events(kind)}
 
     def assert_same_training(self, launch: Run) -> None:
-        """Every step once, with the loss and at the end the state of a calm run on one machine, to the last bit."""
-        calm = launch(self._of(dead_after=60.0), self.steps)
-        metrics = self.cluster.lines("metrics")
-        assert [line["step"] for line in metrics] == list(range(self.steps))
-        assert [line["loss"] for line in metrics] == calm.losses
-        final = self.cluster.events("finished")[-1]["digests"]
-        assert len(final) == metrics[-1]["live_workers"]
-        assert final == {worker: {str(s): digest for s, digest in calm.digests[worker].items()} for worker in final}
+        self.cluster.assert_trained_as(calm_run(self._of(dead_after=60.0), launch, self.steps))
+        live = self.cluster.lines("metrics")[-1]["live_workers"]
+        assert len(self.cluster.events("finished")[-1]["digests"]) == live
 
     def end(self) -> None:
         self.network.end()

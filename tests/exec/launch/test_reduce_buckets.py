@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
 
 from recycle import Schedule
 from recycle.exec import run
-from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.job import PricedJob, price
 from recycle.runs.logs import load_trace
 from tests.exec.accelerator.transport import SIMULATED
-from tests.exec.runs import Run, job, kinds
+from tests.exec.runs import Run, calm_run, figures, job, kinds
 
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-
-
-def bits(result: RunResult) -> list[tuple[Any, ...]]:
-    """What must not depend on buckets; states beside it."""
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
 
 
 def in_buckets(of: PricedJob, buckets: int) -> PricedJob:
@@ -43,7 +36,7 @@ def test_any_number_of_buckets_trains_to_the_same_bits_in_one_process(accumulati
     for family in (one_f_one_b, zb_h1):
         whole = run(family(gpt.shape), gpt, steps=STEPS)
         cut = run(family(gpt.shape), in_buckets(gpt, 3), steps=STEPS)
-        assert bits(cut) == bits(whole)
+        assert figures(cut) == figures(whole)
         assert cut.digests == whole.digests
 
 
@@ -53,7 +46,7 @@ def test_chunks_of_one_worker_share_a_weight_and_reduce_in_buckets() -> None:
     )
     schedule = zb_v(gpt.shape)
     whole, cut = (run(replace(schedule, buckets=buckets), gpt, steps=2) for buckets in (1, 4))
-    assert bits(cut) == bits(whole)
+    assert figures(cut) == figures(whole)
     assert cut.digests == whole.digests
 
 
@@ -69,16 +62,6 @@ def gpt() -> PricedJob:
     return job(3, 2, 2, kind="gpt", model={"tied": True}, train={"clip": 1e9}, membership=membership)
 
 
-_CALM: list[RunResult] = []
-
-
-def calm(gpt: PricedJob, launch: Run) -> RunResult:
-    """The run in one bucket that nothing happens to."""
-    if not _CALM:
-        _CALM.append(launch(gpt, FAULTY))
-    return _CALM[0]
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("transport", ["gloo", pytest.param(SIMULATED, marks=pytest.mark.soak)])
 def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
@@ -88,12 +71,13 @@ def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     section = msgspec.structs.replace(gpt.membership, transport=transport)
     cut = in_buckets(gpt.with_sections(membership=section), 4)
     struck = launch(cut, FAULTY, "kill:1.1@3.reduce", "rejoin:1.1@5")
-    assert bits(struck) == bits(calm(gpt, launch))
+    calm = calm_run(gpt, launch, FAULTY)
+    assert figures(struck) == figures(calm)
     assert {line["mode"] for line in struck.metrics} == {"barrier", "staggered"}
     assert kinds(struck).count("detected") == 1
     assert struck.metrics[-1]["live_workers"] == 6
     for worker, stages in struck.digests.items():
-        assert stages == calm(gpt, launch).digests[worker]
+        assert stages == calm.digests[worker]
     assert struck.directory is not None
     texts = load_trace(struck.directory, gpt.shape)._executed.words()
     whole = FAULTY - 1  # of the iteration that was struck any number
@@ -106,7 +90,7 @@ def test_a_worker_that_stops_in_the_middle_of_its_buckets_is_worked_around(launc
     emulated = job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
     whole = launch(emulated, FAULTY)
     struck = launch(in_buckets(emulated, 4), FAULTY, "stop:2.0@3.reduce")
-    assert bits(struck) == bits(whole)
+    assert figures(struck) == figures(whole)
     assert [line["live_workers"] for line in struck.metrics] == [6] * 3 + [5] * 4
 
 
@@ -114,8 +98,8 @@ def test_a_worker_that_stops_in_the_middle_of_its_buckets_is_worked_around(launc
 def test_fast_sums_of_two_hosts_are_those_of_one_bucket_and_of_three_hosts_the_same_each_time(launch: Run) -> None:
     """Two addends have one order. With three it is gloo's, which follows from the place in the bucket."""
     two, three = (job(hosts, 1, 2, kind="gpt", train={"accumulation": "fast"}) for hosts in (2, 3))
-    assert bits(launch(in_buckets(two, 3), STEPS)) == bits(launch(two, STEPS))
-    assert bits(launch(in_buckets(three, 3), STEPS)) == bits(launch(in_buckets(three, 3), STEPS))
+    assert figures(launch(in_buckets(two, 3), STEPS)) == figures(launch(two, STEPS))
+    assert figures(launch(in_buckets(three, 3), STEPS)) == figures(launch(in_buckets(three, 3), STEPS))
 
 
 def test_a_schedule_that_says_how_it_reduces_is_not_cut_as_the_job_says() -> None:
@@ -124,4 +108,4 @@ def test_a_schedule_that_says_how_it_reduces_is_not_cut_as_the_job_says() -> Non
         emulated.shape,
         {f"{k}.0": f"0F{k}.0 0B{k}.0 0F{k}.1 0B{k}.1 0REDUCE_GRAD 0STEP" for k in range(2)},
     )
-    assert bits(run(written, in_buckets(emulated, 4), steps=2)) == bits(run(written, emulated, steps=2))
+    assert figures(run(written, in_buckets(emulated, 4), steps=2)) == figures(run(written, emulated, steps=2))

@@ -12,12 +12,12 @@ import pytest
 
 from recycle.exec.election import Election, RoleLost
 from recycle.exec.etcd import EtcdClient, made_at
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.leader.actions import Persist
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
     AgentProcess,
     Alive,

@@ -21,11 +21,10 @@ from recycle.ir.families import interleaved, one_f_one_b, zb_h1, zb_v
 from recycle.ir.lower import with_barrier
 from recycle.job import Job, PricedJob
 from recycle.plans.plan import with_updates_of
-from tests.exec.runs import Run, job, kinds
-from tests.exec.sharded import bits, joined, require_equal, sharded, stored
+from tests.exec.runs import Run, calm_run, figures, job, kinds
+from tests.exec.sharded import joined, require_equal, sharded, stored
 
 STEPS = 3
-BETWEEN_PROCESSES = pytest.mark.xdist_group("sharded optimizer")
 """Runs with the same calm run."""
 
 
@@ -59,7 +58,7 @@ def test_a_model_trains_to_the_bits_of_hosts_that_have_all(
 ) -> None:
     of = job(pipelines, 2, 2, kind=kind, train={"precision": precision, "clip": 0.5}, model={"hidden": 64, "layers": 4})
     (whole, wanted), (parts, found) = trained(of), trained(sharded(of, copies))
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     require_equal(state(parts), state(whole))
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
@@ -74,7 +73,7 @@ def test_a_model_trains_to_the_bits_of_hosts_that_have_all(
 def test_an_emulated_model_does_too_with_chunks_as_well(chunks: int) -> None:
     of = job(3, 2, 2, shape={"chunks": chunks}, memory={"limit": 8}, model={"layers": 8})
     (whole, wanted), (parts, found) = trained(of, chunks > 1), trained(sharded(of), chunks > 1)
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     require_equal(state(parts), state(whole))
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
@@ -125,7 +124,7 @@ def test_tied_weights_and_buckets_train_to_the_same_bits(
     if accumulation == "fast":  # whose sums depend on the order of hosts
         assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
         return
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     require_equal(state(parts), state(whole))
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
@@ -137,7 +136,7 @@ def test_tied_weights_and_buckets_train_to_the_same_bits(
 def test_an_emulated_model_reduces_shards_in_buckets() -> None:
     of = job(3, 2, 2, train={"reduce_buckets": 3}, model={"layers": 6})
     (whole, wanted), (parts, found) = trained(of), trained(sharded(of))
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     require_equal(state(parts), state(whole))
 
 
@@ -158,20 +157,9 @@ def emulated() -> PricedJob:
     return job(3, 2, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
 
 
-_CALM: dict[str, RunResult] = {}
-
-
-def calm(of: PricedJob, launch: Run) -> RunResult:
-    """The run in which every host has all, and that nothing happens to."""
-    key = f"{of.model.kind} {of.train.precision}"
-    if key not in _CALM:
-        _CALM[key] = launch(of, FAULTY)
-    return _CALM[key]
-
-
 def require_as_calm(found: RunResult, of: PricedJob, launch: Run) -> None:
-    wanted = calm(of, launch)
-    assert bits(found) == bits(wanted)
+    wanted = calm_run(of, launch, FAULTY)  # in which every host has all
+    assert figures(found) == figures(wanted)
     assert found.directory is not None
     assert wanted.directory is not None
     folder = f"checkpoints/step-{FAULTY - 1:08d}"
@@ -179,7 +167,6 @@ def require_as_calm(found: RunResult, of: PricedJob, launch: Run) -> None:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.parametrize(
     "faults",
     [
@@ -212,7 +199,6 @@ def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back(launch: Run) -> None:
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
     found = launch(sharded(emulated()), FAULTY, *faults)
@@ -222,7 +208,6 @@ def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_it_began(launch: Run) -> None:
     """Of four hosts 0 and 2 have no shard in common."""
     of = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
@@ -231,7 +216,7 @@ def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_
     found = launch(
         sharded(of), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
     )
-    assert bits(found)[-FAULTY // 2 :] == bits(wanted)[-FAULTY // 2 :]
+    assert figures(found)[-FAULTY // 2 :] == figures(wanted)[-FAULTY // 2 :]
     assert next(event["further_deaths"] for event in found.events if event["kind"] == "shards") == [1]
     assert found.metrics[-1]["live_workers"] == 2
     restored = [event["checkpoint"] for event in found.events if event["kind"] == "restored"]
@@ -239,7 +224,6 @@ def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None:
     alone = sharded(emulated(), copies=1)
     begun = launch(alone, FAULTY // 2)
@@ -255,7 +239,6 @@ def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.soak), "bf16"])
 def test_a_model_survives_deaths_too(precision: str, launch: Run) -> None:
@@ -289,13 +272,12 @@ def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
     of = in_tensor_ranks()
     wanted = launch(of, 6)
     found = launch(sharded(of), 6, "kill:1.0t1@3.reduce")
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     assert found.directory is not None
     assert wanted.directory is not None
     folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (found, wanted)]
@@ -310,7 +292,6 @@ def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 @pytest.mark.soak
 def test_tensor_ranks_go_on_from_shards_of_runs_without_them(launch: Run, tmp_path: Path) -> None:
@@ -320,13 +301,12 @@ def test_tensor_ranks_go_on_from_shards_of_runs_without_them(launch: Run, tmp_pa
     for number, of in enumerate((in_tensor_ranks(), sharded(in_tensor_ranks()))):
         directory = tmp_path / str(number)
         copytree(begun.directory, directory)
-        found.append(bits(launch(of, 6, directory=directory, resume=True)))
+        found.append(figures(launch(of, 6, directory=directory, resume=True)))
     assert found[0] == found[1]
     assert len(found[0]) == 6
 
 
 @pytest.mark.process
-@BETWEEN_PROCESSES
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_model_with_a_shared_weight_survives_deaths_too_and_is_resumed_by_hosts_that_have_all(launch: Run) -> None:
@@ -334,13 +314,13 @@ def test_a_model_with_a_shared_weight_survives_deaths_too_and_is_resumed_by_host
     gpt = job(3, 2, 2, kind="gpt", train=train, model={"tied": True}, membership=MEMBERSHIP)
     wanted = launch(gpt, FAULTY)
     begun = launch(sharded(gpt), FAULTY // 2)
-    assert bits(begun) == bits(wanted)[: FAULTY // 2]
+    assert figures(begun) == figures(wanted)[: FAULTY // 2]
     assert begun.directory is not None
     # Hosts that have all of it go on from shards; so do shards from the state of hosts that have all of it.
     whole = launch(gpt, FAULTY, directory=Path(begun.directory), resume=True)
-    assert bits(whole)[-FAULTY // 2 :] == bits(wanted)[-FAULTY // 2 :]
+    assert figures(whole)[-FAULTY // 2 :] == figures(wanted)[-FAULTY // 2 :]
     found = launch(sharded(gpt), FAULTY, "kill:1.1@3.reduce", "kill:0.0@5.step")
-    assert bits(found) == bits(wanted)
+    assert figures(found) == figures(wanted)
     assert found.directory is not None
     assert wanted.directory is not None
     folder = f"checkpoints/step-{FAULTY - 1:08d}"

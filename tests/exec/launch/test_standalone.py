@@ -7,7 +7,7 @@ import pytest
 from recycle import Job, Schedule, ScheduleError
 from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
-from recycle.ir.forward_only import forward_only
+from recycle.ir.lower import forward_only
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.slow
@@ -63,24 +63,14 @@ def test_a_schedule_written_by_hand_trains_to_the_same_bits_between_processes(
     assert there.digests == run(by_hand, gpt, steps=STEPS).digests
 
 
-def test_a_schedule_with_a_defect_is_refused_before_anything_runs(gpt: Job, by_hand: Schedule) -> None:
-    programs = by_hand.text() | {"1.0": "0F1.0 0F1.1 0B1.0"}
-    broken = Schedule.from_text(gpt.shape, programs, failed=["1.1"])
-    with pytest.raises(ScheduleError, match=r"does not pass check: .*1\.1"):
-        run(broken, gpt, steps=STEPS)
-
-
-def test_a_forward_only_schedule_is_refused(gpt: Job) -> None:
-    with pytest.raises(ScheduleError, match="the schedule is forward-only and trains nothing"):
-        run(forward_only(one_f_one_b(gpt.shape)), gpt, steps=STEPS)
-
-
-def test_a_schedule_of_another_shape_is_refused(gpt: Job) -> None:
-    with pytest.raises(ScheduleError, match=r"the schedule is for D=2 P=2 m=2, the job for D=3 P=2 m=2"):
-        run(one_f_one_b(job(2, 2, 2).shape), gpt, steps=STEPS)
-
-
-def test_a_schedule_that_holds_too_much_is_refused(gpt: Job) -> None:
+def test_a_schedule_that_cannot_be_trained_with_is_refused_before_anything_runs(gpt: Job, by_hand: Schedule) -> None:
+    defect = Schedule.from_text(gpt.shape, by_hand.text() | {"1.0": "0F1.0 0F1.1 0B1.0"}, failed=["1.1"])
     tight = job(3, 2, 2, kind="gpt", memory={"limit": 1})
-    with pytest.raises(ScheduleError, match="does not pass check"):
-        run(gpipe(tight.shape), tight, steps=STEPS)
+    for of, schedule, says in (
+        (gpt, defect, r"does not pass check: .*1\.1"),
+        (gpt, forward_only(one_f_one_b(gpt.shape)), "the schedule is forward-only and trains nothing"),
+        (gpt, one_f_one_b(job(2, 2, 2).shape), "the schedule is for D=2 P=2 m=2, the job for D=3 P=2 m=2"),
+        (tight, gpipe(tight.shape), "does not pass check"),
+    ):
+        with pytest.raises(ScheduleError, match=says):
+            run(schedule, of, steps=STEPS)

@@ -1,27 +1,15 @@
-"""The agents of the simulated world, as those of recycle/exec/launch/agent.py are, and their connections."""
+"""The agents of the simulated world: real ones, whose processes and connections are simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from recycle.exec.agent.standing import LastWords, StandingOrders
+from recycle.exec.agent.node_agent import NodeAgent
 from recycle.exec.leader.leader import Leader
-from recycle.exec.protocol import (
-    AgentProcess,
-    Batch,
-    Ended,
-    FromWorker,
-    Hello,
-    Kill,
-    Leave,
-    Leaving,
-    Order,
-    Rejected,
-    Start,
-)
+from recycle.exec.protocol import Batch, FromWorker, Hello, Join, LeaderMessage, Order, Rejected, Said, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.process import KILLED, Process
 
@@ -29,6 +17,7 @@ if TYPE_CHECKING:
     from tests.exec.leader.world import World
 
 LOOK_SECONDS = 0.2
+_DECODER = msgspec.msgpack.Decoder(LeaderMessage)
 
 
 class Connection:
@@ -73,6 +62,52 @@ class Connection:
         world.after(world.draw(0.0, 2.0), lambda: self.agent.disconnect(self))
 
 
+class _Link:
+    """The connection of a member of a worker's process to the agent."""
+
+    def __init__(self, process: Process, is_first: bool) -> None:
+        self.process, self.is_first, self.name = process, is_first, ""
+
+
+class _Machine:
+    """Stands for `Hub` and `LocalProcesses` of a node.
+
+    Attributes:
+        processes: worker -> its latest process.
+        ended: how processes have ended that the agent has not seen yet.
+    """
+
+    def __init__(self, world: World, agent: Agent) -> None:
+        self._world, self._agent = world, agent
+        self.processes: dict[Worker, Process] = {}
+        self.ended: dict[Worker, tuple[str, str]] = {}
+
+    def listen(self, *_: object) -> None:
+        pass
+
+    def dispatch(self) -> bool:
+        return False
+
+    def send(self, link: _Link, message: bytes | LeaderMessage) -> None:
+        if link.is_first:  # its process has all members
+            told = _DECODER.decode(message) if isinstance(message, bytes) else message
+            self._world.in_order(link.process, lambda: link.process.hear(told), self._world.draw(0.0, 0.01))
+
+    def start(self, order: Start) -> None:
+        self.processes[Worker.parse(order.worker)] = process = Process(self._world, order, self._agent)
+        self._world.has_started(process)
+
+    def running(self, worker: Worker) -> bool:
+        return worker in self.ended or (worker in self.processes and self.processes[worker].is_alive)
+
+    def kill(self, worker: Worker) -> None:
+        self._world.after(self._world.draw(0.0, 0.1), lambda process=self.processes[worker]: process.end(KILLED))
+
+    def gone(self) -> dict[Worker, tuple[str, str]]:
+        gone, self.ended = self.ended, {}
+        return gone
+
+
 class Agent:
     """The agent of a node.
 
@@ -82,24 +117,28 @@ class Agent:
         session: of this agent.
 
     Attributes:
-        processes: worker -> its latest process.
         connection: to the leader; None as long as the agent looks for one.
         is_leaving: the node is to leave.
     """
 
     def __init__(self, world: World, node: int, session: str) -> None:
-        self.world, self.node, self.session, self.is_alive = world, node, session, True
-        self.processes: dict[Worker, Process] = {}
+        self.world, self.node, self.is_alive = world, node, True
+        self._machine: Any = _Machine(world, self)
+        limits, tensor_parallel = world.job.membership, world.job.grid.tensor_parallel
+        self._agent = NodeAgent(
+            node, session, self._machine, limits.heartbeat, tensor_parallel, cast(Any, None), self._machine
+        )
+        self._links: dict[str, _Link] = {}
         self.connection: Connection | None = None
         self.is_leaving = False
         self._away_until = 0.0
-        self._standing, self._last_words = StandingOrders(), LastWords()
-        self._started: dict[Worker, AgentProcess] = {}
-        self._to_start: dict[Worker, Start] = {}
-        self._said: list[FromWorker] = []
-        self._ended: list[Ended] = []
         self._is_flushing = False
         self._look()
+
+    @property
+    def processes(self) -> dict[Worker, Process]:
+        """Worker -> its latest process."""
+        return cast(_Machine, self._machine).processes
 
     # The leader.
 
@@ -112,8 +151,7 @@ class Agent:
             world.after(world.draw(0.5, 1.5) * LOOK_SECONDS, self._look)
             return
         self.connection = Connection(world, self, world.leader)
-        self._said, self._ended = [], []
-        self.connection.up(Hello(self.node, self.session, list(self._started.values()), self._last_words.all()))
+        self.connection.up(self._agent.hello())
 
     def disconnect(self, connection: Connection) -> None:
         """This connection is gone."""
@@ -138,63 +176,28 @@ class Agent:
             self.connection.cut()
 
     def obey(self, order: Order) -> None:
-        """Carry out an order of the leader, or pass it on to the processes."""
+        """Carry out an order of the leader."""
         if not self.is_alive:
             return
-        match order:
-            case Rejected():
-                if (connection := self.connection) is not None:
-                    self.disconnect(connection)
-            case Start():
-                worker = Worker.parse(order.worker)
-                process = self.processes.get(worker)
-                if process is not None and order.incarnation <= process.incarnation:
-                    return
-                if process is not None and process.is_alive:
-                    self._to_start[worker] = order
-                    self._kill(process)
-                else:
-                    self._start(order)
-            case Kill(worker=name, incarnation=incarnation):
-                process = self.processes.get(Worker.parse(name))
-                if process is not None and process.incarnation <= incarnation:
-                    self._kill(process)
-            case _:
-                self._pass_on(order)
-
-    def _kill(self, process: Process) -> None:
-        self.world.after(self.world.draw(0.0, 0.1), lambda: process.end(KILLED))
-
-    def _start(self, order: Start) -> None:
-        worker = Worker.parse(order.worker)
-        self._started[worker] = AgentProcess(order.worker, order.incarnation, order.generation)
-        self.processes[worker] = Process(self.world, order, self)
-        self.world.has_started(self.processes[worker])
-
-    def _pass_on(self, message: Order) -> None:
-        self._standing.take(message)
-        self._last_words.told(message)
-        only = message.worker if isinstance(message, Leave) else None
-        for process in self.processes.values():
-            if process.has_joined and only in (None, process.name):
-                self._tell(process, message)
-
-    def _tell(self, process: Process, message: Order) -> None:
-        self.world.in_order(process, lambda: process.hear(message), self.world.draw(0.0, 0.01))
+        if not isinstance(order, Rejected):
+            self._agent.obey(order)
+            self._flush_soon()
+        elif self.connection is not None:
+            self.disconnect(self.connection)
 
     # Processes.
 
     def join(self, process: Process) -> None:
         """A process has connected."""
         process.has_joined = True
-        for message in self._standing.messages():
-            self._tell(process, message)
+        for member in process.members:
+            self._links[member] = link = _Link(process, member == process.name)
+            self._agent.take(cast(Any, link), [Join(member, process.incarnation)])
 
     def hear(self, said: FromWorker) -> None:
         """A process says something."""
         if self.is_alive:
-            self._last_words.take(said)
-            self._said.append(said)
+            self._agent.take(cast(Any, self._links[said.member]), [Said(said.message, said.generation)])
             self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -204,23 +207,25 @@ class Agent:
 
     def _flush(self) -> None:
         self._is_flushing = False
-        if self.connection is not None and (self._said or self._ended):
-            self.connection.up(Batch(self._said, {}, self._ended))
-            self._said, self._ended = [], []
+        if not self.is_alive:
+            return
+        self._send_batch()
+        if self.is_leaving:
+            has_left = self._agent.leave()
+            self._send_batch()
+            if has_left:
+                self.is_alive = False
+                self._then()
+
+    def _send_batch(self) -> None:
+        if (batch := self._agent.batch()) is not None and self.connection is not None:
+            self.connection.up(batch)
 
     def ended(self, process: Process, how: str) -> None:
         """A process has ended."""
-        worker = process.worker
-        if not self.is_alive or self.processes[worker] is not process:
-            return
-        self._started[worker] = msgspec.structs.replace(self._started[worker], how=how)
-        self._last_words.ended(process.members)
-        self._ended.append(Ended(process.name, process.incarnation, how))
-        self._flush_soon()
-        if (start := self._to_start.pop(worker, None)) is not None:
-            self._start(start)
-        if self.is_leaving:
-            self._leave_if_empty()
+        if self.is_alive:
+            self._machine.ended[process.worker] = how, ""
+            self._flush_soon()
 
     def leave(self, then: Callable[[], None]) -> None:
         """The node is to leave: its processes do first.
@@ -229,13 +234,4 @@ class Agent:
             then: called when it has.
         """
         self.is_leaving, self._then = True, then
-        for process in list(self.processes.values()):
-            if process.is_alive:
-                self.hear(FromWorker(process.name, Leaving(process.incarnation)))
-        self._leave_if_empty()
-
-    def _leave_if_empty(self) -> None:
-        if self.is_alive and not any(process.is_alive for process in self.processes.values()):
-            self._flush()
-            self.is_alive = False
-            self._then()
+        self._flush_soon()

@@ -26,7 +26,6 @@ from recycle.exec.leader.actions import (
     Tell,
     Tick,
 )
-from recycle.exec.leader.detector import Beats, LastBeats
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import members_of
@@ -60,13 +59,6 @@ def run_of(job: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = 
     """A run of which node 0 has all processes, unless `homes` says otherwise."""
     homes = homes or dict.fromkeys(job.shape.workers(), 0)
     return RunDescription(job=job, steps=steps, initial=Hosts.at_start(job, None), homes=homes, **more)
-
-
-def beats_of(heartbeats: Mapping[str, Heartbeat], members: Sequence[str]) -> Beats:
-    """The rows of these heartbeats, by process."""
-    beats = LastBeats(members)
-    beats.take(heartbeats)
-    return beats.rows()
 
 
 class LeaderDriver:
@@ -106,7 +98,6 @@ class LeaderDriver:
         self.is_still, self.waits, self.starts_up, self.kills = False, True, True, True
         self.checkpoint: StoredCheckpoint | None = None
         self._beats = 0
-        self._heartbeats: dict[str, Heartbeat] = {}
         self._is_answered = False
         description = run_of(job, steps, **run)
         self._homes = description.homes
@@ -239,19 +230,19 @@ class LeaderDriver:
         an answer."""
         self.now += seconds
         self._beats += beats
-        self.take(Tick(self._new_beats()))
+        self.take(Batch(beats=self._new_beats()))
+        self.take(Tick(judges_beats=True))
         while self._is_answered:
             self._is_answered = False
             self.take(Tick())
 
-    def _new_beats(self) -> Beats:
+    def _new_beats(self) -> dict[str, Heartbeat]:
         progress, longest = 0 if self.is_still else self._beats, 0.1 if self.waits else 9.0
         beat = Heartbeat(self._beats, progress, self.waits, "form", longest)
         running = [
             name for node in self._connected for name, process in self.processes[node].items() if not process.how
         ]
-        self._heartbeats |= dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
-        return beats_of(self._heartbeats, members_of(self.job.shape.workers(), self.job.grid.tensor_parallel))
+        return dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass in ticks."""

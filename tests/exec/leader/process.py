@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from recycle.exec.checksums import PARAMETERS, Checksum
 from recycle.exec.leader.checkpoints import writer_of
-from recycle.exec.leader.verified_states import Comparison, comparison
+from recycle.exec.leader.commit import Comparison, comparison
 from recycle.exec.members import members_of
 from recycle.exec.protocol import (
     Acknowledged,
@@ -153,7 +153,6 @@ class Process:
     def hear(self, message: LeaderMessage) -> None:
         """Take a message of a leader."""
         if self.is_alive:
-            self.world.rules.heard(self, message)
             self.knows.take(message)
             self.poke()
 

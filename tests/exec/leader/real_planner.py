@@ -12,7 +12,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.leader.actions import Ask, Event, Outbox, PreparedPlan, Question
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.planning.planning import PlanService
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.job import PricedJob
 
 

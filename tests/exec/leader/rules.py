@@ -77,7 +77,6 @@ class Rules:
         self.stopped: set[int] = set()
         self._started: dict[tuple[int, Worker], int] = {}
         self._struck: set[int] = set()
-        self._decided: set[object] = set()
         self._rewinds_to: int | None = None
         self._evaluated: Evaluated | None = None
         self._proposed: dict[int, GenerationRecord] = {}
@@ -111,38 +110,6 @@ class Rules:
         if fault in self._struck:
             self._fail("fault", f"{fault} strikes {process} although it has struck before")
         self._struck.add(fault)
-
-    def heard(self, process: Process, message: LeaderMessage) -> None:
-        """A process is told something; what it may act on has to be in the register, or to have been there."""
-        match message:
-            case Propose(record=record):
-                decision: object = "proposed", record.generation
-            case Permit(generation=g, what="run"):
-                decision = "running", g
-            case Committed(generation=g, commit=commit):
-                decision = g, msgspec.json.encode(commit)
-            case EvaluationResult(generation=g, evaluated=evaluated):
-                decision = g, msgspec.json.encode(evaluated)
-            case Strike(fault=fault):
-                decision = "struck", fault
-            case _:
-                return
-        if decision not in self._decided:
-            self._fail("persist", f"{process} is told {message}, which was not persisted")
-
-    def _note_decisions(self) -> None:
-        """Note what processes may act on from now on."""
-        record, cursor = self.record, self.cursor
-        assert record is not None
-        self._decided.add(("proposed", record.generation))
-        for state in (record, cursor):
-            for decided in (state.commit, state.evaluated) if state is not None else ():
-                assert state is not None
-                self._decided.add((state.generation, msgspec.json.encode(decided)))
-        if cursor is not None:
-            self._decided |= {("struck", fault) for fault in cursor.struck}
-            if cursor.phase == "running":
-                self._decided.add(("running", cursor.generation))
 
     def settled(self, process: Process, record: GenerationRecord) -> None:
         """A process has settled for a generation."""
@@ -193,7 +160,6 @@ class Rules:
         elif committed != self.committed:
             self._fail("gap", f"step {committed} follows {self.committed} in generation {record.generation}")
         self.committed = committed
-        self._note_decisions()
 
     @property
     def is_finished(self) -> bool:
@@ -241,6 +207,8 @@ class Rules:
                 assert record is not None
                 if g != record.generation:
                     self._fail("permit", f"generation {g} may {what}, the present one is {record.generation}")
+                if what == "run" and (cursor is None or (cursor.generation, cursor.phase) != (g, "running")):
+                    self._fail("persist", f"{message}, which was not persisted")
                 if (g, what) not in self._permitted:
                     self._permitted.add((g, what))
                     self._permit_form(record) if what == "form" else self._permit_run(record)
@@ -254,6 +222,9 @@ class Rules:
             case EvaluationResult(generation=g, evaluated=evaluated):
                 if cursor is None or cursor.evaluated != evaluated:
                     self._fail("persist", f"{message} is not what is persisted")
+            case Strike(fault=fault):
+                if cursor is None or fault not in cursor.struck:
+                    self._fail("persist", f"{message}, which was not persisted")
             case Stop(generation=g):
                 assert record is not None
                 if g != record.generation:

@@ -145,29 +145,19 @@ def test_of_two_last_hosts_that_cannot_reach_each_other_none_is_fenced() -> None
     assert (driver.record.generation, driver.detected) == (2, [])
 
 
-def test_event_of_a_fault_is_written_and_persisted_before_it_strikes() -> None:
+def test_event_of_a_fault_is_written_and_persisted_before_it_strikes_the_first_that_has_reached_it() -> None:
     faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
     driver = LeaderDriver(job(2, 2, 2), faults=faults)
     driver.start_and_form()
     count = len(driver.actions)
-    for _ in range(2):
-        driver.say("0.0", FaultReached(0))
+    for name in ("0.0", "0.0", "1.1"):
+        driver.say(name, FaultReached(0))
     driver.tick()
     done = driver.actions[count:]
     event = done.index(Event("fault", {"worker": "0.0", "step": 0, "fault": "cut:0.0-1.1@0"}))
     strike = done.index(Tell(Strike(0, "0.0")))
     persisted = [place for place, action in enumerate(done) if isinstance(action, Persist) and action.cursor.struck]
     assert event < persisted[0] < strike
-    assert driver.told(Strike) == [Strike(0, "0.0")]
-
-
-def test_fault_that_two_processes_reach_strikes_the_first() -> None:
-    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
-    driver = LeaderDriver(job(2, 2, 2), faults=faults)
-    driver.start_and_form()
-    driver.say("0.0", FaultReached(0))
-    driver.say("1.1", FaultReached(0))
-    driver.tick()
     assert driver.told(Strike) == [Strike(0, "0.0")]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from recycle.exec.leader.actions import Ask, DepartureAsked, Finish, Planned
-from recycle.exec.leader.departures import END_SECONDS
+from recycle.exec.leader.membership import END_SECONDS
 from recycle.exec.leader.state import Phase
 from recycle.exec.protocol import Committed, FinalState, Leave, Leaving, Refused, Saved, SavedPart, Start
 from recycle.job.shape import Worker

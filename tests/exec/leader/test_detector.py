@@ -9,9 +9,9 @@ import pytest
 
 from recycle import Job, Worker
 from recycle.exec.device import Progress
-from recycle.exec.leader.detector import Beats, FailureDetector, profiled_seconds, whom_to_fence
+from recycle.exec.leader.detector import FailureDetector, LastBeats, profiled_seconds, whom_to_fence
+from recycle.exec.members import members_of
 from recycle.exec.protocol import Heartbeat
-from tests.exec.leader.driver import beats_of
 from tests.exec.runs import job
 
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
@@ -23,14 +23,17 @@ def of() -> Job:
     return job(2, 2, 2, membership=LIMITS)
 
 
+def detector_of(of: Job, dead_after: float | None = None) -> tuple[FailureDetector, LastBeats]:
+    beats = LastBeats(members_of(of.shape.workers(), of.grid.tensor_parallel))
+    return FailureDetector(of, beats, dead_after), beats
+
+
 class Heard:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
     def __init__(self, of: Job, dead_after: float | None = None) -> None:
-        self.detector, self.now, self.beats = FailureDetector(of, dead_after), 100.0, 0
-
-    def read(self) -> Beats:
-        return beats_of({str(A): self.said}, self.detector.members)
+        self.detector, self.last = detector_of(of, dead_after)
+        self.now, self.beats = 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
         """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
@@ -41,8 +44,8 @@ class Heard:
                 self.beats += 1
                 progress, state, doing, longest = text.split()
                 seconds = None if longest == "new" else float(longest)
-                self.said = Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)
-            lost = self.detector.lost([A], self.read(), self.now)
+                self.last.take({str(A): Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)})
+            lost = self.detector.lost([A], self.now)
             if lost:
                 return self.now - began, lost[A]
         return self.now - began, ""
@@ -85,16 +88,18 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
 
 
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
-    detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
+    detector, last = detector_of(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
         now = tick / 4
-        said = {
-            "0.0": Heartbeat(tick, 7, True, "1F", 0.1),
-            "0.1": Heartbeat(tick, tick, False, "1F", 0.1),
-            "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
-            "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
-        }
-        lost = detector.lost([A, B], beats_of(said, detector.members), now)
+        last.take(
+            {
+                "0.0": Heartbeat(tick, 7, True, "1F", 0.1),
+                "0.1": Heartbeat(tick, tick, False, "1F", 0.1),
+                "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
+                "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
+            }
+        )
+        lost = detector.lost([A, B], now)
         assert not lost or now > 4.0
         if len(lost) == 2:
             break
@@ -107,10 +112,8 @@ def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
 def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
-    assert FailureDetector(emulated).patience(math.nan) == 60.0
-    assert (
-        FailureDetector(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(math.nan) == 600.0
-    )
+    slow = job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)
+    assert [float(detector_of(of)[0].patience(math.nan)) for of in (emulated, slow)] == [60.0, 600.0]
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 
@@ -147,12 +150,12 @@ def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
 def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     of: Job, silent: tuple[Worker, ...], seconds: float
 ) -> None:
-    detector, lost = FailureDetector(of), {}
+    (detector, last), lost = detector_of(of), dict[Worker, str]()
     for quarter in range(400, 500):
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
-        heartbeats = {name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()}
-        lost = detector.lost([A, B, C, D], beats_of(heartbeats, detector.members), now)
+        last.take({name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()})
+        lost = detector.lost([A, B, C, D], now)
         if lost:
             break
     assert set(lost) == set(silent)
@@ -160,12 +163,14 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
 
 
 def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None:
-    """The time in which the store did not answer counts for nobody."""
+    """That time counts for nobody."""
     heard = Heard(of)
     heard.until_lost("7 waiting 1F 0.1", 1.0)
+    heard.last.are_due = False
     for _ in range(100):
         heard.now += 0.25
-        assert heard.detector.lost([A], None, heard.now) == {}
+        assert heard.detector.lost([A], heard.now) == {}
+    heard.last.are_due = True
     took, why = heard.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
@@ -173,7 +178,9 @@ def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None
 
 def test_rows_of_heartbeats_are_in_the_order_of_members() -> None:
     heartbeats = {"1.0": Heartbeat(2**40, 7, False, "12REDUCE_GRAD", 0.1), "0.0": Heartbeat(3, 9, True, "form", None)}
-    rows = beats_of(heartbeats, ["0.0", "0.1", "1.0"])
+    beats = LastBeats(["0.0", "0.1", "1.0"])
+    beats.take(heartbeats)
+    rows = beats.rows
     assert rows["beats"].tolist() == [3, -1, 2**40]
     assert rows["progress"].tolist() == [9, -1, 7]
     assert rows["waiting"].tolist() == [True, True, False]

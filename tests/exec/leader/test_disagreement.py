@@ -1,22 +1,29 @@
-"""Hosts that hold different numbers: who is odd, and that the run goes on to the same bits."""
+"""Hosts that hold or make different numbers: who is odd, now and before."""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from recycle import RunError, Worker
-from recycle.exec.checksums import PARAMETERS, BitPlace
-from recycle.exec.leader.disagreement import Bit, Disagreement, compare
-from recycle.exec.leader.report_columns import ReportColumns
+from recycle import Worker
+from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, MicroBatchChecksums
+from recycle.exec.leader.commit import ReportColumns
+from recycle.exec.leader.disagreement import (
+    Bit,
+    Disagreement,
+    Voted,
+    Votes,
+    compare,
+    count_votes,
+    replayed_as,
+    votes_of,
+)
 from recycle.exec.protocol import Report
-from tests.exec.runs import Run, job, kinds
-
-STEPS = 7
+from recycle.ir.replays import Checked
+from recycle.job.shape import MicroBatch
 
 
 def report(*norms: float, checksum: int = 1, loss: float | None = None, common: float | None = None) -> Report:
@@ -155,60 +162,97 @@ def test_a_shard_that_is_still_copied_is_not_compared() -> None:
     assert columns.states() == {Worker(0, 0): {0, PARAMETERS}, Worker(2, 0): {PARAMETERS}}
 
 
-def events(directory: Path) -> list[dict]:
-    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+CHECKED = Checked(1, MicroBatch(2, 3))
+WORK = Voted(CHECKED)
 
 
-@pytest.mark.parametrize(
-    ("kind", "bit"), [("emulated", 0), pytest.param("gpt", 0, marks=pytest.mark.soak), ("gpt", 63)]
-)
-def test_of_three_hosts_the_odd_one_is_fenced_and_the_losses_stay_the_same(kind: str, bit: int, launch: Run) -> None:
-    """The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest."""
-    of = job(3, 2, 2, kind=kind)
-    run = launch(of, STEPS, f"flip=gradient,{bit}:1.1@2", "rejoin:1.1@5")
-    reference = launch(of, STEPS)
-    assert run.losses == reference.losses
-    assert run.digests == reference.digests
-    (corrupt,) = (event for event in run.events if event["kind"] == "corrupt")
-    assert (corrupt["step"], corrupt["workers"]) == (2, ["1.1"])
-    assert corrupt["what"] == "worker 1.1 holds another gradient of stage 1 than workers 0.1 and 2.1"
-    assert corrupt["held"]["0.1"] == corrupt["held"]["2.1"] != corrupt["held"]["1.1"]
-    (detected,) = (event for event in run.events if event["kind"] == "detected")
-    assert (detected["worker"], detected["step"]) == ("1.1", 2)
-    assert detected["cause"] == "it holds another gradient of stage 1 than workers 0.1 and 2.1"
-    assert [line["live_workers"] for line in run.metrics] == [6] * 2 + [5] * 3 + [6] * 2
+def made(activation: int, gradient: int = 5, weights: int = 7) -> MicroBatchChecksums:
+    return MicroBatchChecksums(Checksum(activation, 0), Checksum(gradient, 0), Checksum(weights, 0))
 
 
-def test_of_two_hosts_nobody_is_fenced_and_the_iteration_is_repeated(launch: Run) -> None:
-    of = job(2, 2, 2)
-    run, reference = launch(of, STEPS, "flip=gradient:1.1@3"), launch(of, STEPS)
-    assert (run.losses, run.digests) == (reference.losses, reference.digests)
-    assert kinds(run) == ["generation", "fault", "corrupt", "generation", "undone"]
-    (undone,) = (event for event in run.events if event["kind"] == "undone")
-    assert undone["cause"] == "workers 0.1 and 1.1 hold different gradients of stage 1"
+RIGHT, WRONG = made(10), made(11, 6, 8)
 
 
-def test_two_hosts_that_differ_again_go_back_to_the_checkpoint(launch: Run) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 2})
-    run, reference = launch(of, STEPS, *["flip=gradient:1.1@5"] * 2), launch(of, STEPS)
-    assert (run.losses, run.digests) == (reference.losses, reference.digests)
-    steps = [(event["kind"], event["step"]) for event in run.events if event["kind"] in ("corrupt", "restored")]
-    assert steps[:2] == [("corrupt", 5)] * 2
-    assert steps[2:] in ([("restored", 4)], [("restored", 2)])  # the last one may not have been complete
+def votes(**of_pipelines: MicroBatchChecksums) -> Votes:
+    return {WORK: {f"{name[1:]}.1": value for name, value in of_pipelines.items()}}
 
 
-def test_two_hosts_that_differ_behind_the_checkpoint_too_end_the_run(launch: Run, tmp_path: Path) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 2})
-    says = (
-        r"step 5: workers 0\.1 and 1\.1 hold different gradients of stage 1, also when repeated and from a checkpoint"
+def test_all_that_agree_are_right() -> None:
+    assert count_votes(4, votes(k2=RIGHT, k0=RIGHT)) is None
+    assert count_votes(4, {}) is None
+
+
+def test_of_two_nobody_can_say_and_it_is_disputed() -> None:
+    found = count_votes(4, votes(k2=RIGHT, k0=WRONG))
+    assert found is not None
+    assert (found.odd, found.disputed) == ({}, [CHECKED])
+    what = "workers 2.1 and 0.1 made different things of micro-batch 2.3 at stage 1"
+    assert found.what == f"{what} (activation, input gradient, weight gradient)"
+    assert set(found.held) == {"0.1", "2.1"}
+
+
+def test_a_third_one_decides() -> None:
+    found = count_votes(4, votes(k2=WRONG, k0=RIGHT, k1=RIGHT), votes(k2=WRONG, k0=RIGHT))
+    assert found is not None
+    assert (list(found.odd), found.disputed) == (["2.1"], [])
+    assert "than workers 0.1 and 1.1" in found.odd["2.1"]
+    assert [part["tensor"] for part in found.parts] == ["activation", "input gradient", "weight gradient"]
+    # A lowest bit that differs explains all three: the word at place 0.
+    assert [(part.get("index"), part.get("bit")) for part in found.parts[:1]] == [(0, 0)]
+    found = count_votes(4, votes(k2=RIGHT, k0=WRONG, k1=RIGHT))
+    assert found is not None
+    assert list(found.odd) == ["0.1"]
+
+
+def test_three_that_all_differ_are_disputed_again() -> None:
+    found = count_votes(4, votes(k2=WRONG, k0=RIGHT, k1=made(12)), votes(k2=WRONG, k0=RIGHT))
+    assert found is not None
+    assert (found.odd, found.disputed) == ({}, [CHECKED])
+
+
+def test_a_fault_that_has_passed_is_found_by_what_was_said_before() -> None:
+    for wrong in ("2", "0"):
+        before = votes(**{f"k{k}": WRONG if k == wrong else RIGHT for k in "20"})
+        found = count_votes(4, votes(k2=RIGHT, k0=RIGHT), before)
+        assert found is not None
+        assert list(found.odd) == [f"{wrong}.1"]
+
+
+def test_what_was_made_of_a_wrong_output_later_accuses_nobody() -> None:
+    """The wrong output came back as another gradient, of which the right host made other things than now, too."""
+    before = votes(k2=made(11, 60, 80), k0=made(10, 61, 81))
+    found = count_votes(4, votes(k2=RIGHT, k0=RIGHT, k1=RIGHT), before)
+    assert found is not None
+    assert list(found.odd) == ["2.1"]
+
+
+def test_of_hosts_that_had_other_inputs_before_nobody_is_odd() -> None:
+    assert count_votes(4, votes(k2=RIGHT, k0=RIGHT), votes(k2=made(11), k0=made(12))) is None
+    other = {Voted(Checked(0, MicroBatch(2, 3))): {"2.0": WRONG, "0.0": RIGHT}}
+    assert count_votes(4, votes(k2=RIGHT, k0=RIGHT), other) is None
+
+
+def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None:
+    large = MicroBatchChecksums(Checksum((1 << 64) - 1, 1 << 63), Checksum(3, 4), Checksum(0, 0))
+    other = CHECKED._replace(stage=0)
+    home = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, large, True)])
+    peer = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, RIGHT, False), replayed_as(other, large, True)])
+    packed = [msgspec.msgpack.encode(report) for report in (home, peer)]
+    assert [msgspec.msgpack.decode(body, type=Report) for body in packed] == [home, peer]
+    columns = ReportColumns.of({"0.1": peer, "1.1": Report({1: [1.0]}, None), "2.1": home})
+    assert columns.agree
+    found = votes_of(columns.replayed)
+    assert found == {WORK: {"2.1": large, "0.1": RIGHT}}
+    assert list(found[WORK]) == ["2.1", "0.1"]
+
+
+def test_tensor_ranks_vote_with_the_same_rank_of_other_workers() -> None:
+    said = [("2.1", RIGHT), ("2.1t1", WRONG), ("0.1", RIGHT), ("0.1t1", WRONG), ("1.1", RIGHT), ("1.1t1", RIGHT)]
+    found = count_votes(4, votes_of([(name, replayed_as(CHECKED, its, name.startswith("2"))) for name, its in said]))
+    assert found is not None
+    assert list(found.odd) == ["1.1"]
+    assert {part["worker"] for part in found.parts} == {"1.1t1"}
+    assert "of micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in found.what
+    assert (
+        count_votes(4, votes_of([(name, replayed_as(CHECKED, its, name == "2.1")) for name, its in said[:4]])) is None
     )
-    with pytest.raises(RunError, match=says):
-        launch(of, STEPS, *["flip=gradient:1.1@5"] * 4, directory=tmp_path)
-    assert [event["kind"] for event in events(tmp_path)].count("corrupt") == 4
-
-
-def test_without_a_checkpoint_two_hosts_that_differ_again_end_the_run(launch: Run) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 0})
-    says = r"hold different gradients of stage 1, also when repeated, and there is no complete checkpoint to go back to"
-    with pytest.raises(RunError, match=says):
-        launch(of, STEPS, *["flip=gradient:1.1@3"] * 2)

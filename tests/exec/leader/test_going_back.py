@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from recycle import JobError, RunError
-from recycle.exec.exit_description import REFUSED_THE_JOB
 from recycle.exec.leader.actions import (
     Begin,
     FindCheckpoint,
@@ -19,7 +18,7 @@ from recycle.exec.leader.actions import (
     Waiting,
 )
 from recycle.exec.leader.state import Phase
-from recycle.exec.protocol import Commit, Propose, Saved, SavedPart, Start
+from recycle.exec.protocol import REFUSED_THE_JOB, Commit, Propose, Saved, SavedPart, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recycle.exec.leader.heard import Heard
+from recycle.exec.leader.state import Heard
 from recycle.exec.protocol import (
     Acknowledged,
     Copied,

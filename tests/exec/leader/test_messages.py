@@ -1,4 +1,4 @@
-"""What the leader says, as processes and agents keep it: what is decided is written first, and no message is missed."""
+"""What the leader says, as processes and agents keep it: no message is missed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recycle.exec.agent.standing import LastWords, StandingOrders
+from recycle.exec.agent.node_agent import LastWords, StandingOrders
 from recycle.exec.leader.actions import Action, Begin, Persist, Tell
 from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
@@ -14,7 +14,6 @@ from recycle.exec.protocol import (
     Committed,
     Cursor,
     EvaluationReport,
-    EvaluationResult,
     FaultReached,
     FinalState,
     FromWorker,
@@ -23,16 +22,14 @@ from recycle.exec.protocol import (
     Leaving,
     Permit,
     Propose,
-    Ready,
     Saved,
     SavedPart,
     StepReport,
     Stop,
-    Strike,
 )
 from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
-from tests.exec.leader.driver import KILLED, LeaderDriver
+from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
 SMALL = job(2, 2, 2, eval={"every": 3}, train={"checkpoint_every": 2})
@@ -66,39 +63,6 @@ def evaluate(driver: LeaderDriver) -> None:
     for name in driver.record.live:
         driver.say(name, StepReport(driver.record.committed, EvaluationReport([3.0], [2.0])))
     driver.tick()
-
-
-# The register.
-
-
-def is_written(message: Any, record: GenerationRecord, cursor: Cursor) -> bool:
-    """Whether the register says what the leader tells."""
-    match message:
-        case Propose(record=proposed):
-            return (record, cursor.generation, cursor.phase) == (proposed, proposed.generation, "proposed")
-        case Permit(what="run"):
-            return (cursor.generation, cursor.phase) == (message.generation, "running")
-        case Committed(commit=commit):
-            return cursor.commit == commit and cursor.committed == commit.step
-        case EvaluationResult(evaluated=evaluated):
-            return cursor.evaluated == evaluated
-        case Stop():
-            return (cursor.generation, cursor.phase in ("ended", "abandoned")) == (message.generation, True)
-        case Strike():
-            return cursor.struck[message.fault] == message.member
-    return True
-
-
-def test_what_the_leader_decides_is_in_the_register_before_it_is_told() -> None:
-    record, cursor, told = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned"), set[type]()
-    for action in history().actions:
-        match action:
-            case Persist():
-                record, cursor = action.record or record, action.cursor
-            case Tell(message=message):
-                told.add(type(message))
-                assert is_written(message, record, cursor), message
-    assert told == {Propose, Permit, Committed, EvaluationResult, Stop, Strike, Leave}
 
 
 # Processes.
@@ -211,32 +175,3 @@ def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
     assert (driver.record.committed, follower.record.committed) == (step - 1, step - 1)
     follower.tick()
     assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, Phase.RUNNING)
-
-
-def test_next_leader_takes_nothing_that_was_said_of_an_earlier_generation() -> None:
-    driver = LeaderDriver(SMALL, 4)
-    agent = Agent(driver)
-    driver.start()
-    driver.acknowledge()
-    decide_no_more(driver)
-    driver.form()
-    follower = agent.next_leader()
-    follower.start()
-    assert follower.record.generation == 2
-    follower.tick()
-    assert follower.phase is Phase.PROPOSED
-
-
-def test_agent_forgets_what_the_leader_has_answered() -> None:
-    driver = LeaderDriver(SMALL, 4)
-    agent = Agent(driver)
-    driver.start_and_form()
-    for _ in range(2):
-        driver.report()
-    steps = [said.message.step for said in agent.words.all() if isinstance(said.message, StepReport)]
-    assert steps == [1] * 4
-    driver.end(Worker(1, 1), KILLED)
-    agent.words.ended(["1.1"])
-    driver.start()
-    kinds = [(said.member, type(said.message)) for said in agent.words.all()]
-    assert kinds == [(name, Ready) for name in ("0.0", "0.1", "1.0")]

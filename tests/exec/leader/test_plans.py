@@ -12,7 +12,7 @@ import pytest
 
 from recycle import RunError
 from recycle.exec.leader.actions import Ask, Event, Outbox, Planned, PreparedPlan, Question
-from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
 from recycle.exec.protocol import Report

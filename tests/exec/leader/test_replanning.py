@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from recycle import Job, Profile, Schedule, Worker, simulate
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.launch.observer import Observer
 from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan
-from recycle.exec.leader.compute_times import ComputeTimes
+from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.leader.plans import Plans
 from recycle.exec.protocol import Computed, Report

@@ -25,7 +25,7 @@ from recycle.exec.protocol import (
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import LeaderDriver
-from tests.exec.runs import Run, figures, job
+from tests.exec.runs import job
 
 STEPS = 14
 PLAIN = job(2, 1, 2, train={"checkpoint_every": 0, "clip": 1e9, "non_finite": "skip"})
@@ -176,23 +176,3 @@ def test_record_after_a_rollback_keeps_the_evaluation_of_an_earlier_step_only(
     )
     assert record.committed == differ_at - 4
     assert (record.evaluated and record.evaluated.step) == left
-
-
-@pytest.mark.process
-def test_an_evaluation_between_the_state_gone_back_to_and_a_flip_is_done_again(launch: Run) -> None:
-    """The flip at step 6 shows there, and all go back to the state after step 2: step 3, evaluated before, is again."""
-    of = job(
-        2,
-        1,
-        2,
-        model={"layers": 1},
-        planner={"seconds": 0.3},
-        train={"checkpoint_every": 0},
-        integrity={"digests": 3},
-        eval={"every": 4},
-    )
-    struck, calm = launch(of, 10, "flip=moment:0.0@6"), launch(of, 10)
-    assert figures(struck) == figures(calm)
-    assert struck.evaluations == calm.evaluations
-    assert sorted(struck.evaluations) == [3, 7, 9]
-    assert struck.digests == calm.digests

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from recycle.exec.agent.standing import StandingOrders
+from recycle.exec.agent.node_agent import StandingOrders
 from recycle.exec.checkpoint.completion import PLAIN
 from recycle.exec.leader.actions import (
     Action,
@@ -41,10 +41,8 @@ from recycle.exec.leader.actions import (
     Tick,
     Waiting,
 )
-from recycle.exec.leader.detector import LastBeats
 from recycle.exec.leader.leader import Leader
 from recycle.exec.leader.state import PlannedFault, RunDescription
-from recycle.exec.members import members_of
 from recycle.exec.protocol import (
     Batch,
     Commit,
@@ -60,8 +58,7 @@ from recycle.exec.protocol import (
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.shard_holders import held_by
-from recycle.plans.unit_shards import shards_of
+from recycle.plans.shards import held_by, shards_of
 from tests.exec.leader.agent import Agent, Connection
 from tests.exec.leader.faults import strike
 from tests.exec.leader.plans import draw_plan
@@ -162,7 +159,6 @@ class World:
         self.initial = Hosts.at_start(self.job, None)
         self.shards = shards_of(self.job, self.initial) if self.job.train.sharded_optimizer else None
         self._workers = list(self.job.shape.workers())
-        self._members = members_of(self._workers, self.job.grid.tensor_parallel)
         count_per_node = math.ceil(len(self._workers) / scenario.nodes)
         self.homes = {worker: place // count_per_node for place, worker in enumerate(self._workers)}
         self.nodes: dict[int, Agent] = {}
@@ -180,7 +176,6 @@ class World:
         self._completing: set[int] = set()
         self._standing = StandingOrders()
         self._arrivals: dict[object, float] = {}
-        self._beats = LastBeats(self._members)
         self._leader_node = 0
         self.leader: Leader | None = None
         self.leaders = self._actions = 0
@@ -279,7 +274,7 @@ class World:
             if plan is not None and self.random.random() < 0.1:
                 plan = None
             begin = Begin(self._leader_node, record, cursor, plan, hosts, kept=kept)
-        self._standing, self._beats = StandingOrders(), LastBeats(self._members)
+        self._standing = StandingOrders()
         self.give(begin)
         if self.is_ending and self.random.random() < 0.5:
             self.after(self.draw(0, 5), lambda: self.give(EndEarly()))
@@ -292,7 +287,7 @@ class World:
             self.after(self.stalls_until - self.now, lambda: self._tick(leader))
             return
         self.after(self.job.membership.heartbeat / 2, lambda: self._tick(leader))
-        self._decide(self._heartbeats())
+        self._decide(self._take_heartbeats())
 
     def _tick_soon(self) -> None:
         """The leader looks at a message that has come."""
@@ -303,15 +298,15 @@ class World:
         def tick() -> None:
             self._extra_tick = False
             if self.stalls_until <= self.now:
-                self._decide(None)
+                self._decide(False)
 
         self.after(0.02, tick)
 
-    def _decide(self, beats: Any) -> None:
+    def _decide(self, judges_beats: bool) -> None:
         while True:
             committed = self.rules.committed
-            self.give(Tick(beats))
-            beats = None
+            self.give(Tick(judges_beats))
+            judges_beats = False
             if self.rules.committed == committed:
                 return
 
@@ -349,9 +344,11 @@ class World:
                 self.after(seconds, partial(agent.disconnect, connection))
         self.after(self.draw(0.1, 8.0), self._elect)
 
-    def _heartbeats(self) -> Any:
+    def _take_heartbeats(self) -> bool:
+        """Give the leader the heartbeats of its agents; whether they are judged."""
         if self.random.random() < 0.1:
-            return None
+            return False
+        beats: dict[str, Heartbeat] = {}
         for process in self.running:
             connection = self.agents.get(process.agent.node)
             if process.is_silent or connection is None or connection.is_cut or connection.agent is not process.agent:
@@ -359,8 +356,9 @@ class World:
             count = int((self.now - process.started) / self.job.membership.heartbeat)
             longest = None if math.isnan(process.longest) else process.longest
             beat = Heartbeat(count, process.progress, process.is_waiting, "1F", longest)
-            self._beats.take(dict.fromkeys(process.members, beat))
-        return self._beats.rows()
+            beats |= dict.fromkeys(process.members, beat)
+        self.give(Batch(beats=beats))
+        return True
 
     def _carry_out(self, action: Action) -> None:
         if self._trace is not None:
@@ -444,12 +442,10 @@ class World:
                 for order in self._standing.messages():
                     connection.down(order)
                 self.give(message)
-            case Batch(ended=every) if self.agents.get(node) is connection:
+            case Batch() if self.agents.get(node) is connection:
                 for said in message.said if self._trace is not None else ():
                     self.log(f"  {_short(said)}")
                 self.give(message)
-                for ended in every:
-                    self._beats.forget(members_of([ended.worker], self.job.grid.tensor_parallel))
         self._tick_soon()
 
     def part(self, connection: Connection) -> None:

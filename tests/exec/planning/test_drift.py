@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import LEAST_SECONDS, RETRY, DriftMonitor
+from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.protocol import Computed, Report
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker

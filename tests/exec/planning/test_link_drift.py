@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import msgspec
 
-from recycle.exec.leader.compute_times import ComputeTimes
 from recycle.exec.leader.drift import FACTOR, RETRY, DriftMonitor
+from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.protocol import Computed, LinkTime, Report
 from recycle.job.profile import Link, Profile
 from recycle.job.shape import Shape, Worker
@@ -67,7 +67,7 @@ def test_a_slow_link_is_seen_once_most_of_the_window_shows_it_and_priced_by_what
     departure = monitor.departed(BASE)
     assert departure is not None
     assert departure.causes == ["messages from 1.0 to 1.1 take 4 times as long as the profile says"]
-    assert [(link.sender, link.receiver, link.factor) for link in departure.slow_links] == [(*SLOW, 4.0)]
+    assert departure.slow_links == [{"worker": "1.0", "peer": "1.1", "seconds": 4 * PRICE * UNIT, "factor": 4.0}]
     assert replace(BASE, links=found or {}).transfer_seconds(SHAPE, 3, 4, 0) == 4 * PRICE
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from recycle import Worker
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.dials import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
 from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
 from recycle.exec.planning.planning import PlanService
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds

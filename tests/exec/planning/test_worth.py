@@ -7,10 +7,9 @@ from dataclasses import replace
 import msgspec
 
 from recycle import Worker
-from recycle.exec.leader.worth import copy_time, is_worth, moves_between
+from recycle.exec.leader.plans import copy_cost, is_worth
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.plans import Move
 from recycle.plans.hosting import Hosts
 from recycle.plans.plan import in_process_names
 from recycle.solve.planner import plan
@@ -22,16 +21,6 @@ def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_paus
     assert not is_worth(10.0, 9.0, pause=100.0, until_change=1000.0)
     assert not is_worth(10.0, 10.0, pause=0.0, until_change=1000.0)
     assert not is_worth(10.0, 11.0, pause=-1e9, until_change=1000.0)
-
-
-def test_sources_send_at_the_same_time_and_each_one_after_the_other() -> None:
-    moves = (
-        Move("1.0", "1.0", "0.1", 8.0, (2, 3), 3.0),
-        Move("2.0", "2.0", "0.1", 8.0, (2, 3), 3.0),
-        Move("0.0", "0.0", "2.1", 8.0, (2, 3), 5.0),
-    )
-    assert copy_time(moves) == 6.0
-    assert copy_time(()) == 0.0
 
 
 def test_a_worker_that_changes_its_stage_runs_its_new_program_under_its_own_name() -> None:
@@ -48,18 +37,13 @@ def test_a_worker_that_changes_its_stage_runs_its_new_program_under_its_own_name
     assert simulate(schedule, of.prices).period == made.period
 
 
-def test_what_is_copied_is_what_a_worker_has_not_yet_from_whoever_has_it() -> None:
-    """Two pipelines of two stages, eight layers, a byte of state and of bandwidth for each of a stage's four layers."""
-    of = job(2, 2, 4, model={"layers": 8})
+def test_each_source_sends_what_others_lack_one_after_the_other_and_all_at_the_same_time() -> None:
+    """Three pipelines, eight layers, a byte of state for each tenth of a layer, and five bytes in a unit of time."""
+    of = job(3, 2, 4, model={"layers": 8})
     of = msgspec.structs.replace(of, prices=replace(of.prices, static=40.0, bandwidth=5.0))
     now = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
-    cut = (3, 2, 3)
-    then = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, cut)
-    moves = moves_between(of, now, then)
-    assert [(m.worker, m.source, m.units, m.bytes) for m in moves] == [
-        ("0.1", "0.0", (3, 4), 10.0),
-        ("1.0", "0.1", (4, 5), 10.0),
-    ]
-    assert [m.seconds for m in moves] == [2.0, 2.0]
-    assert copy_time(moves) == 2.0
-    assert moves_between(of, then, then) == ()
+    then = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
+    assert copy_cost(of, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0
+    assert copy_cost(of, then, then) == (0.0, 0.0)
+    more = Hosts.of(of, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
+    assert copy_cost(of, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1

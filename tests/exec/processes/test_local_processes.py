@@ -16,8 +16,7 @@ import pytest
 from recycle import Worker
 from recycle.exec.processes import processes
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
-from recycle.exec.processes.processes import LocalProcesses
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import LocalProcesses, Waker
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from recycle import JobError
-from recycle.exec.processes.open_files import require_open_files
+from recycle.exec.processes.processes import require_open_files
 from tests.exec.runs import job
 
 pytestmark = pytest.mark.process

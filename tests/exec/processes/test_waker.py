@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.processes import Waker
 
 
 def is_readable(descriptor: int) -> bool:

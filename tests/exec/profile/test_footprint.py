@@ -27,7 +27,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import analytic
 from recycle.job.footprint import ON_CPU, parameter_bytes
 from recycle.job.shape import Worker
-from recycle.plans.unit_shards import shards_of_schedule
+from recycle.plans.shards import shards_of_schedule
 from tests.exec.runs import job
 
 pytestmark = pytest.mark.process  # each runs both stages of a model several times

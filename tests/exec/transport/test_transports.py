@@ -1,7 +1,7 @@
 """Transports between processes: what is sent arrives, sums are right, and nobody waits for the dead.
 
-Each test runs on gloo's own transport and on the one that NCCL uses, a communicator per lane, over gloo's communicators
-and over those of the simulated accelerator.
+Each test runs on gloo's transport and on the one that NCCL uses, a communicator per lane, over those of the simulated
+accelerator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
 from tests.exec.transport_workers import TransportWorkers
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transports")]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def adaptive() -> Schedule:
     return plan.for_processes(frozenset([Worker(1, 1)])).schedule
 
 
-KINDS = ["gloo", "lanes", "accelerator"]
+KINDS = ["gloo", "accelerator"]
 SCHEDULES = {
     "1f1b": lambda: one_f_one_b(Shape(2, 2, 3)),
     "zb-h1": lambda: zb_h1(Shape(1, 4, 6)),

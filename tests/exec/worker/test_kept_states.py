@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from recycle import RunError
 from recycle.exec.checksums import Checksum
-from recycle.exec.leader.verified_states import Comparison
+from recycle.exec.leader.commit import Comparison
 from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.integrity import RunningChecksum

@@ -13,8 +13,8 @@ import pytest
 
 from recycle import Job, Schedule, Worker
 from recycle.exec import run as run_here
+from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.launch.observer import Observer
 from recycle.ir.families import interleaved, one_f_one_b
 from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import lower, with_barrier

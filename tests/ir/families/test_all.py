@@ -1,14 +1,11 @@
 """What every family owes for every shape: a refusal by name, or a schedule in which the checker finds nothing."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir.event_graph import durations, event_graph
+from recycle import Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir.families import FAMILIES
-from recycle.ir.graph import earliest
 from tests.ir.families.chunks import chunks_of
 
 
@@ -28,19 +25,10 @@ def built(family: str, shape: Shape) -> Schedule | str:
         return str(error)
 
 
-def makespan_without_transfers(schedule: Schedule, profile: Profile) -> float:
-    """Last end of the compute alone, each consumer waiting for its producer directly."""
-    graph = event_graph(schedule)
-    seconds = np.zeros(graph.dependencies.nodes)
-    seconds[: graph.dependencies.rows] = durations(schedule, profile)
-    start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros_like(seconds))
-    return float((start + seconds).max())
-
-
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(cases())
-def test_a_shape_is_refused_in_one_line_or_gives_a_valid_schedule_that_lowering_does_not_lengthen(
+def test_a_shape_is_refused_in_one_line_or_gives_a_valid_schedule(
     case: tuple[str, Shape],
 ) -> None:
     family, shape = case
@@ -53,8 +41,6 @@ def test_a_shape_is_refused_in_one_line_or_gives_a_valid_schedule_that_lowering_
     assert check(schedule) == []
     lowered = lower(schedule)
     assert check(lowered, about_to_run=True) == []
-    for profile in (Profile(), Profile(2, 3, 1), Profile(1, 2, 3)):
-        assert simulate(lowered, profile).makespan == makespan_without_transfers(schedule, profile)
 
 
 @settings(max_examples=40, deadline=None)

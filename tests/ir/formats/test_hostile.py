@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recycle import Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir import formats, native
+from recycle.ir import formats
 from recycle.ir.columns import MOST_INSTRUCTIONS
 from recycle.ir.families import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
 from recycle.ir.formats import torch_csv
-from recycle.ir.formats.bounds import Unpacked
+from recycle.ir.formats.schedule_input import Unpacked
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -108,36 +108,3 @@ def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataOb
 @given(st.data())
 def test_a_file_with_values_of_other_kinds_is_read_or_refused(name: str, data: st.DataObject) -> None:
     survives(name, json.dumps(data.draw(restructured(DOCUMENTS[name]))).encode())
-
-
-def words(pipelines: int) -> st.SearchStrategy[str]:
-    """An instruction that parses, inside a small shape or a little beyond."""
-    stage = st.integers(0, 4)
-    micro_batch = st.tuples(st.integers(0, pipelines), st.integers(0, 2)).map(lambda pair: f"{pair[0]}.{pair[1]}")
-    peer = st.tuples(st.integers(0, pipelines - 1), st.integers(0, 1)).map(lambda pair: f"{pair[0]}.{pair[1]}")
-    transfer = st.sampled_from(["SEND_F", "RECV_F", "SEND_B", "RECV_B"])
-    return st.one_of(
-        st.builds("{}{}{}".format, stage, st.sampled_from("FBIW"), micro_batch),
-        st.builds("{}{}{}@{}".format, stage, transfer, micro_batch, peer),
-        st.builds("{}{}".format, stage, st.sampled_from(["REDUCE_GRAD", "STEP"])),
-        st.builds("({}F{};{}B{})".format, stage, micro_batch, stage, micro_batch),
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-@settings(quick, max_examples=60)
-@given(st.data())
-def test_any_programs_are_checked_lowered_and_timed(data: st.DataObject) -> None:
-    pipelines = data.draw(st.integers(1, 2))
-    workers = [f"{k}.{r}" for k in range(pipelines) for r in range(2)]
-    document = {
-        "format": native.FORMAT,
-        "version": native.VERSION,
-        "shape": {"pipelines": pipelines, "ranks": 2, "micro_batches": 2, "chunks": data.draw(st.integers(1, 2))},
-        "programs": {w: " ".join(data.draw(st.lists(words(pipelines), max_size=8))) for w in workers},
-        "failed": data.draw(st.lists(st.sampled_from(workers), max_size=1)),
-        "placement": data.draw(st.none() | st.fixed_dictionaries({"0.0": st.lists(st.integers(0, 1), unique=True)})),
-        "ties": data.draw(st.lists(st.lists(st.integers(-1, 4), max_size=3), max_size=2)),
-        "optimizer": data.draw(st.sampled_from(["staggered", "barrier"])),
-    }
-    survives("native", json.dumps(document).encode())

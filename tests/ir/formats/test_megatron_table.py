@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recycle import Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle import Schedule, ScheduleError, Shape, Worker, check, lower
 from recycle.ir import formats
 from recycle.ir.families import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
 from recycle.ir.formats import megatron_table
-from tests.cli.command import Command
 
 GRID = [
     (ranks, chunks, micro_batches, size)
@@ -73,11 +71,6 @@ def megatron() -> Megatron:
     pytest.importorskip("megatron.core")
     names = ("megatron.core.pipeline_parallel.schedules", "megatron.core.transformer.cuda_graphs")
     return Megatron(*map(importlib.import_module, names))
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
 
 
 def file(**entries: Any) -> bytes:
@@ -153,21 +146,6 @@ def test_the_written_file_reads_back_and_says_what_it_leaves_out(caplog: pytest.
     assert 'optimizer = "barrier"' in message
 
 
-def test_an_imported_table_has_the_makespan_and_peaks_of_the_closed_form() -> None:
-    timeline = simulate(read(ranks=4, table=[(j, c) for g in (0, 4) for c in (0, 1) for j in range(g, g + 4)]))
-    assert timeline.makespan == 57
-    assert timeline.peak_activations == [11, 9, 7, 5]
-
-
-def test_suffix_and_content_decide_between_the_json_formats(tmp_path: Path) -> None:
-    path = tmp_path / "table.json"
-    schedule = interleaved(Shape(1, 2, 4, 2))
-    formats.write(schedule, path, "megatron-table")
-    assert formats.read(path) == schedule
-    formats.write(schedule, path)
-    assert b'"recycle-schedule"' in path.read_bytes()
-
-
 # What is refused when reading
 
 FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
@@ -177,19 +155,9 @@ FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
     ("content", "message"),
     [
         (b"[[0, 0], [1, 0]]", r"a table alone does not say how many ranks there are: write \{.*\"ranks\": P"),
-        (b"[(0, 0), (1, 0)]", "a table alone"),
-        (b"", "not valid JSON"),
         (file(**FULL)[:-3], "not valid JSON, perhaps truncated"),
-        (b"\xff\xfe", "not valid JSON"),
-        (file(table=[[0, 0]]), "missing required field `ranks`"),
         (file(ranks=2), 'neither "table" nor "orders" is there'),
-        (file(**FULL, rank=1), "unknown field `rank`"),
         (file(**{**FULL, "version": 2}), 'version 2; this recycle reads "megatron-schedule-table" version 1'),
-        (file(**{**FULL, "format": "x"}), 'is "x" version 1'),
-        (file(**{**FULL, "ranks": 0}), r"Expected `int` >= 1 - at `ranks`"),
-        (file(ranks=2, table=[[0, 0], [1]]), r"`array` of length 2 - at `table\[1\]`"),
-        (file(ranks=2, table=[[0, 0], [1, "0"]]), r"Expected `int`, got `str` - at `table\[1\]\[1\]`"),
-        (file(ranks=2, table=[[0, -1]]), r"Expected `int` >= 0"),
         (file(ranks=2, table=[]), "table: is empty"),
         (file(**FULL, chunks=3), "chunks is 3, but table is of 2"),
         (file(**FULL, micro_batches=4), "micro_batches is 4, but table is of 2"),
@@ -215,8 +183,6 @@ FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
             r"orders\[1\]\[7\] is the end, Megatron's order has -1",
         ),
         (file(ranks=2, orders=[[-1], [-1]]), r"orders\[0\], its forwards: is empty"),
-        (file(ranks=2, orders=[[1, 0.5], []]), "Expected `int`, got `float`"),
-        (file(ranks=2**9, table=[[j, c] for c in (0, 1) for j in range(2)]), "as many micro-batches as ranks"),
     ],
 )
 def test_what_is_no_table_of_megatron_is_refused_by_place(content: bytes, message: str) -> None:
@@ -275,17 +241,3 @@ def test_positions_count_transfers_too() -> None:
     assert at > 1
     with pytest.raises(ScheduleError, match=rf"1F0.7 on worker 0.1 \(position {at}\): Megatron has 1F0.1"):
         megatron_table.dumps(broken)
-
-
-def test_convert_reads_a_table_and_warns_on_standard_error(
-    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    source, target, back = tmp_path / "table.json", tmp_path / "plan.json", tmp_path / "back.json"
-    source.write_bytes(file(**FULL))
-    assert command("convert", source, target).out == f"{target}: D=1 P=2 m=2 V=2, 16 instructions\n"
-    with caplog.at_level(logging.WARNING):
-        assert command("convert", target, back, "--to", "megatron-table").status == 0
-    assert ["metadata" in message for message in caplog.messages] == [True]
-    assert formats.read(back) == formats.read(target)
-    source.write_text("[[0, 0]]")
-    assert command("convert", source, target).refused("table.json", "how many ranks")

@@ -13,7 +13,7 @@ from tests.ir.formats.test_torch_csv import VALID
 from tests.ir.formats.torch_referee import Case, Referee
 from tests.ir.test_check import DEFECTS
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("torch runtime")]
+pytestmark = pytest.mark.process
 TOLERANCE = 1e-5
 ONE_CHUNK = (Shape(1, 4, 8), Shape(1, 2, 5))
 TWO_CHUNKS = (Shape(1, 4, 8, 2), Shape(1, 2, 6, 2))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from recycle.errors import PlanError
-from recycle.exec.leader.worth import moves_between
+from recycle.exec.leader.holdings import Holdings
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.job.pricing import profile_of_layout
 from recycle.job.shape import Worker
-from recycle.plans import Move, Plan
-from recycle.plans.hosting import Hosts
+from recycle.plans import Plan
+from recycle.plans.hosting import Hosts, layers_in
 from recycle.solve.deadline import Deadline
 from recycle.solve.layout.elastic import listed_plan
 from recycle.solve.layout.reroute import rerouted_within
@@ -72,10 +71,6 @@ def test_who_comes_back_hosts_all_its_chunks_beside_a_layout() -> None:
     assert check(after, profile=profile_of_layout(of, of.prices, after.shape), limits=of.limits) == []
 
 
-def copied(moves: Iterable[Move]) -> set[tuple[str, int]]:
-    return {(move.worker, unit) for move in moves for unit in range(*(move.units or ()))}
-
-
 @pytest.mark.search
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_copies_are_counted_from_the_layout_that_workers_are_in(chunks: int) -> None:
@@ -85,7 +80,10 @@ def test_copies_are_counted_from_the_layout_that_workers_are_in(chunks: int) -> 
     made, anew = plan(of, dead, steps=60, within=now), plan(of, dead, steps=60)
     assert made.period <= 1.02 * anew.period
     held, hosted = (Hosts.of_schedule(of, schedule) for schedule in (now, made.schedule))
-    assert copied(made.moves) == copied(moves_between(of, held, hosted))
+    copies = Holdings(held).copies(hosted, list(hosted.units), list(hosted.units))
+    assert {(move.worker, layer) for move in made.moves for layer in range(*(move.units or ()))} == {
+        (copy.worker, layer) for copy in copies for layer in range(*layers_in((copy.first, copy.last), hosted.count))
+    }
     for move in made.moves:
         source = Worker.parse(move.source)
         assert source not in dead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 
 import pytest
@@ -25,28 +26,22 @@ def multisets(sizes: list[int], nodes: int) -> list[tuple[int, ...]]:
     ]
 
 
+@pytest.mark.parametrize("enumerated", [module.ENUMERATED, 0])
 @quick
 @given(weights, st.integers(4, 16), st.integers(1, 3))
-def test_enumeration_finds_the_shortest_iteration(of: dict[int, float], nodes: int, least: int) -> None:
-    def seconds(chosen: tuple[int, ...]) -> float:
+def test_enumeration_finds_the_shortest_iteration_and_dynamic_programming_the_fastest_in_all(
+    enumerated: int, of: dict[int, float], nodes: int, least: int
+) -> None:
+    def seconds(chosen: Sequence[int]) -> float:
         each = [of[size] for size in chosen]
         return max(w * b for w, b in zip(each, distribute(each, 12), strict=True)) + len(chosen) / 8
 
-    found = instantiate(of, nodes, least, 12, lambda chosen: len(chosen) / 8)
-    able = [chosen for chosen in multisets(sorted(of), nodes) if least <= len(chosen) <= 12]
-    if not able:
-        assert found is None
-        return
-    assert found is not None
-    assert seconds(tuple(found)) == min(map(seconds, able))
+    def rate(chosen: Sequence[int]) -> float:
+        return sum(1 / of[size] for size in chosen)
 
-
-@quick
-@given(weights, st.integers(4, 16), st.integers(1, 3))
-def test_where_there_are_many_the_fastest_in_all_is_taken(of: dict[int, float], nodes: int, least: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ENUMERATED", 0)
-        found = instantiate(of, nodes, least, 12, lambda chosen: 0.0)
+        patch.setattr(module, "ENUMERATED", enumerated)
+        found = instantiate(of, nodes, least, 12, lambda chosen: len(chosen) / 8 if enumerated else 0.0)
     able = [chosen for chosen in multisets(sorted(of), nodes) if least <= len(chosen) <= 12]
     if not able:
         assert found is None
@@ -54,8 +49,10 @@ def test_where_there_are_many_the_fastest_in_all_is_taken(of: dict[int, float], 
     assert found is not None
     assert sum(found) == nodes
     assert least <= len(found) <= 12
-    best = max(sum(1 / of[size] for size in chosen) for chosen in able)
-    assert sum(1 / of[size] for size in found) == pytest.approx(best)
+    if enumerated:
+        assert seconds(found) == min(map(seconds, able))
+    else:
+        assert rate(found) == pytest.approx(max(map(rate, able)))
 
 
 def test_hundreds_of_nodes_take_a_moment() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,22 +12,20 @@ quick = settings(derandomize=True, max_examples=200, deadline=None, database=Non
 SIZES = range(3, 13)
 
 
-def test_a_pipeline_with_enough_nodes_takes_a_smaller_template() -> None:
-    assert reconfigure([(0, 1, 2, 3), (4, 5, 6)], {2}, SIZES) == ([(0, 1, 3), (4, 5, 6)], "shrink")
-
-
-def test_one_with_too_few_borrows_of_the_largest() -> None:
-    made = reconfigure([(0, 1, 2), (3, 4, 5, 6), (7, 8, 9, 10, 11)], {1}, SIZES)
-    assert made == ([(0, 2, 11), (3, 4, 5, 6), (7, 8, 9, 10)], "borrow")
-
-
-def test_where_nobody_can_spare_one_it_is_merged_with_the_smallest() -> None:
-    made = reconfigure([(0, 1, 2), (3, 4, 5), (6, 7, 8)], {1}, SIZES)
-    assert made == ([(3, 4, 5, 0, 2), (6, 7, 8)], "merge")
-
-
-def test_a_pipeline_that_is_gone_is_gone() -> None:
-    assert reconfigure([(0, 1, 2), (3, 4, 5)], {0, 1, 2}, SIZES) == ([(3, 4, 5)], "shrink")
+@pytest.mark.parametrize(
+    ("pipelines", "dead", "made"),
+    [
+        ("0123 456", {2}, "013 456, shrink"),
+        # One with too few borrows of the largest; where nobody can spare one it is merged with the smallest.
+        ("012 3456 789ab", {1}, "02b 3456 789a, borrow"),
+        ("012 345 678", {1}, "34502 678, merge"),
+        ("012 345", {0, 1, 2}, "345, shrink"),
+    ],
+)
+def test_pipelines_are_made_of_what_is_left(pipelines: str, dead: set[int], made: str) -> None:
+    found = reconfigure([tuple(int(node, 16) for node in each) for each in pipelines.split()], dead, SIZES)
+    assert found is not None
+    assert f"{' '.join(''.join(f'{node:x}' for node in each) for each in found[0])}, {found[1]}" == made
 
 
 def test_templates_that_do_not_lead_there() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from recycle import Profile, Shape, simulate
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.gaps import GapCause
@@ -51,14 +49,3 @@ def test_a_step_behind_the_barrier_names_it() -> None:
     bubbles = Bubbles(timeline)
     reasons = [bubbles.reason(gap) for gap in bubbles.gaps.longest(GapCause.REDUCE, 9)]
     assert any("STEP waits for the barrier" in text for text in reasons)
-
-
-def test_the_longest_come_first_and_leave_the_end_out() -> None:
-    bubbles = Bubbles(simulate(gpipe(Shape(2, 4, 3))))
-    found = bubbles.gaps.longest(None, 5)
-    lengths = [gap.end - gap.start for gap in found]
-    assert lengths == sorted(lengths, reverse=True)
-    assert GapCause.NOTHING_LEFT not in {gap.cause for gap in found}
-    assert lengths[0] == pytest.approx(
-        max(gap.end - gap.start for gap in bubbles.gaps if gap.cause != GapCause.NOTHING_LEFT)
-    )

@@ -86,12 +86,6 @@ def test_the_first_other_instruction_of_a_worker_is_found() -> None:
     assert first_order_divergence(simulate(one_f_one_b(shape)), simulate(one_f_one_b(shape))) is None
 
 
-def test_a_failed_worker_is_where_two_plans_part(healthy: Schedule, broken_timeline: Timeline) -> None:
-    found = first_order_divergence(simulate(healthy), broken_timeline)
-    assert found is not None
-    assert found.text == "worker 1.1: the first runs 1F1.0, the second runs nothing, as the worker has failed"
-
-
 def test_the_first_late_instruction_is_found_beyond_the_tolerance() -> None:
     schedule = one_f_one_b(Shape(1, 2, 4))
     usual, slow = simulate(schedule), simulate(schedule, Profile(forward=[1.0, 1.5]))

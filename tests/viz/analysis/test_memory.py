@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from recycle import Shape, simulate
 from recycle.ir.families import one_f_one_b
 from tests.ir.random_schedules import random_profile, random_schedule
-from viz.analysis.memory import MemoryCurve, memory_curve, sampled
+from viz.analysis.memory import memory_curve
 
 
 def test_1f1b_holds_as_many_activations_as_stages_follow() -> None:
@@ -33,21 +32,3 @@ def test_the_peak_is_the_simulators(seed: int) -> None:
     for w, peak in enumerate(timeline.peak_activations):
         if peak is not None:
             assert memory_curve(timeline, w).peak[0] == pytest.approx(peak)
-
-
-def test_fewer_points_keep_the_peak_and_stay_within_four_a_pixel() -> None:
-    rng = np.random.default_rng(0)
-    held = rng.uniform(0, 5, 10_000)
-    held[7_777] = 9.0
-    curve = MemoryCurve(np.arange(10_000.0), held, np.arange(10_000))
-    time, drawn = sampled(curve, 0.0, 10_000.0, 100)
-    assert len(time) <= 401
-    assert (np.diff(time) >= 0).all()
-    assert drawn.max() == 9.0
-    assert drawn.min() == held.min()
-
-
-def test_a_window_begins_with_what_is_held_then() -> None:
-    curve = memory_curve(simulate(one_f_one_b(Shape(1, 3, 4))), 0)
-    time, held = sampled(curve, 2.5, 6.5, 50)
-    assert (time[0], held[0], time[-1]) == (2.5, 3.0, 6.5)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dash import Dash, html
 
 from recycle import Shape
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.lane_cache import CachedLanes, LaneCache
 from viz.pages import panels, parts
-from viz.pages.bench import INVITATION, TITLES, bench, slot_id
+from viz.pages.bench import INVITATION, TITLES, bench, register
 from viz.pages.lanes_view import answer
 from viz.pages.page import Mode
 from viz.pages.run_page import RunPage
@@ -49,7 +50,7 @@ def places(component: Any) -> list[Any]:
 
 
 def test_the_critical_path_adds_up_to_the_makespan(shown: CachedLanes) -> None:
-    texts = words(plain(panels.explained(shown)))
+    texts = words(plain(panels.explained(shown, shown.explainer)))
     assert "One chain of waits over the makespan of 33; key p draws it. 52 of 64 instructions are critical" in " ".join(
         text.split(":")[0] for text in texts
     )
@@ -60,24 +61,23 @@ def test_the_critical_path_adds_up_to_the_makespan(shown: CachedLanes) -> None:
 
 
 def test_what_is_in_view_follows_the_zoom(shown: CachedLanes) -> None:
-    whole, warm_up = (words(plain(panels.in_view(shown, window))) for window in (None, [0.0, 2.0]))
+    whole, warm_up = (
+        words(plain(panels.in_view(shown, shown.explainer, {"window": window}))) for window in (None, [0.0, 2.0])
+    )
     assert whole[0] == "From 0 to 33: 64 instructions on 4 live workers."
     assert warm_up[0] == "From 0 to 2: 3 instructions on 4 live workers."
     at = warm_up.index("F")
     assert warm_up[at : at + 3] == ["F", "3", "37.5 %"]
     assert "idle: waits for a value" in warm_up
-    nothing = words(plain(panels.in_view(shown, [5.0, 5.0])))
+    nothing = words(plain(panels.in_view(shown, shown.explainer, {"window": [5.0, 5.0]})))
     assert nothing[0] == "From 5 to 5: 0 instructions on 4 live workers."
 
 
-@pytest.mark.parametrize("window", [[1, 2.5], [0.0, 0.0]])
-def test_two_times_are_a_window(window: list[float]) -> None:
-    assert panels.is_window(window)
-
-
-@pytest.mark.parametrize("window", [None, {}, [1], [1, "2"], [float("nan"), 1.0], "12"])
-def test_anything_else_is_none(window: object) -> None:
-    assert not panels.is_window(window)
+@pytest.mark.parametrize("window", [{}, [1], [1, "2"], [float("nan"), 1.0], "12"])
+def test_what_is_no_window_shows_all(shown: CachedLanes, window: object) -> None:
+    assert shown.explainer is not None
+    texts = words(plain(panels.in_view(shown, shown.explainer, {"window": window})))
+    assert texts[0].startswith("From 0 to 33: ")
 
 
 def test_the_longest_bubbles_lead_to_their_places(shown: CachedLanes) -> None:
@@ -99,7 +99,7 @@ def test_bubbles_that_are_alike_in_all_pipelines_are_listed_once() -> None:
 
 
 def test_every_worker_has_its_busy_time_peak_and_limit(shown: CachedLanes) -> None:
-    texts = words(plain(panels.workers(shown)))
+    texts = words(plain(panels.workers(shown, shown.explainer)))
     assert texts[:6] == ["worker", "busy", "bubble", "inner bubble", "peak activations", "limit"]
     assert [texts[6 + 6 * rank : 12 + 6 * rank] for rank in (0, 3)] == [
         ["0.0", "24", "9", "9", "4", "4"],
@@ -109,7 +109,9 @@ def test_every_worker_has_its_busy_time_peak_and_limit(shown: CachedLanes) -> No
 
 def test_of_many_workers_those_that_wait_longest_are_listed() -> None:
     page = SchedulePage([schedule_source(Path("many"), one_f_one_b(Shape(40, 2, 2)))])
-    texts = words(plain(panels.workers(kept(page.cache, page.timelines()[0]))))
+    lanes = kept(page.cache, page.timelines()[0])
+    assert lanes.explainer is not None
+    texts = words(plain(panels.workers(lanes, lanes.explainer)))
     assert texts[-1].startswith(f"{panels.WORKERS_SHOWN} of 80, largest inner bubble first.")
     assert texts[5] == "0.0"
     assert sum(text.endswith(".0") for text in texts) == 40
@@ -123,7 +125,7 @@ def found(operations: list[object], total: int | None = None) -> dict[str, objec
 def test_a_hit_of_the_search_says_why_it_starts_when_it_does(shown: CachedLanes) -> None:
     table = shown.table
     first, second = (next(i for i in range(len(table)) if str(table.instruction(i)) == f"3F0.{j}") for j in (0, 1))
-    card = panels.hits(shown, found([first, second], 7))
+    card = panels.hits(shown, shown.explainer, found([first, second], 7))
     texts = words(plain(card))
     assert "3F0.0 on 0.3" in texts
     assert "Waited for 2F0.0 on 0.2 (its value), ended 3, arrived 3" in texts
@@ -132,20 +134,22 @@ def test_a_hit_of_the_search_says_why_it_starts_when_it_does(shown: CachedLanes)
 
 
 def test_a_search_that_finds_nothing_or_is_wrong_says_so(shown: CachedLanes) -> None:
-    assert "No match for kind:F." in words(plain(panels.hits(shown, found([]))))
-    assert "knd is no field" in words(plain(panels.hits(shown, {"problem": "knd is no field"})))
-    assert "No match for kind:F." in words(plain(panels.hits(shown, found([-1, 10**9, "1", None]))))
-    assert words(plain(panels.hits(shown, None))) == ["Type a query above, and press Enter."]
+    assert "No match for kind:F." in words(plain(panels.hits(shown, shown.explainer, found([]))))
+    assert "No match for kind:F." in words(plain(panels.hits(shown, shown.explainer, found([-1, 10**9, "1", None]))))
 
 
 def test_an_executed_step_is_explained_in_its_unit(run_dir: Path) -> None:
     page = RunPage(LiveRun(load_run(run_dir)))
     executed = kept(page.cache, page.timelines(4, None)[0], 1)
-    texts = words(plain([panels.explained(executed), panels.in_view(executed, None)]))
+    texts = words(
+        plain([panels.explained(executed, executed.explainer), panels.in_view(executed, executed.explainer, {})])
+    )
     assert any("over the makespan of 202 ms" in text for text in texts)
     assert not any("are critical" in text for text in texts)
     assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
-    assert all(0 <= lane < executed.table.lanes for ((lane, _, _),) in places(panels.explained(executed)))
+    assert all(
+        0 <= lane < executed.table.lanes for ((lane, _, _),) in places(panels.explained(executed, executed.explainer))
+    )
 
 
 def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: SchedulePage, shown: CachedLanes) -> None:
@@ -156,24 +160,46 @@ def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: Schedule
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
 
 
-def test_lanes_that_are_gone_and_lanes_that_nothing_explains_say_so(shown: CachedLanes) -> None:
-    bare = CachedLanes(shown.table, b"", None)
-    for panel in (panels.explained, panels.workers, lambda lanes: panels.in_view(lanes, None)):
-        assert words(plain(panel(None))) == [parts.NOT_KEPT]
-        assert words(plain(panel(bare)))[0] == "Nothing more is known of these lanes."
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"panel": "explain", "address": "lanes/gone.bin"}, parts.NOT_KEPT),
+        ({"panel": "workers", "address": "bare"}, "Nothing more is known of these lanes."),
+        ({"panel": "found", "address": "bare", "problem": "knd is no field"}, "knd is no field"),
+    ],
+)
+def test_lanes_that_are_gone_and_lanes_that_nothing_explains_say_so(
+    shown: CachedLanes, asked: dict[str, str], said: str
+) -> None:
+    cache = LaneCache()
+    app = Dash("test", suppress_callback_exceptions=True)
+    register(app, cache)
+    app.layout = html.Div()
+    if asked["address"] == "bare":
+        asked = {**asked, "address": cache.put(shown.table)}
+    answer = answered(app.server.test_client(), asked)
+    assert said in words(answer[f"panel-{asked['panel']}"]["children"])
+    assert len(answer) == 1
+
+
+def answered(client: Any, asked: dict[str, str]) -> Any:
+    """What the callback of all panels answers."""
+    (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if "panel-found" in entry["output"]]
+    outputs = [{"id": part.rsplit(".", 1)[0], "property": "children"} for part in callback["output"][2:-2].split("...")]
+    request = {
+        "output": callback["output"],
+        "outputs": outputs,
+        "inputs": [{"id": "bench-asked", "property": "data", "value": asked}],
+        "changedPropIds": ["bench-asked.data"],
+    }
+    return client.post("/_dash-update-component", json=request).get_json()["response"]
 
 
 def test_the_workbench_has_the_panels_of_its_first_mode_and_empty_places_for_the_others(page: SchedulePage) -> None:
-    validate = ValidatePage()
-    component = plain(bench([page, validate], Mode("lanes", {"Figures": "figures", "Layout of all": []})))
-    tabs, sections = of_type(component, "Button"), of_type(component, "Section")
-    assert [tab["children"] for tab in tabs] == [*TITLES.values(), "Figures", "Layout of all"]
-    assert [section["data-panel"] for section in sections] == [tab["data-panel"] for tab in tabs]
-    assert {section["role"] for section in sections} == {"tabpanel"}
+    component = plain(bench([page, ValidatePage()], Mode("lanes", {"Figures": "figures", "Layout of all": []})))
+    panels = {section["data-panel"]: section["aria-label"] for section in of_type(component, "Section")}
+    assert panels == {**TITLES, "figures": "Figures", "layout": "Layout of all"}
     assert INVITATION in words(component)
     places = [part for part in of_type(component, "Div") if part.get("className") == "mode"]
-    assert [part["id"] for part in places if part["data-page"] == "validate"] == [
-        slot_id(slot, "validate") for slot in ("controls", "lanes", "tabs", "panels", "rest")
-    ]
-    assert [bool(part["children"]) for part in places if part["data-page"] == "validate"] == [False] * 5
+    assert {part["data-page"] for part in places if part["children"]} == {"schedules"}
     assert {part["data-opened"] for part in places} == {"selection", "findings"}

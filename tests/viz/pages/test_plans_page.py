@@ -19,7 +19,7 @@ from recycle.solve.planner import plan
 from tests.viz.components import canvases, of_type, plain, words
 from viz.export import export
 from viz.pages.plans_page import PlansPage
-from viz.pages.scenario_panel import BUTTONS, worker_buttons
+from viz.pages.scenario_panel import worker_buttons
 from viz.scenario import group, parse
 from viz.what_if import WhatIf
 
@@ -148,13 +148,6 @@ def test_a_slow_worker_is_planned_for_and_stays_slow_when_another_dies() -> None
         WhatIf(JOB, None, None).with_slow([(Worker(0, 1), 2.0)])
 
 
-def test_too_many_workers_are_named_instead() -> None:
-    job = Job.from_toml("[shape]\npipelines = 65\nranks = 8\nmicro_batches = 1\n")
-    assert job.shape.worker_count > BUTTONS
-    texts = words(plain(worker_buttons(job.shape, ())))
-    assert texts == ["520 workers: type names, or press a lane below."]
-
-
 def test_the_library_is_listed_by_failures_with_its_figures(tmp_path: Path) -> None:
     from msgspec.structs import replace
 
@@ -168,19 +161,6 @@ def test_the_library_is_listed_by_failures_with_its_figures(tmp_path: Path) -> N
     dead = page.what_if.dead_of([0, 1])
     assert page.what_if.answer(dead).source == "library"
     assert "No library of plans was given." in words(plain(PlansPage(WhatIf(JOB, None, None)).library()))
-
-
-def test_all_of_many_workers_are_drawn_and_the_answer_stays_small() -> None:
-    job = Job.from_toml("[shape]\npipelines = 16\nranks = 8\nmicro_batches = 16\n[memory]\nlimit = 8\n")
-    page = PlansPage(WhatIf(job, None, lambda failed: plan(job, failed, quick=True)))
-    component = plain(page.lanes("7.5", [""]))
-    (view,) = canvases(component)
-    shown = page.cache.get(Path(view["data-address"]).stem)
-    assert shown is not None
-    assert shown.table.lanes == 128
-    assert len(shown.table) > 3 * 16 * 16 * 8
-    assert len(json.dumps(component)) < 20_000
-    assert page.chosen({"lane": 61, "address": view["data-address"], "name": "plans-all"}) == Worker(7, 5)
 
 
 @pytest.mark.slow
@@ -197,13 +177,6 @@ def test_a_longer_search_takes_the_place_of_a_longer_plan() -> None:
     is_better, said = page.searched("1.1")
     assert not is_better
     assert said == f"A longer search found no plan with a shorter period than {best.period:g}."
-
-
-def test_who_cannot_search_says_so_and_has_no_button(page: PlansPage) -> None:
-    assert page.searched("") == (False, "no planner is loaded: give a job file, recycle view job.toml")
-    assert "Search longer" not in words(plain(page.scenario()))
-    searching = PlansPage(WhatIf(JOB, None, partial(plan, JOB, quick=True), searcher=partial(plan, JOB)))
-    assert "Search longer" in words(plain(searching.scenario()))
 
 
 def test_a_job_is_exported_with_its_plan_and_library(tmp_path: Path) -> None:

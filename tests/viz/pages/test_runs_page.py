@@ -56,6 +56,4 @@ def test_runs_that_are_open_have_a_button_and_others_their_command(folder: Path)
 def test_the_application_begins_with_the_list(folder: Path) -> None:
     app = build_app([load_run(folder / "new")], run_folders=[folder])
     layout = app.server.test_client().get("/_dash-layout").get_json()
-    tabs, _ = layout["props"]["children"][1]["props"]["children"]
-    labels = [tab["props"]["label"] for tab in tabs["props"]["children"]]
-    assert labels[:3] == ["Runs", "new", "Time of new"]
+    assert [tab["label"] for tab in of_type(layout, "Tab")][:3] == ["Runs", "new", "Time of new"]

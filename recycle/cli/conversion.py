@@ -1,0 +1,220 @@
+"""Weights and text in and out: `recycle tokenize`, and checkpoints from and to Hugging Face and Megatron."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from recycle.cli.terminal import Result, TwentiethLines, megabytes, progress_bars
+from recycle.errors import JobError
+from recycle.files import require_absent, require_writable
+from recycle.job import Job, is_stated
+from recycle.job.pricing import parse_bytes
+
+
+def tokenize(
+    sources: list[Path],
+    output: Path,
+    tokenizer: Path,
+    key: str = "text",
+    eod: str | None = None,
+    no_eod: bool = False,
+) -> Result:
+    """Make Megatron-LM's token files of text, of any size.
+
+    A file named .jsonl or .ndjson has an object per line, each with a document; any other file is one document of
+    text. A job reads the result with `[data] kind = "megatron"` and `path = "PREFIX"`. A text longer than 256
+    KiB is encoded in pieces that end where a line does; a tokenizer that does not split text into words may give other
+    tokens there.
+
+    Example: **recycle tokenize corpus.jsonl -o corpus --tokenizer models/llama**
+
+    Example: **recycle tokenize book.txt -o book --tokenizer tokenizer.json --eod '<|endoftext|>'**
+
+    Args:
+        sources (FILE...): JSON lines, or text. Or .gz of these.
+        output (-o PREFIX): writes PREFIX.bin and PREFIX.idx.
+        tokenizer (--tokenizer FILE|DIR): a tokenizer.json of Hugging Face, or a model's folder with one.
+        key (KEY): where the text is in each line's object.
+        eod (TOKEN): ends each document. Else what the tokenizer says.
+        no_eod: let documents end without a token.
+    """
+    from recycle.tokens.tokenize import tokenize as write
+
+    if eod is not None and no_eod:
+        raise JobError("tokenize: --eod and --no-eod contradict each other; give one")
+    for suffix in (".bin", ".idx"):
+        require_writable(Path(f"{output}{suffix}"))
+        require_absent(Path(f"{output}{suffix}"))
+    whole = round(sum(map(_size, sources)) / 1e6, 1)
+    with progress_bars(otherwise=TwentiethLines()) as report:
+        written = write(
+            sources,
+            output,
+            tokenizer,
+            key=key,
+            eod=None if no_eod else eod or "auto",
+            progress=lambda source, read: report("read", round(read / 1e6, 1), whole, f"{source.name} [MB]"),
+        )
+    end = "no token between them" if written.eod is None else f"each ends with token {written.eod}"
+    return Result(
+        {"prefix": str(output), **asdict(written)},
+        [
+            f"{output}.bin, {output}.idx: {written.documents} documents, {written.tokens} tokens; {end}",
+            f'use them with [data] kind = "megatron", path = "{output}" and [model] vocabulary = {written.vocabulary}',
+        ],
+    )
+
+
+def _size(source: Path) -> int:
+    try:
+        with source.open("rb") as file:
+            return file.seek(0, 2)
+    except OSError as error:
+        raise JobError(f"{source}: cannot be read ({error.strerror})") from None
+
+
+def import_hf(source: Path, output: Path) -> Result:
+    """Make a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral of Hugging Face.
+
+    A job starts from it with `[model] weights = "CHECKPOINT"`. Weights are kept in fp32; bf16 and fp16 are converted
+    to the same numbers. The tokenizer's files are kept beside them, and `recycle export-hf` gives all of it back.
+
+    Example: **recycle import-hf models/Llama-3.1-8B -o llama**
+
+    Args:
+        source (DIR): folder of the model: config.json, safetensors, tokenizer.
+        output (-o CHECKPOINT): folder to write; a new one.
+    """
+    from recycle.hugging_face.conversion import DTYPES, import_model
+
+    with megabytes("written") as report:
+        found = import_model(source, output, report)
+    types = [DTYPES[name][0] for name in found.stored]
+    converted = "" if types == ["float32"] else f", converted from {' and '.join(types)} to float32"
+    figures = {"architecture": found.architecture, "parameters": found.parameters, "stored": types}
+    return Result(
+        {"checkpoint": str(output), **figures, "carried": list(found.carried)},
+        [
+            f"{output}: {found.architecture}, {found.parameters:,} parameters{converted}",
+            f"kept beside them: {', '.join(found.carried) or 'nothing, the folder has no tokenizer'}",
+            f'start from it with [model] weights = "{output}"',
+        ],
+    )
+
+
+def export_hf(
+    checkpoint: Path,
+    output: Path,
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    shard_size: str = "2 GiB",
+) -> Result:
+    """Make a folder of Hugging Face of a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral.
+
+    It has the weights as safetensors, `config.json`, and the tokenizer that came with the model if it was imported. The
+    shape that a run had does not matter.
+
+    Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine**
+
+    Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine-bf16 --dtype bf16 --shard-size "5 GB"**
+
+    Args:
+        checkpoint (CHECKPOINT): an imported checkpoint, or one of a run's checkpoints.
+        output (-o DIR): folder to write; a new one.
+        dtype: type of the weights; auto is the one that the model was imported in.
+        shard_size (SIZE): most bytes of a file.
+    """
+    from recycle.hugging_face.conversion import DTYPES, export_model
+
+    most_bytes = int(parse_bytes(shard_size, "export-hf: --shard-size"))
+    with megabytes("written") as report:
+        found = export_model(checkpoint, output, dtype, most_bytes, report)
+    (stored,) = (DTYPES[name][0] for name in found.stored)
+    rounded = "" if stored == "float32" else ", rounded from float32 (--dtype fp32 keeps every bit)"
+    carried = ", ".join(found.carried) or "no tokenizer, since the weights came without one; copy yours there"
+    figures = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
+    return Result(
+        {"folder": str(output), **figures, "carried": list(found.carried)},
+        [
+            f"{output}: {found.architecture}, {found.parameters:,} parameters in {stored}{rounded}",
+            f"beside them: config.json, {carried}",
+            f'load it with transformers: AutoModelForCausalLM.from_pretrained("{output}")',
+        ],
+    )
+
+
+def import_megatron(source: Path, job: Path, output: Path, run: bool = False) -> Result:
+    """Make a checkpoint of the weights in one of Megatron's (torch_dist), of any parallel sizes.
+
+    A job starts from it with `[model] weights = "CHECKPOINT"`. With --run the optimizer's moments and step count are
+    imported too, and the job goes on from there. Megatron's index is a pickle: read only what you trust.
+
+    The job's model is compared with the checkpoint's tensors and, where it has them, with Megatron-LM's arguments; what
+    it does not state is printed as taken on trust. A job that does not state `vocabulary` keeps every row.
+
+    Examples:
+
+    **recycle import-megatron megatron/checkpoints --job job.toml -o weights**
+
+    **recycle import-megatron megatron/checkpoints --job job.toml --run -o runs/mine**
+
+    Args:
+        source (DIR): checkpoint of Megatron's (torch_dist): an iteration, or its parent.
+        job (--job JOB): job whose [model] the weights are of.
+        output (-o CHECKPOINT): folder to write; a new one.
+        run: import the optimizer's moments too; the folder is a run directory to resume.
+    """
+    from recycle.megatron.conversion import import_model, import_run
+
+    described = Job.load(job)
+    is_stated_by_job = described.model.weights is not None or is_stated(job, "model", "vocabulary")
+    if run and not is_stated_by_job:
+        raise JobError(
+            "[model] vocabulary: state it in the job, which the run goes on with; it counts tokens, no padding"
+        )
+    if run:
+        found = import_run(source, described, output)
+    else:
+        found = import_model(source, described.model, output, keeps_rows=not is_stated_by_job)
+    figures = {"parameters": found.parameters, "iteration": found.iteration}
+    more = {"left_out_rows": found.left_out_rows, "unstated": list(found.unstated)}
+    kept = f"vocabulary: every row of the checkpoint is kept, since {job} does not state [model] vocabulary"
+    padding = f"{found.left_out_rows} rows of padding after the {described.model.vocabulary} of the vocabulary"
+    trusted = f"taken on trust from {job}, since the checkpoint does not state it: {', '.join(found.unstated)}"
+    go_on = f"go on from it with: recycle train {job} --resume --run {output}"
+    return Result(
+        {"checkpoint": str(output), **figures, **more},
+        [
+            f"{output}: {found.parameters:,} parameters, of iteration {found.iteration}",
+            "" if is_stated_by_job else kept,
+            f"left out: {padding}" if found.left_out_rows else "",
+            trusted if found.unstated else "",
+            go_on if run else f'start from it with [model] weights = "{output}"',
+        ],
+    )
+
+
+def export_megatron(checkpoint: Path, output: Path) -> Result:
+    """Make a checkpoint of Megatron's (torch_dist): weights and, of a run's checkpoint, Adam's moments and step count.
+
+    Megatron loads it at any tensor, pipeline and virtual pipeline size, whatever shape the run had.
+
+    Example: **recycle export-megatron runs/mine/checkpoints/step-00000999 -o megatron**
+
+    Args:
+        checkpoint (CHECKPOINT): an imported checkpoint, or one of a run's checkpoints.
+        output (-o DIR): folder to write; a new one.
+    """
+    from recycle.megatron.conversion import export_model
+
+    found = export_model(checkpoint, output)
+    weights = "parameters with their moments" if found.moments else "parameters"
+    figures = {"parameters": found.parameters, "iteration": found.iteration, "moments": found.moments}
+    return Result(
+        {"folder": str(output), **figures},
+        [
+            f"{output}: {found.parameters:,} {weights} in float32, of iteration {found.iteration}",
+            f"load it with Megatron-LM: --load {output} --no-load-rng{'' if found.moments else ' --no-load-optim'}",
+        ],
+    )

@@ -1,0 +1,102 @@
+"""`recycle drain`, by which workers leave a run, and `recycle report`, which says where the time of a run went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recycle.cli.terminal import Result, print_table
+from recycle.runs.read_report import load_report
+from recycle.runs.report import GenerationChange, RunReport, TimePart
+
+COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.STARTING)
+
+
+def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(min=0.0)] = None) -> None:
+    """Let a worker, or all workers of a node, leave a run without repeated work; return when they have ended.
+
+    The plan without them is made while training goes on; they leave at the end of the iteration after that.
+
+    Example: **recycle drain runs/tiny 1.1** (a worker)
+
+    Example: **recycle drain runs/tiny 2 --in 60** (node 2)
+
+    Args:
+        run: run directory of a run that goes on.
+        worker: position of the worker, such as 1.1, or the number of a node.
+        within (--in SECONDS): kill the worker when it has not left by then, and do the iteration again; else it has all
+            the time.
+    """
+    from recycle.exec.launch import contact
+
+    contact.drain(run, worker, within, lambda line: print(line, flush=True))
+
+
+def report(run: Path) -> Result:
+    """Say where the time of a run went: useful, waiting, redone and so on, which add up to the wall clock.
+
+    Also what the plans had promised for it, and what each failure, departure and return cost.
+
+    Example: **recycle report runs/tiny**
+
+    Args:
+        run: run directory; the run may still go on.
+    """
+    found = load_report(run)
+    return Result(to_json(found), partial(_print, found))
+
+
+def _print(found: RunReport) -> None:
+    wall = found.wall
+    rows = [(part.value, f"{seconds:.3f}", _share(seconds, wall)) for part, seconds in found.parts.items() if seconds]
+    print(f"{found.steps} step{'s' * (found.steps != 1)} in {wall:.3f} s")
+    print_table(("part", "seconds", "share"), [*rows, None, ("all", f"{wall:.3f}", _share(wall, wall))], left=("part",))
+    if found.expected is not None and found.fault_free is not None:
+        print(f"iterations: {found.measured:.3f} s, by their plans {found.expected:.3f} s")
+        print(f"with all workers all the time: {found.fault_free:.3f} s, {_share(found.fault_free, wall)} of the run")
+    if found.changes:
+        used = [part for part in COSTS if any(part in change.costs for change in found.changes)]
+        print_table(
+            ("step", "at", "change", *(part.value for part in used), "all", "slower behind", "what"),
+            [_row(change, used) for change in found.changes],
+            left=("change", "what"),
+            least=160,
+        )
+
+
+def _row(change: GenerationChange, parts: Sequence[TimePart]) -> list[str]:
+    costs = [f"{change.costs[part]:.3f}" if part in change.costs else "" for part in parts]
+    slower = "" if change.slower is None else f"{change.slower:.3f}"
+    return [str(change.step), f"{change.time:.3f}", change.kind, *costs, f"{change.seconds:.3f}", slower, change.what]
+
+
+def _share(seconds: float, wall: float) -> str:
+    return f"{seconds / wall:.1%}" if wall else ""
+
+
+def to_json(found: RunReport) -> dict[str, Any]:
+    """What `--json` prints; all times in seconds."""
+    return {
+        "steps": found.steps,
+        "wall": round(found.wall, 6),
+        "parts": {part.value: round(seconds, 6) for part, seconds in found.parts.items()},
+        "measured": round(found.measured, 6),
+        "expected": found.expected,
+        "fault_free": found.fault_free,
+        "changes": [
+            {
+                "step": change.step,
+                "time": round(change.time, 6),
+                "kind": change.kind,
+                "what": change.what,
+                "costs": {part.value: round(seconds, 6) for part, seconds in change.costs.items()},
+                "seconds": round(change.seconds, 6),
+                "slower": change.slower,
+            }
+            for change in found.changes
+        ],
+    }

@@ -1,0 +1,358 @@
+"""Hosts that compare sums, states and each other's work: who is wrong is found, and the bits are the calm run's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from recycle import RunError
+from recycle.exec.checkpoint.checkpoint import folder_of, verify
+from recycle.exec.launch.launcher import RunResult
+from recycle.ir.families import one_f_one_b
+from recycle.job import PricedJob
+from recycle.job.sections import IntegritySection
+from tests.exec.runs import Run, calm_run, figures, job, kinds, only
+from tests.exec.sharded import sharded
+
+STEPS = 10
+ELASTIC = {"planner": {"layout": "elastic", "move_when": "always", "seconds": 0.2}, "model": {"layers": 6}}
+BF16, TWO_PROCESSES = {"train": {"precision": "bf16"}}, {"shape": {"tensor_parallel": 2}}
+EVERY_OTHER = {"train": {"checkpoint_every": 2}}
+COMING_AND_GOING = "kill:1.1@1 nan:0.0@3 rejoin:1.1@4 kill:0.0@6.step kill:2.1@7.reduce rejoin:0.0@8"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job with faults, and what its events say.
+
+    Attributes:
+        pipelines, kind: of the job.
+        integrity: its section.
+        faults: with spaces between them.
+        corrupt: steps and accused workers of the events `corrupt`.
+        copies: of the optimizer's shards; 0 where it is not sharded.
+        sections: further ones.
+        back: the step that is repeated last.
+        restored: steps that a checkpoint may be gone back to; empty where none is.
+        tensor, bit: of the bits that are named.
+        warned: part of all warnings.
+        has_own_schedule: 1F1B, not a planned one.
+    """
+
+    pipelines: int
+    kind: str
+    integrity: dict[str, Any]
+    faults: str
+    corrupt: tuple[tuple[Collection[int], str], ...] = ()
+    copies: int = 0
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    back: Collection[int] = ()
+    restored: Collection[int] = ()
+    tensor: str = ""
+    bit: int | None = None
+    warned: str = ""
+    has_own_schedule: bool = False
+
+    @property
+    def job(self) -> PricedJob:
+        return compared(self.pipelines, self.kind, self.integrity, self.copies, **self.sections)
+
+
+def compared(pipelines: int, kind: str, integrity: dict[str, Any], copies: int = 0, **sections: Any) -> PricedJob:
+    train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
+    sections = {"planner": {"seconds": 0.2}} | sections
+    of = job(pipelines, 2, 2, kind, integrity=integrity, train=train, **sections)
+    return sharded(of, copies) if copies else of
+
+
+def calm_of(of: PricedJob, launch: Run) -> RunResult:
+    """The run in which all is compared in every iteration, nothing fails, and nobody is suspected."""
+    train = msgspec.structs.replace(of.train, checkpoint_every=0)
+    calm = calm_run(of.with_sections(integrity=IntegritySection(digests=1, every=1), train=train), launch, STEPS)
+    assert kinds(calm) == ["generation"] + ["shards"] * of.train.sharded_optimizer
+    return calm
+
+
+def final_states(run: RunResult) -> set[tuple[int, str]]:
+    """The states of all stages or shards that workers end with, whoever they are."""
+    return {item for stages in run.digests.values() for item in stages.items()}
+
+
+def row(name: str, *given: Any, soak: bool = False, **more: Any) -> Any:
+    scenario = Scenario(*given, **more)
+    group = pytest.mark.xdist_group(f"integrity {scenario.pipelines} {scenario.kind} {scenario.copies}")
+    return pytest.param(scenario, id=name, marks=[group, *[pytest.mark.soak] * soak])
+
+
+def at(step: int, workers: str = "") -> tuple[Collection[int], str]:
+    return (step,), workers
+
+
+SUMS = [
+    # The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest.
+    row("lowest bit", 3, "emulated", {}, "flip=gradient,0:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
+    row("lowest bit of a gpt", 3, "gpt", {}, "flip=gradient,0:1.1@2 rejoin:1.1@5", (at(2, "1.1"),), soak=True),
+    row("sign of a gpt", 3, "gpt", {}, "flip=gradient,63:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
+    row("of two", 2, "emulated", {}, "flip=gradient:1.1@3", (at(3),), back=(3,)),
+    # The last checkpoint may not have been complete.
+    row(
+        *("of two again", 2, "emulated", {}, "flip=gradient:1.1@5 flip=gradient:1.1@5", (at(5), at(5))),
+        sections=EVERY_OTHER,
+        restored=(2, 4),
+    ),
+]
+STATES = [
+    # The flip at step 4 is in what iteration 6 begins with, whose commit compares that; iteration 3 did before. A
+    # moment has been through two steps by then, and one bit does not explain what has become of it.
+    *(
+        row(
+            *(f"{target} of {kind}", 3, kind, {"digests": 3}, f"flip={target}:{worker}@4 rejoin:{worker}@8"),
+            *((at(6, worker),),),
+            back=(3,),
+            tensor=tensor,
+            bit=bit,
+            soak=soak,
+        )
+        for kind, target, worker, tensor, bit, soak in (
+            ("emulated", "weight,40", "1.1", "layers.3.parameters", 40, False),
+            ("emulated", "moment,0", "1.1", "layers.3.count", 0, True),
+            ("gpt", "weight,20", "1.0", "decoder.layers.1", 20, True),
+            ("gpt", "moment,3", "1.1", "exp_avg.", None, True),
+            ("llama", "weight,22", "1.1", "", 22, True),
+        )
+    ),
+    row("two", 2, "emulated", {"digests": 2}, "flip=weight:1.1@5", (at(6),), back=(4,)),
+    # Step 3, which is evaluated and lies between the state gone back to and the flip, is evaluated again.
+    row(
+        *("evaluated again", 2, "emulated", {"digests": 3}, "flip=moment:1.1@6", ((range(6, 10), ""),)),
+        sections={"eval": {"every": 4}},
+        back=(3,),
+    ),
+    row("infinite gradients", 3, "gpt", {"digests": 3}, "flip=weight,30:1.0@4", (at(4, "1.0"),), bit=30, soak=True),
+    # It joins at step 6; only first iterations of generations compare: 0, 3 and 6. What is flipped at 6 shows when the
+    # death at 8 begins another generation, and the worker that has joined since copies what the others go back to.
+    row(
+        *("joined since", 3, "emulated", {"digests": 100}),
+        "kill:0.1@2 rejoin:0.1@5 flip=weight:1.1@6 kill:2.0@8 rejoin:2.0@9",
+        ((range(7, 10), "1.1"),),
+    ),
+    row("coming and going", 3, "emulated", {"digests": 1}, COMING_AND_GOING),
+    row("coming and going in bf16", 3, "gpt", {"digests": 1}, COMING_AND_GOING, sections=BF16, soak=True),
+]
+REPLAYS = [
+    # The iteration is repeated; now all agree, and the struck one differs from that in what it had reported.
+    *(
+        row(
+            *(f"{fault} of {pipelines} {kind}", pipelines, kind, {"every": 1}, f"flip={fault}:{worker}@4"),
+            *((at(4, worker),),),
+            tensor="activation",
+            soak=soak,
+        )
+        for pipelines, kind, fault, worker, soak in (
+            (3, "emulated", "activation", "1.0", False),
+            (2, "emulated", "input", "1.1", False),
+            (3, "gpt", "activation,22", "1.1", False),
+            (2, "gpt", "input", "0.0", True),
+            (2, "llama", "activation", "1.0", True),
+            (3, "gpt", "input,12", "2.1", True),
+        )
+    ),
+    # Two of three hosts agree; training goes back to the state before the last round in which nothing differed.
+    *(
+        row(
+            *(f"stuck unit of {kind} every {every}", 3, kind, {"every": every}, "flip=kernel:1.1@4"),
+            *(((range(4, 4 + every), "1.1"),),),
+            soak=soak,
+        )
+        for kind, every, soak in (("emulated", 3, False), ("emulated", 2, False), ("gpt", 3, True))
+    ),
+    # Of two it is nobody's until new processes go on from a checkpoint.
+    row(
+        *("stuck unit of two", 2, "emulated", {"every": 2}, "flip=kernel:1.1@5"),
+        ((range(STEPS), ""),) * 2,
+        sections=EVERY_OTHER,
+        restored=(2,),
+    ),
+    row(
+        *("stuck unit in gaps", 3, "emulated", {"every": "gaps"}, "flip=kernel:1.1@4", ((range(4, 10), "1.1"),)),
+        has_own_schedule=True,
+        warned="nothing is replayed",  # by the plan without the worker
+    ),
+    # What one tensor rank makes wrong, the sums of that rank have on all hosts; the replays say where it came from.
+    *(
+        row(
+            *(f"{fault} of two processes", 3, "gpt", {"every": every}, f"flip={fault}:1.1@4"),
+            *(((range(4, 10), "1.1"),),),
+            sections=TWO_PROCESSES,
+            soak=True,
+        )
+        for fault, every in (("activation", 1), ("input", 1), ("kernel", 3), ("weight", 3))
+    ),
+    row(
+        *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(4, 7), "1.1"),)),
+        sections=EVERY_OTHER,
+        warned="states are compared every 2 iterations",
+    ),
+    # The flip at step 7 shows where step 8 begins; all go back to the state since which everything was replayed.
+    row(
+        *("states more often", 3, "emulated", {"every": 4, "digests": 2}, "flip=weight,40:1.1@7", (at(8, "1.1"),)),
+        back=(4,),
+    ),
+    row("coming and going with replays", 3, "emulated", {"every": 2}, COMING_AND_GOING),
+    row("weight of a gpt", 3, "gpt", {"every": 2}, "flip=weight,20:1.0@5", ((range(5, 8), "1.0"),)),
+]
+SHARDS = [
+    # Of two holders of a shard nobody can say who is wrong; of three the odd one is fenced.
+    *(
+        row(
+            *(f"{target} of {copies} copies {integrity}", 3, "emulated", integrity, f"flip={target}:1.1@4"),
+            *(((range(4, 8), "1.1" if fenced else ""),), copies),
+            tensor="layers.3.count" if target == "moment,40" else "",
+            soak=soak,
+        )
+        for copies, integrity, target, fenced, soak in (
+            (2, {"digests": 3}, "moment,40", False, False),
+            (3, {"digests": 3}, "moment,40", True, False),
+            (2, {"digests": 2, "every": 5}, "moment,40", False, False),
+            (2, {"every": 1}, "activation", True, False),
+            (3, {"digests": 3, "every": 2}, "kernel", True, True),
+            (2, {"every": 1}, "gradient", False, True),
+            (3, {"every": 1}, "gradient", True, True),
+        )
+    ),
+    *(
+        row(
+            *(f"{kind} {integrity} {list(sections)}", 3, kind, integrity, f"kill:0.0@1 rejoin:0.0@3 flip={fault}"),
+            *(((range(4, 10), accused),), 2, sections),
+            soak=soak,
+        )
+        for kind, integrity, sections, fault, accused, soak in (
+            ("gpt", {"digests": 3}, BF16, "moment,20:1.1@4", "", False),
+            ("gpt", {"digests": 3}, {}, "moment,20:1.1@4", "", True),
+            ("gpt", {"every": 3}, {}, "kernel,22:1.1@4", "1.1", True),
+            ("gpt", {"digests": 2, "every": 3}, TWO_PROCESSES, "kernel,22:1.1@4", "1.1", True),
+            ("gpt", {"digests": 2}, TWO_PROCESSES, "moment,20:1.1@5", "", True),
+            ("emulated", {"digests": 1, "every": 4}, ELASTIC, "moment,40:1.1@5", "", True),
+        )
+    ),
+    row(
+        *("no room for shards", 3, "emulated", {"every": "gaps"}, "flip=moment,40:1.1@4", ((range(5, 7), ""),), 2),
+        sections=EVERY_OTHER,
+        back=range(2, 7),
+        warned="states are compared every 2 iterations",
+    ),
+    # What is struck lies in a shard that others hold, whose gather has not come yet.
+    row("live parameters", 4, "emulated", {"digests": 2}, "flip=weight:1.1@0", ((range(3), "1.1"),), 2),
+    row("coming and going of shards", 3, "emulated", {"digests": 1}, COMING_AND_GOING, (), 2),
+    row("coming and going and replays", 3, "emulated", {"digests": 1, "every": 3}, COMING_AND_GOING, (), 2, soak=True),
+    # Only first iterations of generations compare. All go back to where the joiner had its copies.
+    row(
+        *("where the joiner copied", 3, "emulated", {"digests": 100}),
+        "kill:0.1@2 rejoin:0.1@5 flip=moment,40:1.1@6 kill:2.0@8 rejoin:2.0@9",
+        *(((range(7, 10), ""),), 2),
+        back=(5,),
+    ),
+    # The joiner was not there when the state was kept, and copies its shards from the holders that have kept them.
+    row(
+        *("joiner without it", 3, "emulated", {"digests": 1, "every": 6}),
+        *("kill:0.1@2 rejoin:0.1@3 flip=moment,40:1.1@5", ((range(5, 8), ""),), 2),
+        back=(0,),
+    ),
+    # A holder of the kept state is dead: its copies are made anew from the other holder's.
+    row(
+        *("holder is dead", 3, "emulated", {"digests": 2, "every": 6}, "kill:0.1@3 flip=moment,40:1.1@5"),
+        *(((range(5, 8), ""),), 2),
+        back=(0,),
+    ),
+    # 0.1 and 1.1 hold shard 0 in the state that counts; others have copied it since, and it is wrong by now.
+    row(
+        *("all holders are dead", 4, "emulated", {"digests": 2, "every": 2}),
+        *("kill:0.1@4 kill:1.1@6 flip=moment,40:2.1@6", ((range(6, 8), ""),), 2, EVERY_OTHER),
+        restored=(2, 4),
+    ),
+]
+
+
+@pytest.mark.parametrize("scenario", [*SUMS, *STATES, *REPLAYS, *SHARDS])
+def test_who_is_wrong_is_found_and_what_was_wrong_is_taken_back(scenario: Scenario, launch: Run) -> None:
+    of, faults = scenario.job, scenario.faults.split()
+    own = {"schedule": one_f_one_b(of.shape)} if scenario.has_own_schedule else {}
+    run, calm = launch(of, STEPS, *faults, **own), calm_of(of, launch)
+    assert figures(run) == figures(calm)
+    assert run.evaluations == calm.evaluations
+    if not (scenario.copies and scenario.restored):
+        assert final_states(run) == final_states(calm)
+    events = {kind: [event for event in run.events if event["kind"] == kind] for kind in kinds(run)}
+    corrupt = events.get("corrupt", [])
+    for event, (steps, workers) in zip(corrupt, scenario.corrupt, strict=True):
+        assert (event["step"] in steps, event["workers"]) == (True, workers.split())
+    accused = {worker for _, workers in scenario.corrupt for worker in workers.split()}
+    killed = {fault[5:8] for fault in faults if fault.startswith("kill:")}
+    assert {event["worker"] for event in events.get("detected", [])} == accused | killed
+    there = {fault[7:10] for fault in faults if fault.startswith("rejoin:")}
+    if not scenario.restored:
+        assert not run.digests.keys() & (accused | killed) - there
+    assert [event["step"] in scenario.restored for event in events.get("restored", [])] == [True] * bool(
+        scenario.restored
+    )
+    if scenario.back:
+        assert events["undone"][-1]["step"] in scenario.back
+    assert bool(events.get("warning")) == bool(scenario.warned)
+    assert all(scenario.warned in event["message"] for event in events.get("warning", []))
+    bits = corrupt[0].get("bits", []) if corrupt else []
+    assert bits or scenario.bit is None
+    struck = re.findall(r"flip=.*?:(\d\.\d)", scenario.faults)
+    for found in bits[:1] if scenario.tensor else ():  # others follow from the first
+        assert found["stage"] == int(struck[0][-1])
+        assert scenario.tensor in found["tensor"]
+    for found in bits if scenario.bit is not None else ():
+        assert (found["worker"] in accused, found["bit"]) == (True, scenario.bit)
+
+
+def test_kept_checkpoints_that_may_be_wrong_are_removed_and_written_anew(launch: Run, tmp_path: Path) -> None:
+    """That after step 5 is written with what the flip has made of the others' gradients; iteration 6 finds it."""
+    of = compared(3, "emulated", {"digests": 6}, train={"checkpoint_every": 6})
+    run = launch(of, STEPS, "flip=activation:0.0@1", "flip=weight:1.1@4", directory=tmp_path)
+    assert (only(run, "corrupt")["step"], only(run, "undone")["step"]) == (6, 0)
+    assert figures(run) == figures(calm_of(of, launch))
+    assert verify(folder_of(tmp_path / "checkpoints", 9)).manifest.commit.loss == run.losses[9]
+
+
+def test_states_that_differ_in_the_end_are_taken_back_and_the_run_says_so(launch: Run, tmp_path: Path) -> None:
+    of = compared(3, "emulated", {"digests": 3}, train={"checkpoint_every": 3})
+    says = "workers 0.1 and 1.1 and 2.1 end with different states of stage 1; what came after step 8"
+    with pytest.raises(RunError, match=says):
+        launch(of, STEPS + 1, "flip=weight:1.1@10", directory=tmp_path)
+    run = launch(of, STEPS + 1, resume=True, directory=tmp_path)
+    assert figures(run)[:STEPS] == figures(calm_of(of, launch))
+    assert len(final_states(run)) == 2
+
+
+@pytest.mark.parametrize(
+    ("every", "times", "says"),
+    [
+        (2, 4, "also when repeated and from a checkpoint"),
+        (0, 2, "also when repeated, and there is no complete checkpoint to go back to"),
+    ],
+)
+def test_two_hosts_that_differ_again_and_again_end_the_run(every: int, times: int, says: str, launch: Run) -> None:
+    of = compared(2, "emulated", {}, train={"checkpoint_every": every})
+    with pytest.raises(RunError, match=rf"step 5: .* hold different gradients of stage 1, {says}"):
+        launch(of, STEPS, *["flip=gradient:1.1@5"] * times)
+
+
+def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch: Run) -> None:
+    """A worker that is stuck is known, and cannot go, as its shards would be lost: new processes begin again."""
+    of = compared(3, "emulated", {"every": 2}, 1, **EVERY_OTHER)
+    run = launch(of, STEPS, "flip=kernel:1.1@5")
+    assert figures(run) == figures(calm_run(of, launch, STEPS))
+    warnings = [event["message"] for event in run.events if event["kind"] == "warning"]
+    assert sum("only parameters are compared" in text for text in warnings) == 1
+    assert {tuple(event["workers"]) for event in run.events if event["kind"] == "corrupt"} == {("1.1",)}
+    assert "restored" in kinds(run)

@@ -1,0 +1,107 @@
+"""Orders of the families: as the papers draw them, as torch and Megatron build them; and what is refused."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recycle import MicroBatch, ScheduleError, Shape, Worker
+from recycle.ir.families import FAMILIES, interleaved
+from recycle.ir.families.every_pipeline import every_pipeline
+from recycle.ir.instruction import Backward, Forward, OverlappedPair
+from tests.ir.families.chunks import chunks_of
+
+ORDERS = {
+    ("gpipe", 2, 2): ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"],
+    ("1f1b", 3, 4): [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3", "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+    ],
+    ("interleaved", 2, 4): [
+        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
+    ],
+    ("looped-bfs", 2, 2): ["0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0"],
+    ("zb-h1", 3, 4): [
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3", "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
+    ],
+    ("zb-h2", 2, 4): [
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3",
+    ],
+    ("zb-v", 2, 4): [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3",
+        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3",
+    ],
+    ("dualpipe-v", 2, 5): [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1) (3F2;0B0) (0F4;3B2) (3F3;0B1) 3B3 (3F4;0B2) 3B4 0I3 0W3 0I4 0W4",
+        "1F0 2F0 1F1 2F1 1F2 2B0 (2F2;1B0) (1F3;2B1) (2F3;1B1) (1F4;2B2) (2F4;1B2) 2B3 1B3 2I4 1I4 2W4 1W4",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "ranks", "micro_batches"), ORDERS)
+def test_each_family_has_its_order_in_every_pipeline(family: str, ranks: int, micro_batches: int) -> None:
+    text = FAMILIES[family](Shape(2, ranks, micro_batches, chunks_of(family))).text()
+    for k in range(2):
+        told = [text[f"{k}.{rank}"].replace(f"{k}.", "") for rank in range(ranks)]
+        assert told == ORDERS[family, ranks, micro_batches]
+
+
+@pytest.mark.parametrize(("family", "name"), [("zb-v", "ScheduleZBVZeroBubble"), ("dualpipe-v", "ScheduleDualPipeV")])
+def test_the_order_for_equal_times_is_that_of_torchs_schedule(family: str, name: str) -> None:
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    for ranks, micro_batches in [(1, 2), (1, 5), (2, 4), (2, 5), (3, 6), (3, 9), (4, 8), (4, 10), (5, 11), (8, 16)]:
+        shape = SimpleNamespace(pp_group_size=ranks, _n_microbatches=micro_batches, num_stages=2 * ranks)
+        schedule = FAMILIES[family](Shape(1, ranks, micro_batches, 2))
+        for rank in range(ranks):
+            actions = getattr(torch, name)._calculate_single_rank_operations(shape, rank)
+            texts = [str(action).removesuffix("OVERLAP_F_B").removeprefix("-1") for action in actions if action]
+            assert [str(one).replace("0.", "") for one in schedule.program(Worker(0, rank))] == texts
+
+
+REFUSED: list[tuple[str, Shape, dict[str, Any], str]] = [
+    *((family, Shape(1, 2, 4, 2), {}, "chunks = 1, got 2") for family in ("gpipe", "1f1b", "zb-h1", "zb-h2")),
+    *((family, Shape(1, 2, 4, 3), {}, "chunks = 2") for family in ("zb-v", "v-half", "v-min", "dualpipe-v")),
+    ("dualpipe-v", Shape(1, 4, 7, 2), {}, r"micro_batches of at least 2 \* ranks = 8, got 7"),
+    ("interleaved", Shape(1, 4, 6, 2), {}, "divisible by ranks = 4 or a group_size, got 6"),
+    *(("interleaved", Shape(1, 4, 9, 2), {"group_size": n}, f"micro_batches = 9.*, got {n}") for n in (0, 3, 4, 6, 10)),
+    *(
+        ("v-half", Shape(1, 2, 4, 2), {"times": times}, "three finite numbers of at least 0")
+        for times in ((1, 1), (1, -1, 1), (1, float("nan"), 1), (1, float("inf"), 1))
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options", "message"), REFUSED)
+def test_what_a_family_cannot_do_is_refused(family: str, shape: Shape, options: Any, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        FAMILIES[family](shape, **options)
+
+
+def test_a_group_size_is_told() -> None:
+    told = interleaved(Shape(1, 2, 5, 2), group_size=3).metadata
+    assert told == {"family": "interleaved", "group_size": 3}
+
+
+def test_the_programs_of_one_pipeline_are_copied_with_both_halves_of_a_pair() -> None:
+    first, second = MicroBatch(0, 0), MicroBatch(0, 1)
+    pair = OverlappedPair(Forward(0, second), Backward(0, first))
+    programs = [[Forward(0, first), pair, Backward(0, second)]]
+    schedule = every_pipeline(Shape(3, 1, 2), programs, optimizer="barrier", metadata={"family": "pair"})
+    assert schedule.text() == {f"{k}.0": f"0F{k}.0 (0F{k}.1;0B{k}.0) 0B{k}.1" for k in range(3)}
+    assert (schedule.optimizer, schedule.metadata) == ("barrier", {"family": "pair"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_large_job_is_built_in_a_moment(family: str) -> None:
+    shape = Shape(24, 64, 128, chunks_of(family))
+    began = time.process_time()
+    schedule = FAMILIES[family](shape)
+    assert time.process_time() - began < (4 if family in ("v-half", "v-min") else 1)
+    forwards = np.isin(schedule.columns.kind, (Forward.kind, OverlappedPair.kind)).sum()
+    assert forwards == shape.stages * shape.global_micro_batches

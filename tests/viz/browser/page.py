@@ -1,0 +1,93 @@
+"""A page with one timeline in a real browser: scripts that read its canvas, and what tests do with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAME = "schedules-0"
+VIEW = f"recycle.views.get('{NAME}')"
+PIXEL = """([x, y]) => {
+  const {left, top} = VIEW.place, ratio = devicePixelRatio;
+  const at = VIEW.context.getImageData(Math.floor((left + x) * ratio), Math.floor((top + y) * ratio), 1, 1).data;
+  return '#' + [...at.slice(0, 3)].map(c => c.toString(16).padStart(2, '0')).join('').toUpperCase();
+}""".replace("VIEW", VIEW)
+SHOW = """window_ => { VIEW.show(window_); return new Promise(done => {
+  const look = () => VIEW.asked ? requestAnimationFrame(look) : done(VIEW.level);
+  requestAnimationFrame(() => requestAnimationFrame(look));
+}); }""".replace("VIEW", VIEW)
+
+
+class Page:
+    """A page with one timeline, what it asked the server for, and what it complained of."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", self._asked)
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.open("")
+
+    def open(self, query: str) -> None:
+        self.page.goto(self.address + query)
+        self.page.wait_for_selector(".lanes-view[data-drawn]")
+        self.page.wait_for_load_state("networkidle")
+        self.requests.clear()
+
+    def _asked(self, request: Any) -> None:
+        if "_favicon" not in request.url:  # chromium looks at it again whenever the address changes
+            self.requests.append(request.url)
+
+    def __call__(self, script: str, argument: Any = None) -> Any:
+        return self.page.evaluate(script, argument)
+
+    def show(self, **window: float) -> int:
+        """Show a window; returns the level of detail that it is drawn at."""
+        level: int = self(SHOW, window)
+        return level
+
+    def press(self, *keys: str, select: str = "") -> str:
+        """Press keys, with an instruction selected before; gives the line below the lanes."""
+        if select:
+            self(f"text => {VIEW}.select(recycle.search({VIEW}.table, text)[0])", select)
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.page.wait_for_function(f"() => !{VIEW}.asked")
+        return self.status()
+
+    def drag(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """From one (time, row) to another."""
+        self.drag_pixels(self.point(*begin), self.point(*end))
+
+    def drag_pixels(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        self.page.mouse.move(*begin)
+        self.page.mouse.down()
+        self.page.mouse.move(*end, steps=4)
+        self.page.mouse.up()
+
+    def at(self, t: float, y: float) -> tuple[float, float]:
+        """Place within the axes, in pixels, of a time and a row."""
+        x, down = self(
+            f"([t, y]) => {{ const v = {VIEW}.view, p = {VIEW}.place;"
+            " return [(t - v.t0) / (v.t1 - v.t0) * p.width, (y - v.y0) / (v.y1 - v.y0) * p.height]; }",
+            [t, y],
+        )
+        return x, down
+
+    def colour(self, t: float, y: float) -> str:
+        found: str = self(PIXEL, list(self.at(t, y)))
+        return found
+
+    def point(self, t: float, y: float) -> tuple[float, float]:
+        """The same on the page, for the mouse."""
+        self(f"() => {VIEW}.root.scrollIntoView()")
+        left, top = self(
+            f"() => {{ const box = {VIEW}.overlay.getBoundingClientRect(), {{left, top}} = {VIEW}.place;"
+            " return [box.left + left, box.top + top]; }"
+        )
+        x, down = self.at(t, y)
+        return left + x, top + down
+
+    def status(self) -> str:
+        return str(self(f"() => {VIEW}.status.textContent"))

@@ -1,0 +1,280 @@
+"""Pages in a real browser: a journey through each, by pointer and by keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Profile, Schedule, Shape, simulate
+from recycle.cli.view import _planner
+from recycle.ir.families import zb_v
+from recycle.ir.formats import chrome_trace
+from recycle.job import Job
+from tests.test_site import site
+from tests.viz.browser.page import Page
+from tests.viz.serving import served
+from viz.app import build_app
+from viz.dropped import MOST_BYTES
+from viz.export import export
+from viz.lanes import LaneTable
+from viz.sources import load_source, schedule_source
+from viz.what_if import WhatIf
+
+__all__ = ["site"]
+pytestmark = pytest.mark.browser
+JOB = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n"
+FAULTS = (Path(__file__).parent / "accessibility.js").read_text(encoding="utf-8")
+"""Gives the rules of accessibility that a page breaks, and where."""
+IN_SIGHT = "() => [...document.querySelectorAll('.lanes-view')].filter(v => v.offsetParent).map(v => v.dataset.name)"
+
+
+@pytest.fixture(scope="module")
+def address(healthy: Schedule, broken: Schedule) -> str:
+    job = Job.from_toml(JOB)
+    named = (("whole.json", healthy), ("<b>broken</b>.json", broken))
+    sources = [schedule_source(Path(name), schedule) for name, schedule in named]
+    return served(app=build_app(sources, WhatIf(job, None, _planner(job)), is_example=True))
+
+
+@pytest.fixture
+def journey(chromium: Any) -> Iterator[Callable[[str], Any]]:
+    """Opens an address; whatever the pages complain of fails the test."""
+    pages, complaints = [], []
+
+    def go(address: str) -> Any:
+        page = chromium.new_page(viewport={"width": 1280, "height": 900})
+        pages.append(page)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        return page
+
+    yield go
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def drawn(page: Any, *names: str) -> None:
+    page.wait_for_function("names => names.every(name => window.recycle?.views.get(name)?.drawn)", arg=list(names))
+
+
+def test_a_run_is_stepped_and_played_and_back_leads_to_the_step_before(journey: Any, run_dir: Path) -> None:
+    page = journey(served(run_dir) + "/?run0-step=4")
+    heading = "step => document.querySelector('.lanes-head h3')?.textContent.startsWith(`Planned, step ${step}`)"
+    page.wait_for_function(heading, arg=4)
+    drawn(page, "run0-executed")
+    assert page.evaluate("() => [...recycle.views.get('run0-executed').table.failed]") == [3]
+    for press, step in (("step after", 5), ("change after", 6), ("change before", 3)):
+        page.click(f'.player [data-go="{press}"]')
+        page.wait_for_function(heading, arg=step)
+        page.wait_for_function("step => location.search.includes(`run0-step=${step}`)", arg=step)
+    page.go_back()
+    page.wait_for_function(heading, arg=6)
+    page.locator(".lanes-view").first.focus()  # Space on a button presses that
+    page.keyboard.press("Space")
+    page.wait_for_function(heading, arg=8)
+    page.wait_for_function("() => document.querySelector('[data-go=play]').textContent === 'Play'")  # the last step
+    page.go_back()  # what was played is one step
+    page.wait_for_function(heading, arg=5)
+    page.click(".moments button")
+    page.wait_for_function(heading, arg=2)
+
+
+def test_two_schedules_are_compared_by_colour_strip_cursor_and_lane_under_lane(journey: Any, address: str) -> None:
+    page = journey(address)
+    page.locator(".start button", has_text="Compare").click()
+    drawn(page, "compare-0", "compare-1")
+    windows = "() => ['compare-0', 'compare-1'].map(name => recycle.views.get(name).view.t1)"
+    before = page.evaluate(windows)
+    page.locator("[data-places]:visible").first.click()
+    page.wait_for_function(
+        f"before => {{ const [a, b] = ({windows})(); return a === b && a !== before; }}", arg=before[0]
+    )
+    assert page.locator("b").count() == 0  # a name is text
+    strip = page.get_attribute(".lanes-view[data-name=compare-1] .lanes-deltas canvas", "aria-label")
+    assert strip == "How much later instructions start in b>.json than in whole.json: -2 to 6"
+    page.hover(".lanes-view[data-name=compare-0] .lanes-axes")
+    lines = "() => [...document.querySelectorAll('.lanes-cursor')].map(l => l.style.transform)"
+    page.wait_for_function(f"() => ({lines})().length === 2 && new Set(({lines})()).size === 1")
+    page.click("text=lane under lane")
+    drawn(page, "compare-all")
+    page.evaluate("() => { const v = recycle.views.get('compare-all'); v.select(v.table.offsets[3] + 1); }")
+    page.wait_for_selector(".selection h4:has-text('1F1.0')", state="attached")
+    page.wait_for_function("() => recycle.views.get('compare-all').links !== null")
+    page.reload()
+    drawn(page, "compare-all")
+    page.go_back()
+    drawn(page, "compare-1")
+
+
+def test_a_pressed_worker_fails_and_undo_takes_it_back(journey: Any, address: str) -> None:
+    page = journey(address + "/?fail=1.1")
+    page.wait_for_selector("text=Without 1.1")
+    page.click(".workers button:text-is('0.0')")
+    page.wait_for_selector("text=Without 0.0, 1.1")
+    page.wait_for_function("() => location.search.includes('fail=0.0,1.1')")
+    page.click(".workers button:text-is('0.1')")
+    page.wait_for_function("() => String(recycle.views.get('plans-all')?.ghost?.failed) === '0,3'")
+    page.click(".workers button:text-is('2.1')")
+    page.wait_for_selector("text=no live worker is left for stage 1")
+    page.click("button:text-is('Undo')")
+    page.wait_for_function("() => location.search.includes('fail=0.0,1.1')")
+    page.wait_for_function("() => String(recycle.views.get('plans-all')?.table.failed) === '0,3'")
+    page.evaluate("() => recycle.views.get('plans-all').sendLane(3)")  # a press on the name of 1.1
+    page.wait_for_function("() => /fail=0.0(&|$)/.test(location.search)")
+
+
+def test_a_file_that_means_harm_is_shown_as_text_and_a_large_one_stays_here(
+    journey: Any, address: str, tmp_path: Path, broken: Schedule
+) -> None:
+    page = journey(address + "/?pages=validate")
+    page.wait_for_selector("input[type=file]", state="attached")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(MOST_BYTES + 2**20)
+    page.set_input_files("input[type=file]", tmp_path / "large.json")
+    page.wait_for_selector("text=large.json: 33 MB is too large for the page (at most 32 MB)")
+    path = tmp_path / "<img src=x onerror=alert(1)>.json"
+    wrong = {**broken.text(), "0.0": "0F0.0 0B0.0 0F0.1 0F0.1 0B0.1"}
+    Schedule.from_text(broken.shape, wrong, failed=["1.1"]).save(path)
+    page.set_input_files("input[type=file]", path)
+    page.wait_for_selector("h2:has-text('<img src=x onerror=alert(1)>.json: Not valid')")
+    drawn(page, "validate-0")
+    page.click(".bench-panel:visible [data-places]")
+    framed = page.wait_for_function("() => recycle.views.get('validate-0').places").json_value()
+    assert [place["lane"] for place in framed] == [0, 0]  # what is there twice, and where it was first
+    assert page.locator("img").count() == 0
+
+
+def test_modes_carry_the_selection_panels_follow_and_tabs_are_walked(journey: Any, address: str) -> None:
+    page = journey(address + "/?pages=schedules&panel=explain")
+    drawn(page, "schedules-0", "schedules-1")
+    page.wait_for_selector("text=over the makespan of 9;")
+    page.evaluate(
+        "() => { const view = recycle.views.get('schedules-1'); view.show({ t0: 0.5, t1: 4 });"
+        "view.select(view.table.offsets[1]); recycle.use(view); }"
+    )
+    page.wait_for_selector("#headline:has-text('period 11')")
+    page.keyboard.press("o")
+    page.wait_for_function("() => document.documentElement.dataset.dock === 'below'")
+    page.click(".tab:has-text('Compare')")
+    drawn(page, "compare-0", "compare-1")
+    shown = "() => { const { view, selected } = recycle.views.get('compare-1'); return [view.t0, view.t1, selected]; }"
+    *window, selected = page.evaluate(shown)
+    assert (window, selected > 0) == ([0.5, 4], True)
+    page.wait_for_selector("text=against whole.json")  # the panel of the mode is open
+    page.click(".tab:has-text('Validate')")  # which has no lanes until a file is dropped, so these stay
+    page.wait_for_selector("text=Drop a schedule file here")
+    assert page.evaluate(IN_SIGHT) == ["compare-0", "compare-1"]
+    page.go_back()
+    page.go_back()
+    page.wait_for_function(f"() => String(({IN_SIGHT})()) === 'schedules-0,schedules-1'")
+    page.focus(".tab[role=tab] >> nth=0")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tab[aria-selected=true]:has-text('Validate')")
+
+
+def test_a_server_that_is_gone_is_told_and_what_is_drawn_stays(chromium: Any, address: str) -> None:
+    page = chromium.new_page()
+    page.goto(address + "/?pages=schedules")
+    drawn(page, "schedules-0")
+    page.context.set_offline(True)
+    page.click(".tab:has-text('Compare')")
+    page.wait_for_selector("text=The viewer's server does not answer")
+    assert page.evaluate(IN_SIGHT) == ["schedules-0", "schedules-1"]
+    page.context.set_offline(False)
+    page.click(".tab:has-text('Validate')")
+    page.wait_for_selector("text=The viewer's server does not answer", state="hidden")
+    page.close()
+
+
+def test_an_exported_page_opens_from_disk_and_loads_nothing(journey: Any, run_dir: Path, tmp_path: Path) -> None:
+    export(tmp_path / "run.html", [load_source(run_dir)])
+    page = journey((tmp_path / "run.html").as_uri())
+    drawn(page, "run0-3")
+    page.wait_for_function("() => document.querySelectorAll('.annotation-text').length >= 4")
+    page.evaluate("() => recycle.use(recycle.views.get('run0-3'))")
+    for key in ("w", ".", "t"):
+        page.keyboard.press(key)
+    page.wait_for_function("() => recycle.views.get('run0-3').selected >= 0")
+    page.wait_for_selector(".lanes-listing tbody tr")
+    page.wait_for_function("() => location.search.includes('view=run0-3')")
+    loaded = page.evaluate("() => performance.getEntriesByType('resource').map(one => one.name)")
+    assert [name for name in loaded if not name.startswith("data:")] == []
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
+def test_no_page_has_a_serious_fault_and_all_is_served_from_here(
+    chromium: Any, run_dir: Path, schedule_file: Path, healthy: Schedule, theme: str
+) -> None:
+    healthy.save(schedule_file.parent / "whole.json")
+    address = served(run_dir, schedule_file, schedule_file.parent / "whole.json")
+    page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme)
+    page.goto(address)
+    found: set[str] = set()
+    for title in page.locator(".tab").all_text_contents():
+        page.locator(".tab", has_text=title).first.click()
+        page.wait_for_load_state("networkidle")
+        page.wait_for_timeout(300)
+        tabs = page.locator(".bench-tab:visible")
+        for place in range(tabs.count()):
+            tabs.nth(place).click()
+            page.wait_for_timeout(250)
+            found |= set(page.evaluate(FAULTS))
+        found |= set(page.evaluate(FAULTS))
+    loaded = page.evaluate("() => performance.getEntriesByType('resource').map(one => one.name)")
+    page.close()
+    assert found == set()
+    assert [name for name in loaded if not name.startswith(address)] == []
+
+
+def test_the_rules_find_what_breaks_them_and_the_keyboard_reaches_everything(page: Page) -> None:
+    reached = []
+    for _ in range(60):
+        page.page.keyboard.press("Tab")
+        reached.append(page("() => document.activeElement.className"))
+    assert {"lanes-view", "bench-split", "lanes-search"} <= set(reached)
+    assert {"bench-tab", "bench-panel"} <= set(reached)
+    page(
+        """() => { const add = (html) => document.querySelector("main").insertAdjacentHTML("beforeend", html);
+          add('<button id=twice></button><img id=twice src="data:,x"><input><span role=tab>x</span>');
+          add('<p style="color: #999; background: #fff">pale</p><i tabindex=3>first</i>'); }"""
+    )
+    rules = {fault.split(":")[0] for fault in page(FAULTS)}
+    assert rules >= {"control-name", "image-alt", "aria-required-parent", "duplicate-id", "color-contrast", "tabindex"}
+
+
+def test_the_playground_draws_what_is_dropped_or_says_why_not(
+    journey: Any, site: Any, broken: Schedule, tmp_path: Path, run_dir: Path
+) -> None:
+    (tmp_path / "playground.html").write_text(site.playground())
+    page = journey((tmp_path / "playground.html").as_uri())
+    drawn(page, "schedules-0-0")
+    latest = "[...recycle.views.values()].find((view) => view.root.closest('.dropped'))"
+
+    def drop(name: str, content: str, said: str) -> None:
+        (tmp_path / name).write_text(content)
+        page.set_input_files(".playground input", tmp_path / name)
+        page.wait_for_selector(f".playground [role=status]:has-text({said!r})")
+
+    profile = Profile.uniform(link=0.25)
+    for name, schedule in (("broken", broken), ("chunks", zb_v(Shape(2, 3, 4, chunks=2)))):
+        table = LaneTable.from_timeline(simulate(schedule, profile))
+        drop(f"{name}.json", "".join(chrome_trace.dumps(schedule, profile)), f"{len(table)} operations on")
+        page.wait_for_function(f"length => {latest}?.drawn && {latest}.table.length === length", arg=len(table))
+        found = page.evaluate(f"""() => {{ const {{ table }} = {latest};
+          return [[...table.offsets], [...table.end], table.labels, table.failed]; }}""")
+        assert found[0] == table.offsets.tolist()
+        assert found[1] == pytest.approx(table.end.tolist())
+        assert found[2:] == [[str(w) for w in schedule.shape.workers()], table.failed.nonzero()[0].tolist()]
+    export(tmp_path / "plan.html", [schedule_source(Path("plan"), broken)])
+    drop("plan.html", (tmp_path / "plan.html").read_text(), "plan.html: 37 operations")
+    drop("trace.json", (run_dir / "trace.json").read_text(), "trace.json: ")
+    assert page.locator(".dropped").count() == 1
+    drop("x.json", "{", "x.json cannot be drawn: neither JSON nor a page")
+    drop("y.json", '{"traceEvents": []}', "y.json cannot be drawn: no timeline of recycle")
+    drop("z.json", '{"programs": {}}', "a schedule has no times yet: recycle convert FILE timeline.json")

@@ -1,0 +1,211 @@
+"""A schedule in a real browser: its pixels are the model's, and looking around asks the server for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from recycle import Profile, Schedule, Shape, Timeline, simulate
+from recycle.ir.families import one_f_one_b
+from tests.viz.browser.page import VIEW, Page
+from viz.figures import palette
+from viz.figures.boxes import boxes
+from viz.lanes import LaneTable
+
+pytestmark = pytest.mark.browser
+
+
+def light(colour: str) -> float:
+    return sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) / 3
+
+
+def test_every_box_has_its_colour_at_each_level_of_detail(
+    opened: Callable[..., Page], broken: Schedule, broken_timeline: Timeline
+) -> None:
+    page = opened(broken)
+    for box in (box for box in boxes(LaneTable.from_timeline(broken_timeline)) if box.end > box.start):
+        # near the upper left corner: no text there, and of stripes either colour may be
+        t, y = box.start + 0.12 * (box.end - box.start), box.lane + 0.5 + box.top + 0.16 * (box.bottom - box.top)
+        assert page.colour(t, y) in ({box.paint.fill, box.paint.hatch} if box.rerouted else {box.paint.fill})
+    assert page.colour(4.5, 0.5) == palette.BAND
+    assert {page.colour(1.0 + step / 40, 3.5) for step in range(40)} == {palette.FAILURE_BAND, palette.FAILURE_HATCH}
+    page.press("u", select="1F1.0")  # its micro-batch alone, all others pale
+    assert page.colour(2.12, 1.2) == palette.FORWARD.fill
+    assert light(page.colour(1.12, 0.2)) > light(palette.FORWARD.fill) + 60
+    page.press("Escape", "Shift+M")  # what all workers hold: one of 2.1, then two
+    page.page.wait_for_function(f"() => {VIEW}.held?.found && !{VIEW}.asked")
+    assert page.colour(4.0, 0.4) == page.colour(4.0, 0.6) != palette.BAND == page.colour(0.4, 0.4)
+    dark = opened(broken, color_scheme="dark")
+    assert dark.colour(0.12, 0.25) == palette.FORWARD.fill
+    assert light(dark.colour(4.5, 0.5)) < 80
+    large = opened(one_f_one_b(Shape(pipelines=64, ranks=8, micro_batches=64)))
+    windows = ((0, 300, 0, 512), (0, 60, 0, 100), (20, 50, 0, 16))
+    assert [large.show(**dict(zip(("t0", "t1", "y0", "y1"), window, strict=True))) for window in windows] == [0, 1, 2]
+    assert page.complaints + dark.complaints + large.complaints == []
+
+
+def test_looking_around_asks_the_server_for_nothing(page: Page) -> None:
+    page.page.mouse.move(*page.point(2.5, 1.5))
+    assert page.page.inner_text(".lanes-tip").splitlines()[:2] == ["1F1.0", "forward"]
+    page.press("g")  # by stage: the second row is worker 1.0 now
+    page.page.wait_for_function("() => document.querySelector('.lanes-tip').textContent.includes('worker 1.0')")
+    page.press("h")
+    page.page.wait_for_function(f"() => {VIEW}.rows.count === 2")
+    page.press("h", "g", "w", "d", "p", "0")
+    page.drag((2.0, 1.3), (6.0, 3.6))  # whole rows
+    page.page.wait_for_function(f"() => {VIEW}.view.t0 > 1 && {VIEW}.view.y0 === 1 && {VIEW}.view.y1 === 4")
+    page.press("z")
+    page.page.wait_for_function(f"() => {VIEW}.view.t0 < 0 && {VIEW}.view.y1 === 6")
+    page.press("r")
+    assert page.status().startswith("0 to 11, 6 rows: busy 54.5 %, bubble 45.5 %")
+    page.press("t")
+    page.page.wait_for_selector(".lanes-listing tbody tr")
+    page.show(t0=2.1, t1=2.9, y0=0, y1=2)
+    page.page.wait_for_function("() => document.querySelectorAll('.lanes-listing tbody tr').length === 1")
+    cells = page.page.locator(".lanes-listing tbody tr").inner_text().split("\t")
+    assert cells == ["0.1", "1F1.0", "forward", "1", "2", "3", "1", "re-routed, critical path"]
+    page.press("t", "?")
+    assert page.page.locator("dialog.lanes-help").is_visible()
+    assert (page.requests, page.complaints) == ([], [])
+
+
+def test_a_movement_of_the_pointer_styles_the_page_once(page: Page) -> None:
+    metrics = page.page.context.new_cdp_session(page.page)
+    metrics.send("Performance.enable")
+
+    def styled() -> float:
+        found = metrics.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in found if one["name"] == "RecalcStyleCount")
+
+    x, y = page.point(0.5, 0.5)
+    page.page.mouse.move(x, y)
+    page.page.wait_for_timeout(300)
+    before, moves = styled(), 40
+    for step in range(moves):
+        page.page.mouse.move(x + 5 * step, y)
+        page("() => 0")
+    assert styled() - before < 1.5 * moves
+
+
+def test_a_selection_is_explained_by_pointer_and_keys(page: Page) -> None:
+    page.page.mouse.click(*page.point(2.5, 1.5))
+    page.page.wait_for_function(f"() => {VIEW}.links")
+    assert page.page.inner_text(".selection h4") == "1F1.0"
+    rows = [row.split("\t")[:2] for row in page.page.inner_text(".selection tbody").splitlines()]
+    assert rows == [["1F0.0", "0.1"], ["0F1.0", "1.0"]]
+    named = f"() => ['inputs', 'outputs'].map(key => {VIEW}.links[key].map(i => {VIEW}.table.instruction(i)))"
+    assert page(named) == [["0F1.0"], ["1I1.0"]]
+    page.page.mouse.click(*page.point(4.0, 0.5))
+    page.page.wait_for_selector(".selection :text('0B0.0 waits for 1B0.0 on 0.1, which ends at 5.')")
+    left, middle = page.point(page(f"() => {VIEW}.view.t0"), 0.5)
+    page.page.mouse.click(left - 12, middle)  # the name of the lane
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent === 'worker 0.0'")
+    page.press("m")
+    page.page.wait_for_selector(".lanes-memory canvas[aria-label='Activations held by 0.0: most 2 at 1 by 0F0.1']")
+    told = [page.press(*keys).split(";")[0] for keys in (["Escape", "."], [".", "."], [","], ["ArrowDown"])]
+    assert told == ["0F0.0", "0B0.0", "0F0.1", "1F0.0"]
+    page.page.wait_for_function(f"() => {VIEW}.links?.inputs.length")
+    assert page.press("[").startswith("0F0.0")
+    assert page.press("b") == "worker 0.0 idle from 2 to 5"
+    (x0, y), (x1, _) = page.point(2.0, 0), page.point(5.0, 0)
+    page.drag_pixels((x0, y - 6), (x1, y - 6))  # along the axis
+    page.page.wait_for_selector("[data-panel=view] .hint:has-text('From 2')")
+    assert page.complaints == []
+
+
+def test_a_search_outlines_while_it_is_typed_and_lists_what_it_found(page: Page) -> None:
+    page.press("/")
+    page.page.keyboard.type("kind:W stage:1")
+    page.page.wait_for_function(f"() => {VIEW}.matches?.length === 2 && {VIEW}.selected < 0")
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_selector(".bench-panel:visible :text('Waited for 1B0.1 on 0.1 (before it in the program)')")
+    assert page.status().startswith("1 of 2: 1W1.0")
+    page.page.locator(".bench-panel:visible [data-places]").last.click()
+    page.page.wait_for_function(f"() => {VIEW}.table.instruction({VIEW}.selected) === '1W1.1'")
+    page.page.fill(".lanes-search", "nonsense:1")
+    page.page.press(".lanes-search", "Enter")
+    page.page.wait_for_selector(".bench-panel:visible :text('nonsense is no field; known are kind, mb, stage')")
+    assert page.complaints == []
+
+
+def test_a_link_holds_all_that_is_looked_at_and_back_undoes_selections(page: Page, broken: Schedule) -> None:
+    page.press(".")
+    page.page.wait_for_function("() => location.search.includes('sel=0')")
+    page.press("f", "g", "k", "n")
+    page.page.keyboard.type("starts first")
+    page.press("Enter", "b", "p")
+    for word in ("group=stage", "gap=0_", "shows=path", "pins=0", "notes="):
+        page.page.wait_for_function("word => location.search.includes(word)", arg=word)
+    link, window = page("() => location.search"), page(f"() => {VIEW}.view")
+    page.page.go_back()
+    page.page.wait_for_function(f"() => {VIEW}.selected === 0 && !{VIEW}.gap")
+    page.open(link)
+    page.page.wait_for_function(f"() => {VIEW}.path && {VIEW}.gap?.to === 5")
+    assert page(f"() => {VIEW}.view.t0") == pytest.approx(window["t0"], rel=1e-6)
+    kept = page(f"() => [{VIEW}.rows.grouping, {VIEW}.rows.pinned, {VIEW}.notes[0].text]")
+    assert kept == ["stage", [0], "starts first"]
+    page(f"() => {{ recycle.use({VIEW}); return recycle.retime({VIEW}, {{ F: '3' }}); }}")
+    page.page.wait_for_function("() => location.search.includes('times=')")
+    page.open(page("() => location.search"))
+    span = simulate(broken, Profile.uniform(3.0)).makespan
+    page.page.wait_for_function(f"span => {VIEW}.table.span === span", arg=span)
+    page.open(link.replace("plan=", "plan=0"))
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent.startsWith('The link was made for other lanes')")
+    for query in ("?view=schedules-0&t0=x&t1=1e999&lanes=9-3&sel=1e9&fold=a.b&notes=[[", "?view=%3Cscript%3E"):
+        page.open(query)
+        assert page(f"() => [{VIEW}.view.y0, {VIEW}.view.y1, {VIEW}.selected]") == [0, 6, -1]
+    assert page.complaints == []
+
+
+def test_other_times_come_from_fields_or_a_file_and_go_again(page: Page, broken: Schedule) -> None:
+    def drawn(profile: Profile) -> None:
+        timeline = simulate(broken, profile)
+        page.page.wait_for_function(f"span => {VIEW}.table.span === span && !{VIEW}.asked", arg=timeline.makespan)
+        said = "text => document.querySelector('#headline').innerText.startsWith(text)"
+        page.page.wait_for_function(said, arg=f"period {timeline.period:.4g}")
+
+    def choose(name: str, text: str) -> None:
+        with page.page.expect_file_chooser() as chooser:
+            page.page.click("[data-retime-file]")
+        chooser.value.set_files({"name": name, "mimeType": "text/plain", "buffer": text.encode()})
+
+    page.press(".")
+    page.page.locator(".bench-tab", has_text="Scenario").click()
+    forward = ".retime [data-field=F] input"
+    page.page.fill(forward, "3")
+    drawn(Profile.uniform(3.0))
+    assert page(f"() => {VIEW}.table.instruction({VIEW}.selected)") == "0F0.0"
+    page.page.fill(forward, "many")
+    page.page.wait_for_selector("text=Forward (F): write a number, or 2, one per stage")
+    choose("bad.json", "{")
+    page.page.wait_for_selector(".retime-message:has-text('bad.json: ')")
+    choose("measured.json", '{"forward": [2, 3], "latency": 0.5}')
+    drawn(Profile([2.0, 3.0], latency=0.5))
+    page.page.wait_for_function(f"() => document.querySelector('{forward}')?.value === '2 3'")
+    page.page.fill(".retime [data-field=link] input", "0")
+    drawn(Profile([2.0, 3.0]))
+    page.page.click("[data-retime-reset]")
+    drawn(Profile.uniform())
+    page.page.wait_for_function(f"() => document.querySelector('{forward}')?.value === '1'")
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "width", "height"),
+    [
+        (Shape(3, 4, 6), 1280, 800),
+        (Shape(96, 16, 2), 1280, 800),
+        pytest.param(Shape(32, 8, 8), 2560, 1440, marks=pytest.mark.soak),
+    ],
+)
+def test_lanes_and_what_a_press_tells_are_in_sight_together(
+    opened: Callable[..., Page], shape: Shape, width: int, height: int
+) -> None:
+    page = opened(one_f_one_b(shape), size={"width": width, "height": height})
+    page.press("ArrowDown", "b")
+    page.page.wait_for_selector(".selection")
+    for name in (".bar", ".lanes-tools", ".lanes-minimap", ".lanes-stage", ".legend", ".selection"):
+        box = page.page.locator(name).first.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width, name
+        assert 0 <= box["y"] < box["y"] + box["height"] <= height, name

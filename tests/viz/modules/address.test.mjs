@@ -1,0 +1,33 @@
+import assert from "node:assert";
+import { test } from "node:test";
+import { keepInAddress } from "viz/address.js";
+import { notesAsText, notesOf } from "viz/notes.js";
+import { read } from "./tables.mjs";
+
+const ask = (id, search, value, choices) => {
+  location.search = search;
+  return keepInAddress({ outputs_list: { id } }, value, choices);
+};
+
+test("a control begins with what the address says, if it may", () => {
+  assert.equal(ask("step", "?step=7", 4), 7);
+  assert.equal(ask("bad-step", "?bad-step=x", 4), "no update");
+  assert.equal(ask("colour", "?colour=kind", "later", { later: "", kind: "" }), "kind");
+  assert.equal(ask("other", "?other=red", "later", { later: "", kind: "" }), "no update");
+  assert.deepEqual(ask("chosen", "?chosen=file/1,file/0", ["file/0"], { "file/0": "", "file/1": "" }), ["file/1", "file/0"]);
+  assert.equal(ask("text", "?text=anything", "", "text"), "anything");
+});
+
+test("what it holds then is written, as a step that Back undoes", () => {
+  const written = [];
+  history.pushState = (_, __, address) => written.push(address);
+  ask("kept", "", "first", { first: "", second: "" });
+  ask("kept", "", "second", { first: "", second: "" });
+  assert.deepEqual(written, ["/?kept=second"]);
+});
+
+test("notes of an address that are none of the table are left out", () => {
+  const view = { table: read("broken"), notes: [{ lane: 2, t: 1.5, text: "x" }] };
+  assert.deepEqual(notesOf(view, notesAsText(view)), view.notes);
+  for (const text of ["[[0,1],[99,1,\"x\"],7", "[[0,1],[99,1,\"x\"],7]", "", null]) assert.deepEqual(notesOf(view, text), []);
+});

@@ -1,0 +1,52 @@
+/* What components of Dash leave out, for those who hear a page or have no pointer: tabs are plain boxes without keys (Tab
+   reaches them here, arrows go along, Enter or space opens), a slider's field and the place that takes files have no name,
+   the latter and lists to choose from no keys. And a file beyond an upload's limit, which never leaves the browser, is ignored
+   without a word. */
+import { dock } from "viz/dock.js";
+import { setProps, whenChanged } from "viz/page.js";
+const tabs = () => [...document.querySelectorAll(".tab")];
+const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
+
+function describe() {
+  for (const tab of tabs()) {
+    set(tab, "role", "tab");
+    set(tab, "aria-selected", String(tab.classList.contains("tab--selected")));
+    set(tab, "tabindex", "0");
+    set(tab.parentElement, "role", "tablist");
+  }
+  for (const field of document.querySelectorAll(".dash-slider-container input, .step input")) {
+    if (!field.labels?.length) set(field, "aria-label", "Step");
+  }
+  for (const place of document.querySelectorAll(".drop")) {
+    set(place, "role", "button");
+    set(place, "tabindex", "0");
+    const field = (place.matches("input") ? place : place.querySelector("input[type=file]")) || place.parentElement?.querySelector("input[type=file]");
+    if (!field) continue;
+    set(field, "aria-label", "Schedule file");
+    set(field, "tabindex", "-1");
+  }
+  for (const list of document.querySelectorAll("button.dash-dropdown")) set(list, "tabindex", "0");
+}
+
+whenChanged(describe, ["class"]);
+
+document.addEventListener("keydown", (event) => {
+  const { target, key } = event, isPress = key === "Enter" || key === " ";
+  const all = tabs(), at = all.indexOf(target), step = { ArrowLeft: -1, ArrowRight: 1 }[key];
+  if (isPress && (at >= 0 || target.matches?.(".drop"))) target.click();
+  else if (at >= 0 && step) all[(at + step + all.length) % all.length].focus();
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}, true);
+
+/* A file beyond the limit of the row that it is dropped on never leaves the browser. */
+function look(event) {
+  const row = event.target.closest?.("[data-most]"), [file] = (event.type === "drop" ? event.dataTransfer : event.target).files || [];
+  if (!row || !file) return;
+  const most = Number(row.dataset.most), size = Math.ceil(file.size / 2 ** 20);
+  if (file.size <= most) { dock.open("findings"); return; }
+  const children = `${file.name}: ${size} MB is too large for the page (at most ${Math.floor(most / 2 ** 20)} MB): use recycle check`;
+  setProps(row.querySelector("[role=status]").id, { children, className: "status" });
+}
+for (const event of ["drop", "change"]) document.addEventListener(event, look, true);

@@ -1,0 +1,202 @@
+/* The dock of the workbench: which panel is open, whether it stands at the right or below, and how large it is. All three are
+   remembered by the browser; the panel stands in the page's address too. What the panels say comes from the server, which
+   is told which timeline is in use (`asked`), and for the panel of what is in view also which window it shows. */
+import { modes } from "viz/modes.js";
+import { element, readAddress, setProps, state, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
+const KEY = "recycle-dock", WAIT = 150, LEAST = 180, STEP = 40, ROOM = 260;
+const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
+const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...read() };
+const told = new Map(); // identifier of a store -> what it was told last
+let timer = null;
+
+function read() {
+  try { return JSON.parse(localStorage.getItem(KEY)) || {}; } catch { return {}; }
+}
+
+function keep() {
+  try { localStorage.setItem(KEY, JSON.stringify(chosen)); } catch { /* a browser that stores nothing */ }
+}
+
+/* Told only where it is another value: the page is watched for changes. */
+const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
+const inSight = (node) => node && node.offsetParent !== null;
+const bench = () => { const root = document.querySelector(".bench"); return inSight(root) ? root : null; };
+const side = () => chosen.side || (window.innerWidth >= 1100 ? "right" : "below");
+const panels = (root) => [...root.querySelectorAll(".bench-panel")].filter((panel) => !panel.closest(".mode[hidden]"));
+const has = (root, name) => panels(root).some((panel) => panel.dataset.panel === name);
+
+/* The panel that is open in a mode: the one that a link names, else the one chosen there last, else the mode's own. */
+let named = null;
+const opened = (root) => {
+  const { page } = root.dataset;
+  return [named, chosen.panels[page], modes.place(page)?.dataset.opened, "selection"].find((name) => name && has(root, name));
+};
+
+/* A tab per panel of the mode in sight. */
+function tabs(root) {
+  const bar = root.querySelector(".bench-tabs"), shown = panels(root), names = shown.map(({ dataset }) => dataset.panel).join(" ");
+  if (bar.dataset.names !== names) {
+    bar.replaceChildren(...shown.map((panel) => {
+      const tab = element("button", { className: "bench-tab", role: "tab" }, panel.ariaLabel);
+      tab.dataset.panel = panel.dataset.panel;
+      return tab;
+    }));
+    bar.dataset.names = names;
+  }
+  return [...bar.children];
+}
+
+function apply() {
+  const { documentElement: page } = document;
+  page.dataset.dock = chosen.shut ? "shut" : side();
+  page.style.setProperty("--dock", `${chosen[side()]}px`);
+  const root = document.querySelector(".bench");
+  if (!root) return;
+  modes.apply(root);
+  const name = opened(root);
+  for (const tab of tabs(root)) {
+    set(tab, "aria-selected", String(tab.dataset.panel === name));
+    set(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
+  }
+  for (const panel of root.querySelectorAll(".bench-panel")) panel.hidden = panel.dataset.panel !== name;
+  const split = root.querySelector(".bench-split");
+  set(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
+  set(split, "aria-valuenow", String(chosen[side()]));
+}
+
+function changed() {
+  keep();
+  apply();
+  window.dispatchEvent(new Event("resize"));
+  dock.tell();
+}
+
+function size(pixels) {
+  const most = (side() === "right" ? window.innerWidth : window.innerHeight) - ROOM;
+  chosen[side()] = Math.round(Math.max(LEAST, Math.min(most, pixels)));
+  changed();
+}
+
+function tellStore(id, data) {
+  const key = JSON.stringify(id), text = JSON.stringify(data);
+  if (told.get(key) === text) return;
+  told.set(key, text);
+  setProps(id, { data });
+}
+
+/* Make a timeline the one that keys, panels and the bar are about. */
+export function useView(view) {
+  state.active = view;
+  view.used = true;
+  dock.tell();
+}
+
+/* Has the server fill a panel. */
+const ask = (data) => tellStore("bench-asked", data);
+
+export const dock = {
+  apply,
+
+  /* Open a panel of the mode in sight. */
+  open(name) {
+    const root = bench();
+    if (!root || !has(root, name)) return;
+    if (opened(root) === name && !chosen.shut) return;
+    named = null;
+    chosen.panels[root.dataset.page] = name;
+    chosen.shut = false;
+    const query = readAddress();
+    query.set("panel", name);
+    writeAddress(query);
+    changed();
+  },
+
+  shut() { chosen.shut = !chosen.shut; changed(); },
+
+  turn() { chosen.side = side() === "right" ? "below" : "right"; chosen.shut = false; changed(); },
+
+  get panel() { const root = bench(); return root && !chosen.shut ? opened(root) : null; },
+
+  /* Tell the server what is in use, a moment after the last change. */
+  tell() {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      const root = bench(), view = viewInUse();
+      if (!root || !view || !root.contains(view.root)) {
+        if (!root) tellStore("headline-of", null);
+        return;
+      }
+      const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
+      tellStore("headline-of", address);
+      if (panel === "scenario") ask({ panel, address: view.root.dataset.original || address });
+      if (panel === "explain" || panel === "workers") ask({ panel, address });
+      if (panel === "view") ask({ panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
+    }, WAIT);
+  },
+
+  /* What the bar says of the lanes of an address, where that is known already. */
+  headline(address, children) {
+    told.set(JSON.stringify("headline-of"), JSON.stringify(address));
+    setProps("headline", { children });
+  },
+
+  /* What a search found in a timeline, for the panel that lists it. */
+  found(view, query, found) {
+    const root = view.root.closest(".bench");
+    if (!root) return;
+    ask({ panel: "found", address: view.root.dataset.address, query, ...found });
+  },
+};
+
+document.addEventListener("click", (event) => {
+  const tab = event.target.closest && event.target.closest(".bench-tab");
+  if (tab) dock.open(tab.dataset.panel);
+  const button = event.target.closest && event.target.closest("[data-places]");
+  if (button) go(button);
+});
+
+/* Selects the only place, or frames several. */
+function go(button) {
+  const root = button.closest(".bench"), { graph } = button.dataset;
+  const shown = root && modes.lanes(root);
+  const holder = shown && shown.querySelector(graph === undefined ? ".lanes-view" : `[data-place="${graph}"] .lanes-view`);
+  const used = graph === undefined && root && root.contains(viewInUse()?.root) ? viewInUse() : null;
+  const view = used || (holder && views.get(holder.dataset.name));
+  if (!view) return;
+  const places = JSON.parse(button.dataset.places).map(([lane, from, to]) => ({ lane, from, to }));
+  if (places.length === 1) view.selectPlace(places[0]);
+  view.frame(places);
+  useView(view);
+}
+
+document.addEventListener("keydown", (event) => {
+  const { target, key } = event, tab = target.closest && target.closest(".bench-tab"), split = target.closest && target.closest(".bench-split");
+  const along = { ArrowRight: 1, ArrowLeft: -1 }[key], more = { ArrowLeft: 1, ArrowUp: 1, ArrowRight: -1, ArrowDown: -1 }[key];
+  if (tab && along) {
+    const all = tabs(tab.closest(".bench")), next = all[(all.indexOf(tab) + along + all.length) % all.length];
+    dock.open(next.dataset.panel);
+    next.focus();
+  } else if (split && more) size(chosen[side()] + more * STEP);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}, true);
+
+document.addEventListener("pointerdown", (event) => {
+  const split = event.target.closest && event.target.closest(".bench-split");
+  if (!split) return;
+  split.setPointerCapture(event.pointerId);
+  const box = split.parentElement.getBoundingClientRect();
+  const moved = (move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY);
+  split.addEventListener("pointermove", moved);
+  split.addEventListener("pointerup", () => split.removeEventListener("pointermove", moved), { once: true });
+  event.preventDefault();
+});
+
+const wanted = readAddress();
+named = wanted.get("panel") || (wanted.get("pages") === "explain" ? "explain" : null);
+if (named) chosen.shut = false;
+
+const isNew = ({ addedNodes }) => [...addedNodes].some((node) => node.querySelector && (node.matches(NEW) || node.querySelector(NEW)));
+whenChanged(() => { apply(); dock.tell(); }, ["aria-selected"], (change) => change.type === "attributes" || isNew(change));
+window.addEventListener("resize", () => { document.documentElement.dataset.dock = chosen.shut ? "shut" : side(); });

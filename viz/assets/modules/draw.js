@@ -1,0 +1,368 @@
+/* Draws what is visible of a table, at the level of detail that fits: bands of utilisation, rectangles, rectangles with
+   labels; and for the selection its arrows. All positions are in canvas pixels. */
+import { Shares, bandRows } from "viz/raster.js";
+import { drawHeld, drawHeldMarks } from "viz/strips.js";
+const LEAST_OPERATION = 3, LEAST_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, LEAST_TEXT = 8, MOST_LABELS = 4000, SMALLEST = 0.65;
+
+/* What a picture is drawn from: `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
+export class Picture {
+  constructor(table, rows, view, plot, ratio, theme) {
+    Object.assign(this, { table, rows, view, ratio, theme });
+    this.left = Math.round(plot.left * ratio);
+    this.top = Math.round(plot.top * ratio);
+    this.width = Math.round(plot.width * ratio);
+    this.height = Math.round(plot.height * ratio);
+    this.perTime = this.width / (view.t1 - view.t0);
+    this.perRow = this.height / (view.y1 - view.y0);
+    this.row0 = Math.max(0, Math.floor(view.y0));
+    this.row1 = Math.min(rows.count, Math.ceil(view.y1));
+  }
+
+  x(t) { return Math.round((t - this.view.t0) * this.perTime); }
+  y(row) { return Math.round((row - this.view.y0) * this.perRow); }
+
+  /* 0: bands, 1: rectangles, 2: with labels. Bands as soon as a lane or the mean visible operation is too thin. */
+  get level() {
+    if (this.perRow < LEAST_LANE * this.ratio) return 0;
+    let operations = 0, lanes = 0;
+    for (let row = this.row0; row < this.row1; row++) {
+      const lane = this.rows.lane(row);
+      if (lane < 0 || this.table.isFailed[lane]) continue;
+      lanes++;
+      operations += this.table.beganBefore(lane, this.view.t1) - this.table.firstAfter(lane, this.view.t0);
+    }
+    if (operations * LEAST_OPERATION * this.ratio > lanes * this.width) return 0;
+    return this.perRow >= LABEL_LANE * this.ratio ? 2 : 1;
+  }
+
+  draw(context, raster, marks) {
+    const level = this._fill(raster, marks);
+    context.clearRect(0, 0, context.canvas.width, context.canvas.height);
+    context.putImageData(raster.image, this.left, this.top);
+    this.clipped(context, () => {
+      if (level === 2 && !marks.showsHeld) { this._labels(context); this._pairLabels(context); }
+      drawHeldMarks(this, context, marks);
+      this.failedLabels(context);
+      if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
+      if (marks.path) this._path(context);
+      if (marks.links && level > 0) this._links(context, marks.links, marks.selected);
+      if (marks.gap) this._gap(context, marks.gap);
+      if (marks.selected >= 0) this._outline(context, marks.selected, this.theme.ink, 3, []);
+    });
+    this._gutter(context);
+    return level;
+  }
+
+  /* Draws inside the axes, from their upper left corner. */
+  clipped(context, draw) {
+    context.save();
+    context.beginPath();
+    context.rect(this.left, this.top, this.width, this.height);
+    context.clip();
+    context.translate(this.left, this.top);
+    draw();
+    context.restore();
+  }
+
+  /* Everything but texts and marks, unless the raster holds it already; returns the level. */
+  _fill(raster, marks) {
+    const { rows, theme } = this, short = (value) => +value.toPrecision(9), { t0, t1, y0, y1 } = this.view;
+    const what = marks.showsHeld ? (marks.held?.found ? "held" : "waits") : "work";
+    const window_ = `${what} ${[t0, t1, y0, y1, ...(theme.ticks || [])].map(short).join(" ")}`;
+    const held = raster.held;
+    if (held && held.rows === rows && held.theme === theme && held.window === window_) {
+      this.boxes = held.boxes;
+      return held.level;
+    }
+    raster.words.fill(theme.words.lane);
+    const level = this.level;
+    this.boxes = [];
+    this._grid(raster);
+    if (marks.showsHeld && drawHeld(this, raster, marks)) { /* in place of work */ }
+    else if (level === 0) this._bands(raster, rows.count);
+    else this._rectangles(raster, level);
+    this._failed(raster);
+    this._separators(raster);
+    raster.held = { rows, theme, window: window_, level, boxes: this.boxes };
+    return level;
+  }
+
+  /* The paints of an operation: in the shade of its chunk, unless colours say something else here. */
+  paints(operation) {
+    const { chunks, paints } = this.theme;
+    if (!chunks || chunks.length < 2) return paints;
+    return chunks[Math.min(Math.floor(this.table.stage[operation] / this.table.stages_per_chunk), chunks.length - 1)];
+  }
+
+  _grid(raster) {
+    for (const t of this.theme.ticks || []) raster.fill(this.x(t), 0, this.x(t) + 1, this.height, this.theme.words.grid);
+  }
+
+  _bands(raster) {
+    const { rows, table } = this, first = bandRows(rows, this.perRow / this.ratio);
+    const shares = new Shares(table, this.width), colours = table.busy.map((paint) => this.theme.paints[paint].fill);
+    for (let band = 0; band + 1 < first.length; band++) {
+      const y0 = this.y(first[band]), y1 = this.y(first[band + 1]);
+      if (y1 <= 0 || y0 >= this.height) continue;
+      this._stack(raster, shares, colours, first[band], first[band + 1], y0, y1);
+    }
+  }
+
+  _stack(raster, shares, colours, row, end, y0, y1) {
+    const found = shares.of(this.rows, row, end, this.view.t0, this.perTime), edge = y1 - y0 > 6 ? 1 : 0;
+    for (let x = 0; x < this.width; x++) raster.stack(x, y0 + edge, y1, found, colours, shares.stride, x);
+  }
+
+  _rectangles(raster, level) {
+    const { table, theme, view } = this, tall = this.perRow, away = table.bits.REROUTED, broken = table.bits.VIOLATION;
+    const parts = table.kinds.map((kind) => kind.parts), shares = new Shares(table, this.width);
+    const colours = table.busy.map((paint) => theme.paints[paint].fill), gap = tall >= 6 ? 1 : 0;
+    for (let row = this.row0; row < this.row1; row++) {
+      const lane = this.rows.lane(row), middle = (row + 0.5 - view.y0) * tall;
+      if (lane < 0) { this._stack(raster, shares, colours, row, row + 1, this.y(row), this.y(row + 1)); continue; }
+      const end = table.beganBefore(lane, view.t1);
+      for (let i = table.firstAfter(lane, view.t0); i < end; i++) {
+        const begin = table.start[i], long = table.end[i] - begin, flags = table.flags[i], list = parts[table.kind[i]];
+        if (long <= 0) continue;
+        for (const [paint, first, last, top, bottom] of list) {
+          const x0 = this.x(begin + first * long), x1 = this.x(begin + last * long);
+          const y0 = Math.round(middle + top * tall), y1 = Math.max(y0 + 1, Math.round(middle + bottom * tall));
+          if (x1 <= 0 || x0 >= this.width) continue;
+          const colour = this.paints(i)[paint], busy = table.isWork[table.kind[i]];
+          const right = last === 1 && x1 - x0 > 3 ? x1 - gap : Math.max(x1, x0 + 1);
+          raster.fill(x0, y0, right, y1, colour.fill);
+          if (!busy || y1 - y0 < 4) continue;
+          if (flags & away) {
+            raster.stripe(x0, y0, right, y1, colour.hatch, 7 * this.ratio, 2.4 * this.ratio);
+            raster.frame(x0, y0, right, y1, theme.words.border, Math.max(1, Math.round(this.ratio)));
+          }
+          if (flags & broken) raster.frame(x0, y0, right, y1, theme.failure.line, 2 * Math.max(1, Math.round(this.ratio)));
+        }
+        if (level === 2 && (table.end[i] - Math.max(begin, view.t0)) * this.perTime >= LABEL_OPERATION * this.ratio) this.boxes.push(i, row);
+      }
+    }
+  }
+
+  /* A failed lane: stripes over its whole height and a border, at any level. */
+  _failed(raster) {
+    const { failure } = this.theme;
+    for (const lane of this.table.failed) {
+      const row = this.rows.rowOf[lane];
+      if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
+      const y0 = this.y(row), y1 = Math.max(y0 + 2, this.y(row + 1));
+      if (this.table.offsets[lane + 1] === this.table.offsets[lane] || y1 - y0 < 8) raster.fill(0, y0, this.width, y1, failure.fill);
+      raster.stripe(0, y0, this.width, y1, failure.hatch, 9 * this.ratio, 3 * this.ratio);
+      raster.fill(0, y0, this.width, y0 + 1, failure.line);
+      raster.fill(0, y1 - 1, this.width, y1, failure.line);
+    }
+  }
+
+  _separators(raster) {
+    if (!this.rows.hasGroups) return;
+    const thick = this.perRow >= 6 ? Math.max(1, Math.round(this.ratio)) : 1;
+    for (const group of this.rows.groups) {
+      const y = this.y(group.top);
+      if (group.top && (group.bottom - group.top) * this.perRow >= 16 * this.ratio) raster.fill(0, y, this.width, y + thick, this.theme.words.rule);
+    }
+  }
+
+  _labels(context) {
+    const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.5));
+    if (boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
+    const away = table.bits.REROUTED, plain = `${size}px ${theme.font}`, small = `${SMALLEST * size}px ${theme.font}`;
+    const fonts = [plain, small].map((font) => [font, `600 ${font}`]);
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.font = plain;
+    const digit = context.measureText("0").width;
+    for (const bold of [false, true]) {
+      for (let k = 0; k < boxes.length; k += 2) {
+        const i = boxes[k], kind = table.kinds[table.kind[i]], part = kind.parts[0];
+        if (((table.flags[i] & away) !== 0) !== bold) continue;
+        const text = table.label(i);
+        if (!text) continue;
+        const begin = table.start[i], long = table.end[i] - begin;
+        const x0 = Math.max(0, (begin + part[1] * long - this.view.t0) * this.perTime);
+        const x1 = Math.min(this.width, (begin + part[2] * long - this.view.t0) * this.perTime);
+        const high = (part[4] - part[3]) * this.perRow;
+        context.font = fonts[0][bold ? 1 : 0];
+        const wide = bold ? context.measureText(text).width + 0.5 * digit : (text.length + 0.6) * digit, fit = (x1 - x0) / wide; // longer names, homes among them, in smaller letters
+        if (fit < SMALLEST || high < 0.8 * size) continue;
+        context.font = fonts[fit < 1 ? 1 : 0][bold ? 1 : 0];
+        context.fillStyle = this.paints(i)[part[0]].ink;
+        context.fillText(text, (x0 + x1) / 2, (boxes[k + 1] + 0.5 - this.view.y0 + (part[3] + part[4]) / 2) * this.perRow + this.ratio);
+      }
+    }
+  }
+
+  /* The backwards of overlapped pairs, in the lower halves of their boxes. */
+  _pairLabels(context) {
+    const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.3));
+    if (!table.micro_batch2 || boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
+    context.font = `${size}px ${theme.font}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (let k = 0; k < boxes.length; k += 2) {
+      const i = boxes[k], row = boxes[k + 1], text = table.backwardLabel(i, this.rows.lane(row));
+      if (!text) continue;
+      const [, lower] = table.kinds[table.kind[i]].parts, x0 = Math.max(0, (table.start[i] - this.view.t0) * this.perTime);
+      const x1 = Math.min(this.width, (table.end[i] - this.view.t0) * this.perTime);
+      if (context.measureText(text).width + 2 > x1 - x0) continue;
+      context.fillStyle = this.paints(i)[lower[0]].ink;
+      context.fillText(text, (x0 + x1) / 2, (row + 0.5 - this.view.y0 + (lower[3] + lower[4]) / 2) * this.perRow + this.ratio);
+    }
+  }
+
+  failedLabels(context) {
+    if (this.perRow < 14 * this.ratio) return;
+    const { table, theme } = this, size = Math.min(12 * this.ratio, this.perRow * 0.5);
+    context.font = `600 ${size}px ${theme.font}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    const wide = context.measureText("failed").width + size;
+    for (const lane of table.failed) {
+      const row = this.rows.rowOf[lane];
+      if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
+      const x = table.offsets[lane + 1] > table.offsets[lane] ? this.width - wide / 2 - 6 * this.ratio : this.width / 2;
+      const y = (row + 0.5 - this.view.y0) * this.perRow;
+      context.fillStyle = theme.failure.mark;
+      context.fillRect(x - wide / 2, y - size * 0.75, wide, size * 1.5);
+      context.fillStyle = theme.failure.ink;
+      context.fillText("failed", x, y + this.ratio);
+    }
+  }
+
+  /* [x, y, width, height] of an operation's box, at least a few pixels. */
+  box(operation) {
+    const { table } = this, row = this.rows.rowOf[table.laneOf(operation)], parts = table.kinds[table.kind[operation]].parts;
+    const top = Math.min(...parts.map((part) => part[3])), bottom = Math.max(...parts.map((part) => part[4]));
+    const x0 = (table.start[operation] - this.view.t0) * this.perTime, x1 = (table.end[operation] - this.view.t0) * this.perTime;
+    const y = (row + 0.5 - this.view.y0) * this.perRow;
+    return [x0, y + top * this.perRow, Math.max(3, x1 - x0), Math.max(3, (bottom - top) * this.perRow)];
+  }
+
+  _outline(context, operation, colour, wide, dash) {
+    const [x, y, width, height] = this.box(operation);
+    if (x + width < 0 || x > this.width || y + height < 0 || y > this.height) return;
+    context.lineWidth = (wide + 2) * this.ratio;
+    context.strokeStyle = this.theme.paper;
+    context.setLineDash([]);
+    context.strokeRect(x, y, width, height);
+    context.lineWidth = wide * this.ratio;
+    context.strokeStyle = colour;
+    context.setLineDash(dash.map((length) => length * this.ratio));
+    context.strokeRect(x, y, width, height);
+    context.setLineDash([]);
+  }
+
+  /* The critical path: a dark line under each of its operations, joined from one to the next. */
+  _path(context) {
+    const { table } = this, on = [], bit = table.bits.CRITICAL;
+    for (let i = 0; i < table.length; i++) if (table.flags[i] & bit) on.push(i);
+    on.sort((a, b) => table.start[a] - table.start[b] || table.end[a] - table.end[b]);
+    context.strokeStyle = this.theme.ink;
+    context.lineWidth = 2 * this.ratio;
+    context.beginPath();
+    on.forEach((operation, place) => {
+      const [x, y, width, height] = this.box(operation);
+      context[place ? "lineTo" : "moveTo"](x, y + height);
+      context.lineTo(x + width, y + height);
+    });
+    context.stroke();
+  }
+
+  _gap(context, { lane, from, to }) {
+    const row = this.rows.rowOf[lane], y = (row - this.view.y0 + 0.08) * this.perRow;
+    const x0 = (from - this.view.t0) * this.perTime, x1 = (to - this.view.t0) * this.perTime;
+    context.strokeStyle = this.theme.ink;
+    context.lineWidth = 2 * this.ratio;
+    context.setLineDash([5 * this.ratio, 3 * this.ratio]);
+    context.strokeRect(x0, y, Math.max(3, x1 - x0), Math.max(3, this.perRow * 0.8));
+    context.setLineDash([]);
+  }
+
+  /* Arrows from what the selection needed, and to what needs it; the one that it waited for is solid, others thin. */
+  _links(context, links, selected) {
+    const arrow = (from, to, strong) => {
+      const a = this.box(from), b = this.box(to);
+      const [x0, y0, x1, y1] = [a[0] + a[2], a[1] + a[3] / 2, b[0], b[1] + b[3] / 2];
+      const bend = Math.max(12 * this.ratio, Math.abs(x1 - x0) / 2), head = 5 * this.ratio, lift = this.perRow * (y0 > this.perRow ? 0.8 : -0.8);
+      for (const [colour, wide] of [[this.theme.paper, 3], [this.theme.ink, 0]]) {
+        context.strokeStyle = context.fillStyle = colour;
+        context.lineWidth = ((strong ? 2.5 : 1.2) + wide) * this.ratio;
+        context.beginPath();
+        context.moveTo(x0, y0);
+        if (Math.abs(y1 - y0) < 1) context.bezierCurveTo(x0, y0 - lift, x1 - head, y0 - lift, x1 - head, y1);
+        else context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+        context.stroke();
+      }
+      context.beginPath();
+      context.moveTo(x1 + head, y1);
+      context.lineTo(x1 - head, y1 - head);
+      context.lineTo(x1 - head, y1 + head);
+      context.fill();
+    };
+    for (const from of links.inputs) arrow(from, selected, from === links.waited);
+    for (const to of links.outputs) arrow(selected, to, false);
+  }
+
+  /* Names of lanes and groups left of the axes, as many as there is room for. */
+  _gutter(context) {
+    const { table, rows, theme, ratio } = this, size = 12 * ratio, room = 14 * ratio;
+    const every = Math.max(1, Math.ceil(room / this.perRow)), grouped = rows.hasGroups;
+    context.textBaseline = "middle";
+    const laneRoom = this.perRow >= room, names = this._nameWidth(context, size);
+    if (grouped) this._groups(context, size, room, laneRoom);
+    context.font = `${Math.min(size, Math.max(9 * ratio, this.perRow * 0.5))}px ${theme.font}`;
+    context.textAlign = "right";
+    if (laneRoom || !grouped) {
+      for (let row = this.row0; row < this.row1; row += laneRoom ? 1 : every) {
+        const lane = rows.lane(row), y = (row + 0.5 - this.view.y0) * this.perRow;
+        if (lane < 0 || y < 0 || y > this.height) continue;
+        context.fillStyle = theme.ink;
+        context.fillText(table.labels[lane], this.left - 8 * ratio, this.top + y);
+        if (!laneRoom || table.isFailed[lane]) continue;
+        context.fillStyle = theme.muted;
+        context.fillText(percent(table.busyShare[lane]), this.left - names - 14 * ratio, this.top + y);
+      }
+    }
+    for (const lane of table.failed) {
+      const row = rows.rowOf[lane], y = (row + 0.5 - this.view.y0) * this.perRow;
+      if (laneRoom || y < 0 || y > this.height) continue;
+      context.fillStyle = theme.failure.mark;
+      context.fillText("✕", this.left - 2 * ratio, this.top + y);
+    }
+  }
+
+  /* Pixels of the longest name of a lane. */
+  _nameWidth(context, size) {
+    const { table, theme } = this, longest = table.labels.reduce((most, label) => (label.length > most.length ? label : most), "");
+    context.font = `${size}px ${theme.font}`;
+    return context.measureText(longest).width;
+  }
+
+  _groups(context, size, room, laneRoom) {
+    const { rows, theme, ratio, table } = this;
+    context.font = `600 ${size}px ${theme.font}`;
+    context.textAlign = "left";
+    let free = -Infinity;
+    for (const group of rows.groups) {
+      const y0 = Math.max(0, (group.top - this.view.y0) * this.perRow), y1 = Math.min(this.height, (group.bottom - this.view.y0) * this.perRow);
+      if (y1 <= y0) continue;
+      const y = laneRoom ? y0 + Math.min(this.perRow, y1 - y0) / 2 : (y0 + y1) / 2;
+      if (y - room / 2 < free) continue;
+      free = y + room / 2;
+      context.fillStyle = theme.ink;
+      const text = `${group.shut ? "▸" : "▾"} ${group.name}${group.shut ? ` (${group.size})` : ""}`;
+      context.fillText(text, 6 * ratio, this.top + y);
+      if (y1 - y < 2.2 * room) continue;
+      const lanes = Array.from(rows.order.subarray(rows.first[group.top], rows.first[group.bottom])).filter((lane) => !table.isFailed[lane]);
+      context.font = `${0.92 * size}px ${theme.font}`;
+      context.fillStyle = theme.muted;
+      context.fillText(`${percent(lanes.reduce((sum, lane) => sum + table.busyShare[lane], 0) / (lanes.length || 1))} busy`, 18 * ratio, this.top + y + room * 1.05);
+      context.font = `600 ${size}px ${theme.font}`;
+    }
+  }
+}
+
+const percent = (share) => `${Math.round(100 * share)} %`;

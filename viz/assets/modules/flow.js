@@ -1,0 +1,81 @@
+/* A micro-batch end to end: all of its work on all workers over everything else pale, joined in the order in which it runs;
+   and a range of time that was marked on the axis, with its length. */
+
+/* Operations of the micro-batch of the selection, by start; [] where the selection has none. */
+export function flowOf(table, operation) {
+  if (operation < 0 || !table.kinds[table.kind[operation]].homed) return [];
+  const home = table.home(operation), found = [];
+  for (let i = 0; i < table.length; i++) {
+    if (table.micro_batch[i] === table.micro_batch[operation] && table.isWork[table.kind[i]] && table.home(i) === home) found.push(i);
+  }
+  return found.sort((a, b) => table.start[a] - table.start[b] || table.stage[a] - table.stage[b]);
+}
+
+export function drawFlow(picture, context, view) {
+  const { theme, width, height, ratio, table } = picture;
+  if (!view.flow || !view.flow.length) return;
+  context.globalAlpha = 0.72;
+  context.fillStyle = theme.paper;
+  context.fillRect(0, 0, width, height);
+  context.globalAlpha = 1;
+  const boxes = view.flow.map((operation) => picture.box(operation));
+  view.flow.forEach((operation, place) => {
+    const [x, y, wide, high] = boxes[place], top = y, kind = table.kinds[table.kind[operation]];
+    const chunk = Math.floor(table.stage[operation] / table.stages_per_chunk), paints = table.chunk_paints?.[chunk] || table.paints;
+    for (const [paint, first, last] of kind.parts) {
+      context.fillStyle = paints[paint].fill;
+      context.fillRect(x + first * wide, top, Math.max(1, (last - first) * wide), high);
+    }
+    context.strokeStyle = theme.ink;
+    context.lineWidth = ratio;
+    context.strokeRect(x, y, wide, high);
+  });
+  const line = () => {
+    context.beginPath();
+    boxes.forEach(([x, y, wide, high], place) => {
+      if (table.kinds[table.kind[view.flow[place]]].token === "W") return; // nothing waits for it
+      context.lineTo(x + wide / 2, y + high / 2);
+    });
+    context.stroke();
+  };
+  for (const [colour, wide] of [[theme.paper, 4], [theme.ink, 1.6]]) {
+    context.strokeStyle = colour;
+    context.lineWidth = wide * ratio;
+    line();
+  }
+}
+
+export function drawRange(picture, context, { range: marked, theme, table }) {
+  if (!marked) return;
+  const { view, perTime, ratio, height } = picture, x0 = (marked.t0 - view.t0) * perTime, x1 = (marked.t1 - view.t0) * perTime;
+  context.globalAlpha = 0.12;
+  context.fillStyle = theme.ink;
+  context.fillRect(x0, 0, x1 - x0, height);
+  context.globalAlpha = 1;
+  for (const x of [x0, x1]) context.fillRect(x - ratio / 2, 0, ratio, height);
+  const text = table.time(marked.t1 - marked.t0), size = 12 * ratio;
+  context.font = `600 ${size}px ${theme.font}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const wide = context.measureText(text).width + size;
+  context.fillStyle = theme.paper;
+  context.fillRect((x0 + x1 - wide) / 2, 2 * ratio, wide, 1.5 * size);
+  context.fillStyle = theme.ink;
+  context.fillText(text, (x0 + x1) / 2, 2 * ratio + 0.8 * size);
+}
+
+/* A drag along the axis above the lanes marks a range; a click there takes it away. */
+export function markRange(view, event) {
+  const { t } = view.under(event), cut = (time) => Math.min(Math.max(time, 0), view.span);
+  const mark = (move) => {
+    const to = view.under(move).t, [t0, t1] = [cut(Math.min(t, to)), cut(Math.max(t, to))];
+    view.setRange(t1 - t0 > view.span * 1e-6 ? { t0, t1 } : null, true);
+  };
+  const end = (up) => {
+    window.removeEventListener("pointermove", mark, true);
+    mark(up);
+    view.setRange(view.range);
+  };
+  window.addEventListener("pointermove", mark, true);
+  window.addEventListener("pointerup", end, { once: true, capture: true });
+}

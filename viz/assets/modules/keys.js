@@ -1,0 +1,243 @@
+/* Keys of the timeline in use (the one last clicked or focused), its buttons, and the page that explains them. */
+import { dock, useView } from "viz/dock.js";
+import { remember } from "viz/link.js";
+import { writeNote } from "viz/notes.js";
+import { element, viewInUse } from "viz/page.js";
+import { Shares } from "viz/raster.js";
+import { Rows } from "viz/rows.js";
+import { earliest, searchTable } from "viz/search.js";
+const TYPING = 150; // milliseconds without a key, after which a search is tried
+const fast = (event) => (event.shiftKey ? 3 : 1);
+const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
+
+function firstShown(view) {
+  const { t0, y0 } = view.view, { table, rows } = view;
+  for (let row = Math.max(0, Math.floor(y0)); row < rows.count; row++) {
+    const lane = rows.lane(row);
+    if (lane < 0) continue;
+    const i = table.firstAfter(lane, t0);
+    if (i < table.offsets[lane + 1]) return i;
+  }
+  return -1;
+}
+
+function step(view, dir) {
+  const to = view.selected < 0 ? firstShown(view) : view.table.next(view.selected, dir, isWork(view));
+  if (to >= 0) view.select(to);
+}
+
+/* The operation at about the same time in the next lane that has any. */
+function lane(view, dir) {
+  if (view.selected < 0) return step(view, 1);
+  const { table, rows } = view, t = table.start[view.selected];
+  for (let row = rows.rowOf[table.laneOf(view.selected)] + dir; row >= 0 && row < rows.count; row += dir) {
+    const other = rows.lane(row);
+    if (other < 0 || table.offsets[other] === table.offsets[other + 1]) continue;
+    let i = Math.min(table.firstAfter(other, t), table.offsets[other + 1] - 1);
+    while (i + 1 < table.offsets[other + 1] && !table.isWork[table.kind[i]]) i++;
+    return view.select(i);
+  }
+  return undefined;
+}
+
+/* Along the chain of dependencies: back to what it waited for, forward to what needs it. */
+function chain(view, dir) {
+  const { links, table } = view;
+  if (!links) return;
+  const inputs = links.waited >= 0 ? [links.waited, ...links.inputs] : links.inputs;
+  const to = dir < 0 ? inputs[0] : [...links.outputs].sort((a, b) => table.start[a] - table.start[b])[0];
+  if (to !== undefined) view.select(to);
+}
+
+function bubble(view, dir) {
+  const { table } = view, least = view.span * 1e-6, at = view.gap;
+  const lane_ = at ? at.lane : view.selected >= 0 ? table.laneOf(view.selected) : Math.max(0, view.rows.lane(Math.max(0, Math.floor(view.view.y0))));
+  let t = at ? (dir > 0 ? at.to : at.from) : view.selected >= 0 ? table.start[view.selected] : dir > 0 ? -1 : Infinity;
+  const gaps = [];
+  let idle = 0;
+  for (let i = table.offsets[lane_]; i < table.offsets[lane_ + 1]; i++) {
+    if (!table.isWork[table.kind[i]]) continue;
+    if (table.start[i] > idle + least) gaps.push([idle, table.start[i]]);
+    idle = Math.max(idle, table.end[i]);
+  }
+  if (table.span > idle + least) gaps.push([idle, table.span]);
+  const next = dir > 0 ? gaps.find(([from]) => from >= t - least) : gaps.reverse().find(([, to]) => to <= t + least);
+  if (next) view.selectGap(lane_, ...next); else view.announce(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
+}
+
+function worker(view) {
+  const lane_ = view.gap ? view.gap.lane : view.selected >= 0 ? view.table.laneOf(view.selected) : -1;
+  if (lane_ >= 0) view.sendLane(lane_); else view.announce("select an operation or a gap of the worker first");
+}
+
+function violation(view) {
+  const { table } = view;
+  for (let n = 1; n <= table.length; n++) {
+    const i = (Math.max(view.selected, -1) + n + table.length) % table.length;
+    if (table.has(i, "VIOLATION")) return view.select(i);
+  }
+  return view.announce("no operation breaks a rule");
+}
+
+/* How the lanes shown spend the time shown. */
+function range(view) {
+  const { table, rows } = view, { t0, t1, y0, y1 } = view.view, from = Math.max(0, t0), to = Math.min(view.span, t1);
+  const shares = new Shares(table, 1).of(rows, Math.max(0, Math.floor(y0)), Math.min(rows.count, Math.ceil(y1)), from, 1 / (to - from));
+  const spent = table.busy.map((paint, place) => [table.paints[paint].name, shares[place * 3]]).filter(([, share]) => share > 0);
+  const busy = spent.reduce((sum, [, share]) => sum + share, 0), percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const lanes = Math.ceil(Math.min(rows.count, y1)) - Math.max(0, Math.floor(y0));
+  view.announce([
+    `${table.time(from)} to ${table.time(to)}, ${lanes} rows: busy ${percent(busy)}, bubble ${percent(1 - busy)}`,
+    ...spent.map(([name, share]) => `${name.toLowerCase()} ${percent(share)}`),
+  ].join("; "));
+}
+
+const far = (event) => (event.shiftKey ? "change" : "step");
+
+/* Press a button of the player of the run in sight. */
+function go(how) {
+  [...document.querySelectorAll(`.player [data-go="${how}"]`)].find((button) => button.offsetParent !== null)?.click();
+}
+
+function toggle(view, flag) {
+  view[flag] = !view[flag];
+  view.redraw();
+  remember(view);
+}
+
+const KEYS = [
+  ["w / s", "zoom in and out in time (Shift: three times)", { w: (v, e) => v.zoom(0.7 ** fast(e), v.pointer && v.pointer.t), s: (v, e) => v.zoom(0.7 ** -fast(e), v.pointer && v.pointer.t) }],
+  ["a / d", "move to earlier and later", { a: (v, e) => v.pan(-0.15 * fast(e)), d: (v, e) => v.pan(0.15 * fast(e)) }],
+  ["+ / -", "fewer and more lanes", { "+": (v) => v.zoomRows(0.7), "=": (v) => v.zoomRows(0.7), "-": (v) => v.zoomRows(1 / 0.7) }],
+  [". / ,", "next and previous operation of the lane", { ".": (v) => step(v, 1), ",": (v) => step(v, -1) }],
+  ["↑ / ↓", "the lane above and below", { ArrowUp: (v) => lane(v, -1), ArrowDown: (v) => lane(v, 1) }],
+  ["[ / ]", "what the selection waited for, and what needs it", { "[": (v) => chain(v, -1), "]": (v) => chain(v, 1) }],
+  ["b / B", "next and previous bubble of the lane", { b: (v, e) => bubble(v, e.shiftKey ? -1 : 1) }],
+  ["f", "zoom to the selection, then out again", { f: (v) => v.focus() }],
+  ["0", "everything", { 0: (v) => v.fit() }],
+  ["z", "the window before", { z: (v) => v.undo() }],
+  ["u", "the micro-batch of the selection on all workers", { u: (v) => v.follow() }],
+  ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
+  ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
+  ["k", "keep the selection's worker on top, or no more", { k: (v) => v.pin() }],
+  ["p", "critical path", { p: (v) => toggle(v, "path") }],
+  ["m", "memory of the selected worker", { m: (v) => toggle(v, "showsMemory") }],
+  ["M", "memory of all workers in place of their work", { M: (v) => toggle(v, "showsHeld") }],
+  ["t", "table of the operations in view, to read or copy", { t: (v) => toggle(v, "showsListing") }],
+  ["x", "the selection's worker: in what-if, fail or restore it", { x: worker }],
+  ["n", "write a note at the selection, which links keep", { n: (v) => writeNote(v) }],
+  ["PgUp / PgDn", "step before and after, of a run (Shift: the next change of workers or plan)", { PageUp: (v, e) => go(`${far(e)} before`), PageDown: (v, e) => go(`${far(e)} after`) }],
+  ["Space", "play the steps of a run, or pause", { " ": () => go("play") }],
+  ["r", "how the lanes and time shown are spent", { r: range }],
+  ["e", "next operation that breaks a rule", { e: violation }],
+  ["i / o", "close or open the panel; put it below or at the right", { i: () => dock.shut(), o: () => dock.turn() }],
+  ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": () => document.querySelector(".lanes-search").focus() }],
+  ["Esc", "nothing selected", { Escape: (v) => v.clear() }],
+  ["?", "this list", { "?": () => help() }],
+];
+const ACTIONS = Object.assign({}, ...KEYS.map(([, , actions]) => actions));
+const MOUSE = [
+  ["drag", "zoom into the box"], ["click", "select an operation or a gap"], ["double click", "everything"],
+  ["Ctrl + wheel", "zoom in time"], ["Alt + wheel", "fewer and more lanes"], ["wheel", "scroll the lanes"], ["drag along the axis", "mark a range, measure it"], ["Shift + wheel", "move in time"],
+  ["click on a group's name", "fold or unfold it"],
+];
+
+function help() {
+  let dialog = document.querySelector("dialog.lanes-help");
+  if (!dialog) {
+    const close = element("button", { onclick: () => dialog.close() }, "Close");
+    const lines = [...KEYS, ...MOUSE].flatMap(([keys, text]) => [element("dt", {}, keys), element("dd", {}, text)]);
+    dialog = element("dialog", { className: "lanes-help" }, element("h2", {}, "Keys and mouse"), element("dl", {}, ...lines), close);
+    document.body.append(dialog);
+  }
+  dialog.showModal();
+}
+
+document.addEventListener("keydown", (event) => {
+  const view = viewInUse(), typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
+  if (event.key === " " && event.target.closest?.("button, a, summary, [role=tab]")) return; // which it presses
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || !view) return;
+  const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
+  if (!action) return;
+  event.preventDefault();
+  useView(view);
+  action(view, event);
+});
+
+const BUTTONS = [
+  ["group", "By stage", "g", (v) => v.group()], ["fold", "Fold groups", "h", (v) => v.foldAll()], ["path", "Critical path", "p", ACTIONS.p],
+  ["memory", "Memory", "m", ACTIONS.m], ["held", "All memory", "M", ACTIONS.M], ["table", "Table", "t", ACTIONS.t],
+  ["fit", "Fit", "0", (v) => v.fit()],
+];
+
+/* The row of buttons above a timeline, and once for all of them the search. */
+export function addToolbar(view) {
+  const tools = view.root.querySelector(".lanes-tools");
+  tools.replaceChildren(...BUTTONS.map(([name, text, key, action]) => {
+    const press = (event) => { useView(view); action(view, event); };
+    const button = element("button", { type: "button", title: `key ${key}`, onclick: press }, text);
+    button.dataset.action = name;
+    return button;
+  }));
+  const toggles = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
+  view.onDraw = () => { for (const [button, flag] of toggles) button.setAttribute("aria-pressed", String(view[flag])); };
+  view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
+  const grouped = view.rows.hasGroups || new Rows(view.table, "stage", new Set()).hasGroups;
+  for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
+  tools.querySelector("[data-action=path]").hidden = !view.table.flags.some((flags) => flags & view.table.bits.CRITICAL);
+  search();
+}
+
+/* The search of the page, which is about the timeline in use, and the buttons beside it. */
+function search() {
+  if (document.querySelector(".lanes-search")) return;
+  const place = document.querySelector(".bar-tools") || document.querySelector(".top") || document.body;
+  const field = element("input", {
+    type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false, ariaLabel: "Search operations",
+  });
+  const isFound = (view) => view && view.root.isConnected;
+  field.addEventListener("keydown", (event) => {
+    const view = viewInUse();
+    event.stopPropagation();
+    if (!isFound(view)) return;
+    if (event.key === "Escape") { field.value = ""; find(view, ""); field.blur(); }
+    if (event.key === "Enter" || event.key === "Escape") clearTimeout(field.waits);
+    if (event.key === "Enter") find(view, field.value, event.shiftKey ? -1 : 1);
+  });
+  field.addEventListener("input", () => {
+    clearTimeout(field.waits);
+    field.waits = setTimeout(() => { if (isFound(viewInUse())) outline(viewInUse(), field.value); }, TYPING);
+  });
+  field.addEventListener("search", () => { if (!field.value && viewInUse()?.matches) find(viewInUse(), ""); }); // its cross; late
+  const named = (text, title, onclick) => element("button", { type: "button", title, onclick }, text);
+  const keys = named("Keys", "key ?", () => help());
+  const docked = document.querySelector(".bar-tools") ? [named("Panel", "key i; o puts it below or at the right", () => dock.shut())] : [];
+  place.append(field, keys, ...docked);
+}
+
+/* Outlines what the query finds while it is typed; half a query is no mistake yet. */
+function outline(view, query) {
+  let found;
+  try { found = searchTable(view.table, query); } catch { found = null; }
+  view.matches = found && found.slice(0, 1000);
+  view.redraw();
+  view.announce(!found ? "" : found.length ? `${found.length} found: Enter selects the next, Shift+Enter the one before` : `No match for ${query}`);
+}
+
+/* Selects the next operation that the query finds, and outlines the first thousand. */
+function find(view, query, dir = 1) {
+  let found;
+  try { found = searchTable(view.table, query); } catch (error) { dock.found(view, query, { problem: error.message }); return view.announce(error.message); }
+  view.matches = found && found.slice(0, 1000);
+  view.redraw();
+  if (!found) return view.announce("");
+  if (!found.length) return view.announce(`No match for ${query}`);
+  const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
+  const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
+  view.select(found[chosen], true);
+  if (!view.table.toServer) {
+    dock.found(view, query, { operations: earliest(view.table, found, 40), total: found.length });
+    dock.open("found");
+  }
+  return view.announce(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
+}

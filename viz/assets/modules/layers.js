@@ -1,0 +1,134 @@
+/* What lies over the lanes: outlines of where a plan before had its work (`data-ghost`), and the places of a finding. */
+import { drawFlow, drawRange } from "viz/flow.js";
+import { drawNotes } from "viz/notes.js";
+const MOST_OUTLINES = 8000, LEAST_LANE = 6;
+
+/* Whether the lane has that operation of the table before at the same time now. */
+function stayed(table, old, i, lane, near) {
+  for (let k = table.beganBefore(lane, old.start[i] - near); k < table.offsets[lane + 1] && table.start[k] <= old.start[i] + near; k++) {
+    if (table.kinds[table.kind[k]].token === old.kinds[old.kind[i]].token && table.home(k) === old.home(i) && table.stage[k] === old.stage[i]) return true;
+  }
+  return false;
+}
+
+/* Operations in view of the table before that are elsewhere now; null when outlines would hide more than they show. */
+function inView(picture, old) {
+  const { rows, view, table } = picture, found = [], near = 1e-6 * old.span;
+  if (picture.perRow < LEAST_LANE * picture.ratio) return null;
+  for (let row = picture.row0; row < picture.row1; row++) {
+    const lane = rows.lane(row);
+    if (lane < 0 || lane >= old.lanes) continue;
+    const end = old.beganBefore(lane, view.t1);
+    for (let i = old.firstAfter(lane, view.t0); i < end; i++) {
+      if (old.isWork[old.kind[i]] && old.end[i] > old.start[i] && !stayed(table, old, i, lane, near)) found.push([i, row]);
+    }
+    if (found.length > MOST_OUTLINES) return null;
+  }
+  return found;
+}
+
+function ghost(picture, context, { ghost: old, theme }) {
+  const found = old && inView(picture, old);
+  if (!found) return;
+  const { view, perTime, perRow, ratio } = picture;
+  context.beginPath();
+  for (const [i, row] of found) {
+    const x0 = (old.start[i] - view.t0) * perTime, x1 = (old.end[i] - view.t0) * perTime, y = (row - view.y0) * perRow;
+    context.rect(x0 + ratio, y + 0.05 * perRow, Math.max(1, x1 - x0 - 2 * ratio), 0.86 * perRow);
+  }
+  context.strokeStyle = theme.ink;
+  context.globalAlpha = 0.6;
+  context.lineWidth = 1.2 * ratio;
+  context.setLineDash([2 * ratio, 2.5 * ratio]);
+  context.stroke();
+  context.setLineDash([]);
+  context.globalAlpha = 1;
+  picture.failedLabels(context); // which the outlines may have crossed
+}
+
+/* Frames around the places, numbered, with a line from each to the next. */
+function places(picture, context, { places: all, theme, rows }) {
+  if (!all || !all.length) return;
+  const { view, perTime, perRow, ratio, width, height } = picture;
+  const boxes = all.map(({ lane, from, to }) => {
+    const x = (from - view.t0) * perTime, y = (rows.rowOf[lane] - view.y0) * perRow;
+    return [x, y + 0.04 * perRow, Math.max(4 * ratio, (to - from) * perTime), Math.max(4 * ratio, 0.92 * perRow)];
+  });
+  /* Beside the words in the boxes: between edges that face each other, or over the top of one lane. */
+  const join = ([x0, y0, wide0, high0], [x1, y1, wide1, high1]) => {
+    const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = y0 - 0.55 * perRow;
+    if (Math.abs(y0 - y1) < 1) { context.moveTo(from, y0); context.bezierCurveTo(from, lift, to, lift, to, y1); return; }
+    context.moveTo(from, y0 < y1 ? y0 + high0 : y0);
+    context.lineTo(to, y0 < y1 ? y1 : y1 + high1);
+  };
+  const stroke = (draw) => {
+    for (const [colour, wide] of [[theme.paper, 5], [theme.failure.mark, 2.5]]) {
+      context.strokeStyle = colour;
+      context.lineWidth = wide * ratio;
+      context.beginPath();
+      draw();
+      context.stroke();
+    }
+  };
+  context.setLineDash([7 * ratio, 4 * ratio]);
+  boxes.forEach((box, place) => {
+    const next = boxes[(place + 1) % boxes.length];
+    if (boxes.length < 2 || (boxes.length === 2 && place)) return;
+    stroke(() => join(box, next));
+  });
+  context.setLineDash([]);
+  for (const box of boxes) stroke(() => context.rect(...box));
+  if (boxes.length < 2) return;
+  context.font = `700 ${11 * ratio}px ${theme.font}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  boxes.forEach(([x, y], place) => {
+    const r = 8 * ratio, at = [Math.min(Math.max(x, r), width - r), Math.min(Math.max(y, r), height - r)];
+    if (x < -r || x > width + r || y < -2 * r || y > height + r) return;
+    context.fillStyle = theme.failure.mark;
+    context.beginPath();
+    context.arc(...at, r, 0, 7);
+    context.fill();
+    context.fillStyle = theme.failure.ink;
+    context.fillText(String(place + 1), at[0], at[1] + ratio);
+  });
+}
+
+/* Where an order that cannot finish comes to rest: what lies behind never runs, and is pale. */
+function halt(picture, context, { root, theme }) {
+  if (root.dataset.halt === undefined) return;
+  const { view, perTime, ratio, width, height } = picture, x = (Number(root.dataset.halt) - view.t0) * perTime;
+  if (x >= width) return;
+  context.globalAlpha = 0.55;
+  context.fillStyle = theme.paper;
+  context.fillRect(Math.max(0, x), 0, width, height);
+  context.globalAlpha = 1;
+  if (x < 0) return;
+  context.fillStyle = theme.failure.mark;
+  context.fillRect(x - ratio, 0, 2 * ratio, height);
+  const size = 12 * ratio, text = "hangs";
+  context.font = `600 ${size}px ${theme.font}`;
+  context.textBaseline = "middle";
+  const wide = context.measureText(text).width + size, left = Math.min(x, width - wide);
+  context.fillRect(left, height - 1.6 * size, wide, 1.6 * size);
+  context.textAlign = "center";
+  context.fillStyle = theme.failure.ink;
+  context.fillText(text, left + wide / 2, height - 0.75 * size);
+}
+
+/* Where lanes of several timelines lie under each other, a line between one worker and the next. */
+function pairs(picture, context, { table, theme }) {
+  const { row0, row1, rows, perRow, ratio, width, view } = picture;
+  if (!table.each || perRow < LEAST_LANE * ratio) return;
+  context.fillStyle = theme.ink;
+  context.globalAlpha = 0.35;
+  for (let row = row0; row < row1; row++) {
+    const lane = rows.lane(row);
+    if (lane >= 0 && lane % table.each === 0) context.fillRect(0, Math.round((row - view.y0) * perRow), width, 1);
+  }
+  context.globalAlpha = 1;
+}
+
+export const drawLayers = (picture, context, view) => picture.clipped(context, () => {
+  for (const layer of [halt, pairs, ghost, places, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
+});

@@ -1,0 +1,96 @@
+/* The address keeps what is looked at: view, window, rows, grouping, folded groups, pinned lanes, selection or gap, and what
+   is drawn. Each selection is a step that the browser's Back undoes. An address that names other contents (`plan` is not the table
+   shown) restores the window only, and the timeline says so. */
+import { notesAsText, notesOf } from "viz/notes.js";
+import { lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
+import { retime } from "viz/times.js";
+const WAIT = 300;
+const MODES = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
+let timer = null;
+
+/* What the address calls the lanes shown: of those that the page holds itself, their last bytes, which are a checksum. */
+const digest = (view) => {
+  const address = view.root.dataset.original || view.root.dataset.address;
+  return address.startsWith("data:") ? address.slice(-12) : address.replace(/^.*\/|\.bin$/g, "").slice(0, 12);
+};
+const short = (value) => String(+value.toPrecision(9));
+
+export function remember(view) {
+  if (state.active !== view || !view.used) return;
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    if (!view.root.isConnected || !view.isInSight) return;
+    const { t0, t1, y0, y1 } = view.view, query = readAddress();
+    const words = {
+      view: view.name, plan: digest(view), t0: short(t0), t1: short(t1), lanes: `${short(y0)}-${short(y1)}`,
+      group: view.rows.grouping, fold: [...view.rows.folded].join("."), sel: view.selected >= 0 ? view.selected : "",
+      gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
+      pins: view.rows.pinned.join("."), range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
+      shows: MODES.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
+      times: view.times ? JSON.stringify(view.times) : "", notes: notesAsText(view),
+    };
+    const chosen = (from) => `${from.get("view")} ${from.get("sel") || ""} ${from.get("gap") || ""}`, before = chosen(query);
+    for (const [name, value] of Object.entries(words)) {
+      if (value === "") query.delete(name); else query.set(name, value);
+    }
+    const isStep = (words.sel !== "" || words.gap) && chosen(query) !== before && !view.isCarried;
+    view.isCarried = false;
+    writeAddress(query, isStep);
+  }, WAIT);
+}
+
+export function restore(view) {
+  const query = readAddress(), lanes = /^([\d.e+-]+?)-([\d.e+]+)$/.exec(query.get("lanes") || "");
+  const before = lastShown.get(view.name);
+  if (query.get("view") !== view.name) {
+    if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) });
+    return;
+  }
+  const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
+  const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
+  const pinned = (query.get("pins") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
+  if (query.get("group") === "stage" || folded.size || pinned.length) view.setRows(query.get("group") === "stage" ? "stage" : "pipeline", folded, false, pinned);
+  const [t0, t1] = [number("t0"), number("t1")], window_ = {};
+  if (t1 > t0) Object.assign(window_, { t0, t1 });
+  if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });
+  if (Object.keys(window_).length) view.show(window_);
+  const shown = (query.get("shows") || "").split(".");
+  for (const [name, flag] of MODES) view[flag] = shown.includes(name);
+  if (same) view.notes = notesOf(view, query.get("notes"));
+  mark(view, query, number("sel"), same);
+  const times = same && query.get("times");
+  if (times && times !== JSON.stringify(view.times || null)) retimeAs(view, times);
+  state.active = view;
+}
+
+const numbers = (text) => (text || "").split("_").map(Number);
+
+/* The selection, gap and range that an address names; of other contents none. */
+function mark(view, query, selected, same) {
+  const [lane, from, to] = numbers(query.get("gap")), [t0, t1] = numbers(query.get("range"));
+  if (t1 > t0) view.range = { t0, t1 };
+  const isNamed = query.get("sel") !== null || query.get("gap") !== null;
+  if (isNamed && query.get("plan") !== null && !same) {
+    view.announce("The link was made for other lanes than these: what it selects is left out.");
+  } else if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) {
+    if (view.selected !== selected) view.select(selected);
+  } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
+    view.selectGap(lane, from, to);
+  }
+}
+
+function retimeAs(view, text) {
+  let values;
+  try { values = JSON.parse(text); } catch { return; }
+  if (values && typeof values === "object") retime(view, values).then((problem) => { if (problem) view.announce(problem); });
+}
+
+/* Back and forward. */
+window.addEventListener("popstate", () => {
+  const view = viewInUse(), query = readAddress();
+  if (!view) return;
+  clearTimeout(timer);
+  if (query.get("sel") === null && query.get("gap") === null) view.clear();
+  if (query.get("view") === view.name) restore(view);
+  view.redraw();
+});

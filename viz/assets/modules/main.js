@@ -1,0 +1,20 @@
+/* What Dash calls (see clientside.js), and what a console, tests and pages without a server may use. */
+import { keepInAddress } from "viz/address.js";
+import "viz/components.js";
+import "viz/keys.js";
+import "viz/lost.js";
+import { showMode } from "viz/modes.js";
+import { element, state, views } from "viz/page.js";
+import { earliest, searchTable } from "viz/search.js";
+import { arrows } from "viz/selection.js";
+import { fetchTable } from "viz/table.js";
+import { retime } from "viz/times.js";
+import { useView } from "viz/dock.js";
+import { attachAll } from "viz/view.js";
+
+export const callbacks = { arrows, keepInAddress, showMode };
+window.recycle = {
+  views, element, table: fetchTable, search: searchTable, earliest, retime, use: useView,
+  get active() { return state.active; }, set active(view) { state.active = view; },
+};
+attachAll(); // where the page was there before

@@ -1,0 +1,75 @@
+/* Modes of the workbench: which page's lanes, controls and panels are in sight. Lanes of the mode before stay while the new
+   one has none, and a mode that comes into sight shows the window and the selection that the one before had, as far as
+   they are there too. */
+import { dock, useView } from "viz/dock.js";
+import { readAddress, setProps, viewInUse, views } from "viz/page.js";
+let drawn = null, left = null; // the page whose lanes are in sight; what the view in use showed when another mode came
+
+/* The lanes of a page. */
+const of = (root, page) => [...root.querySelectorAll(".bench-lanes > .mode")].find((place) => place.dataset.page === page);
+const isFilled = (place) => Boolean(place?.querySelector(".through > *"));
+const show = (node, isShown) => { if (node.hidden === isShown) node.hidden = !isShown; };
+
+export const modes = {
+  place: (page) => of(document.querySelector(".bench"), page),
+
+  /* The block of lanes in sight. */
+  lanes: (root) => of(root, drawn),
+
+  apply(root) {
+    const { page } = root.dataset, own = of(root, page);
+    if (own && (isFilled(own) || !isFilled(of(root, drawn)))) drawn = page;
+    for (const place of document.querySelectorAll(".mode")) show(place, place.dataset.page === (place.parentElement.classList.contains("bench-lanes") ? drawn : page));
+  },
+
+  /* A view that is attached in a mode that came into sight takes over what the one before showed. */
+  carry(view) {
+    if (!left || left.page === view.page || view.page !== drawn || left.taken.has(view.name)) return;
+    left.taken.add(view.name);
+    take(view, left);
+  },
+};
+
+const snapshot = (view) => view && {
+  page: view.page, address: view.root.dataset.address, window: { ...view.view }, span: view.span, rows: view.rows,
+  selected: view.selected, gap: view.gap, lanes: view.table.lanes, taken: new Set(),
+};
+
+function take(view, from) {
+  const query = readAddress();
+  if (query.get("view") === view.name) return; // the address says what it shows
+  const { t0, t1, y0, y1 } = from.window, isWhole = t0 <= 0 && t1 >= from.span, { rows, table } = view;
+  const isOther = rows.grouping !== from.rows.grouping || rows.folded.size !== from.rows.folded.size || rows.pinned.length !== from.rows.pinned.length;
+  if (table.lanes === from.lanes && isOther) view.setRows(from.rows.grouping, new Set(from.rows.folded), true, from.rows.pinned);
+  view.show({ ...(isWhole || t0 >= view.span ? {} : { t0, t1 }), ...(view.rows.count === from.rows.count ? { y0, y1 } : {}) }, false);
+  if (view.root.dataset.address !== from.address || (from.selected < 0 && !from.gap)) return;
+  view.isCarried = true;
+  if (from.selected >= 0) view.select(from.selected, true); else view.selectGap(from.gap.lane, from.gap.from, from.gap.to, true);
+  useView(view);
+}
+
+/* The panel of the selection is about the view in use: of another mode it is another one. */
+function tellSelection() {
+  const view = viewInUse();
+  if (view && view.selected >= 0) view._send({ operation: view.selected });
+  else if (view?.gap) view._send(view.gap);
+  else setProps("bench-choice", { data: null });
+}
+
+/* Called with the page that is open. */
+export function showMode(_, page) {
+  const root = document.querySelector(".bench"), { no_update } = window.dash_clientside;
+  if (!root || root.dataset.page === page) return no_update;
+  const used = viewInUse();
+  if (used) left = snapshot(used);
+  root.dataset.page = page;
+  show(root, of(root, page).dataset.opened !== undefined);
+  const before = drawn;
+  dock.apply();
+  if (!root.hidden && drawn === page && before !== page) {
+    for (const view of views.values()) if (view.page === page) modes.carry(view);
+    tellSelection();
+  }
+  dock.tell();
+  return no_update;
+}

@@ -1,0 +1,136 @@
+/* What the pointer does on a timeline: it tells what lies under it, selects, folds, zooms into a box, moves the rows. */
+import { drawCursor, drawZoomBox } from "viz/axes.js";
+import { markRange } from "viz/flow.js";
+import { element } from "viz/page.js";
+const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, NAME = 7.5; // the last: pixels of a character of a lane's name
+const FLAT = 0.6, FLATTEST = 30; // a box flatter than this share of its length, and these pixels, leaves the rows as they are
+
+export const pointerMethods = {
+  /* What lies under the pointer: {t, y, row, lane, operation, inside, ...}. */
+  under(event) {
+    const box = this.overlay.getBoundingClientRect(), { left, top, width, height } = this.place, { t0, t1, y0, y1 } = this.view;
+    const px = event.clientX - box.left - left, py = event.clientY - box.top - top;
+    const t = t0 + (px / width) * (t1 - t0), y = y0 + (py / height) * (y1 - y0), row = Math.floor(y);
+    const inside = px >= 0 && px < width && py >= 0 && py < height, lane = this.rows.lane(row);
+    const gutter = px < 0 && py >= 0 && py < height, above = py < 0 && px >= 0 && px < width;
+    const operation = inside && lane >= 0 ? this.table.at(lane, t, y - row - 0.5) : -1;
+    return { t, y, row, lane, operation, inside, gutter, above, px };
+  },
+
+  _hover(event) {
+    const began = performance.now();
+    const found = this.under(event);
+    this.rests = event;
+    this.pointer = found.inside ? found : null;
+    if (event.buttons || !found.inside || found.row >= this.rows.count) this._hide();
+    else this._tip(event, this.words(found));
+    this.hovered = found.operation;
+    drawCursor(this, found.inside ? found.t : null);
+    this.hoverSeconds = (performance.now() - began) / 1000;
+  },
+
+  /* Lines that tell what is there: an operation, a gap, or a folded group. */
+  words({ t, row, lane, operation }) {
+    if (operation >= 0) return this.table.describe(operation, lane);
+    if (lane < 0) {
+      const group = this.rows.groupAt(row);
+      return group ? [group.name, `${group.size} workers, folded`] : [];
+    }
+    const { table } = this, gap = table.gapAt(lane, t), failed = table.isFailed[lane] ? "has failed" : "idle";
+    const lines = [`worker ${table.labels[lane]}: ${failed}`];
+    if (gap && !table.isFailed[lane]) lines.push(`from ${table.time(gap[0])} to ${table.time(gap[1])}, ${table.time(gap[1] - gap[0])}`);
+    return lines;
+  },
+
+  _tip(event, lines) {
+    const box = this.tip.parentElement.getBoundingClientRect();
+    this.tip.replaceChildren(...lines.map((line, place) => element(place ? "div" : "b", {}, line)));
+    this.tip.hidden = !lines.length;
+    const left = event.clientX - box.left, right = left > box.width / 2;
+    this.tip.style.left = right ? "" : `${left + 14}px`;
+    this.tip.style.right = right ? `${box.width - left + 14}px` : "";
+    this.tip.style.top = `${Math.max(0, event.clientY - box.top + 12)}px`;
+  },
+
+  /* What lies under a pointer that rests, when lanes have moved below it. */
+  _tipAgain() {
+    if (this.rests && !this.tip.hidden) {
+      const found = this.under(this.rests);
+      if (found.inside && found.row < this.rows.count) this._tip(this.rests, this.words(found));
+    }
+  },
+
+  _hide() { this.tip.hidden = true; this.pointer = null; },
+
+  _press(event) {
+    const under = this.under(event);
+    if (event.button) return;
+    if (under.above) { markRange(this, event); return; }
+    this.down = { x: event.clientX, y: event.clientY, under, view: this.view };
+    if (under.inside) this._left(this.view);
+  },
+
+  /* A drag over the lanes draws the box that they zoom into; beside them it moves the rows. */
+  _drag(event) {
+    const { down } = this;
+    if (!down || (!down.isDrag && Math.hypot(event.clientX - down.x, event.clientY - down.y) <= CLICK)) return;
+    down.isDrag = true;
+    this._hide();
+    if (down.under.inside) drawZoomBox(this, this._boxed(event));
+    else if (down.under.gutter) {
+      const rows = ((down.y - event.clientY) / this.place.height) * (down.view.y1 - down.view.y0);
+      this.show({ y0: down.view.y0 + rows, y1: down.view.y1 + rows });
+    }
+  },
+
+  /* The time and rows between where a drag began and where it is: whole rows, or all that are shown in a flat box. */
+  _boxed(event) {
+    const { down, view } = this, to = this.under(event), from = down.under;
+    const wide = Math.abs(event.clientX - down.x), high = Math.abs(event.clientY - down.y), isFlat = high < Math.min(FLAT * wide, FLATTEST);
+    const isNarrow = wide < Math.min(FLAT * high, FLATTEST), rowOf = (one) => Math.min(Math.max(one.y, view.y0), view.y1);
+    const [t0, t1] = isNarrow ? [view.t0, view.t1] : [Math.min(from.t, to.t), Math.max(from.t, to.t)];
+    const [y0, y1] = isFlat ? [view.y0, view.y1] : [Math.floor(Math.min(rowOf(from), rowOf(to))), Math.ceil(Math.max(rowOf(from), rowOf(to)))];
+    return { t0: Math.max(t0, view.t0), t1: Math.min(t1, view.t1), y0, y1 };
+  },
+
+  _up(event) {
+    const { down } = this;
+    if (!down || event.button) return undefined;
+    const box = down.isDrag && down.under.inside ? this._boxed(event) : null;
+    this.down = null;
+    drawZoomBox(this, null);
+    if (box) return this.show(box, false);
+    if (down.isDrag) return undefined;
+    const found = this.under(event), before = this.clicked;
+    this.clicked = event;
+    const again = before && event.timeStamp - before.timeStamp < DOUBLE
+      && Math.hypot(event.clientX - before.clientX, event.clientY - before.clientY) <= CLICK;
+    if (found.inside && again) return this.fit();
+    if (found.gutter) return this._gutter(found);
+    if (!found.inside) return undefined;
+    if (found.operation >= 0) return this.select(found.operation);
+    const gap = found.lane >= 0 && !this.table.isFailed[found.lane] && this.table.gapAt(found.lane, found.t);
+    return gap ? this.selectGap(found.lane, ...gap) : this.clear();
+  },
+
+  /* A click beside the axes folds a group; on a lane's own name, which ends 8 pixels before them, it is sent to the server. */
+  _gutter({ row, lane, px }) {
+    const group = this.rows.groupAt(row), isName = lane >= 0 && px >= -(14 + NAME * this.table.labels[lane].length);
+    if (group && this.rows.hasGroups && ((row === group.top && !isName) || lane < 0 || this.level === 0)) return this.fold(group.key);
+    if (lane >= 0) this.sendLane(lane);
+    return undefined;
+  },
+
+  /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; alone: scroll the lanes, and at their end the page. */
+  _wheel(event) {
+    const { t, row } = this.under(event), delta = event.deltaY || event.deltaX, { y0, y1 } = this.view;
+    const stop = () => { event.preventDefault(); event.stopPropagation(); };
+    if (event.ctrlKey || event.metaKey) { stop(); return this.zoom(Math.exp(delta * WHEEL * 2), t); }
+    if (event.altKey) { stop(); return this.zoomRows(Math.exp(delta * WHEEL * 2), row); }
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) { stop(); return this.pan(delta * WHEEL); }
+    event.stopPropagation();
+    if (delta < 0 ? y0 <= 0 : y1 >= this.rows.count) return undefined;
+    stop();
+    return this.panRows(((y1 - y0) * delta) / this.place.height);
+  },
+};

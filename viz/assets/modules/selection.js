@@ -1,0 +1,150 @@
+/* What is selected in a timeline: an operation, a gap, a worker, a range of time, the way of a micro-batch; scrolled to, read
+   out, and told to the server, which makes the details. */
+import { dock } from "viz/dock.js";
+import { flowOf } from "viz/flow.js";
+import { remember } from "viz/link.js";
+import { setProps, views } from "viz/page.js";
+const SEND = 60, READABLE = 14; // pixels of a lane from which its operations can be read
+
+export const selectionMethods = {
+  sendLane(lane) {
+    Object.assign(this, { lane, selected: -1, gap: null, links: null, places: null });
+    dock.open(this.root.closest(".mode")?.dataset.named);
+    this.redraw();
+    this.announce(`worker ${this.table.labels[lane]}`);
+    this._send({ lane });
+  },
+
+  /* `quietly`: the panel that is open stays. */
+  select(operation, quietly = false) {
+    this.selected = operation;
+    this.lane = this.table.laneOf(operation);
+    if (this.flow && !this.flow.includes(operation)) this.flow = null;
+    this.gap = this.links = this.places = null;
+    this._reveal(operation);
+    this.announce(this.table.describe(operation, this.table.laneOf(operation)).join("; "));
+    this._tell({ operation }, quietly);
+    this.redraw();
+  },
+
+  selectGap(lane, from, to, quietly = false) {
+    this.selected = -1;
+    this.links = this.places = null;
+    this.gap = { lane, from, to };
+    this.lane = lane;
+    this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`);
+    this._tell({ lane, from, to }, quietly);
+    this.redraw();
+  },
+
+  /* Mark a range of time, null for none; `isMoving` while its end is still dragged. */
+  setRange(range, isMoving = false) {
+    this.range = range;
+    this.redraw();
+    if (isMoving) return;
+    this.announce(range ? `${this.table.time(range.t0)} to ${this.table.time(range.t1)}, ${this.table.time(range.t1 - range.t0)}` : "");
+    if (range) dock.open("view");
+    dock.tell();
+    remember(this);
+  },
+
+  /* The micro-batch of the selection on all workers, or everything again. */
+  follow() {
+    if (this.flow) { this.flow = null; return this.redraw(); }
+    const found = flowOf(this.table, this.selected);
+    if (!found.length) return this.announce("Select an instruction of a micro-batch first.");
+    this.flow = found;
+    const { table } = this, first = found[0], last = found.reduce((late, i) => (table.end[i] > table.end[late] ? i : late), first);
+    this.announce(`Micro-batch ${table.home(first)}: ${found.length} instructions from ${table.time(table.start[first])} to ${table.time(table.end[last])}`);
+    return this.redraw();
+  },
+
+  clear() {
+    this.selected = -1;
+    this.gap = this.links = this.places = this.flow = this.range = null;
+    this.announce("");
+    this._send(null);
+    this.redraw();
+  },
+
+  /* Selects the operation at a place, or the gap that it is. */
+  selectPlace({ lane, from, to }) {
+    const { table } = this, slack = 1e-5 * this.span;
+    for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
+      if (Math.abs(table.start[i] - from) <= slack && Math.abs(table.end[i] - to) <= slack) return this.select(i, true);
+    }
+    return this.selectGap(lane, from, to, true);
+  },
+
+  /* Scroll to an operation that is outside of what is shown; unfold its group. */
+  _reveal(operation) {
+    const { table } = this, lane = table.laneOf(operation), start = table.start[operation], end = table.end[operation];
+    const group = this.rows.groupAt(this.rows.rowOf[lane]);
+    if (group && group.shut) this.fold(group.key);
+    const row = this.rows.rowOf[lane], { t0, t1, y0, y1 } = this.view, half = (t1 - t0) / 2, tall = y1 - y0;
+    const want = {};
+    if (end < t0 || start > t1) Object.assign(want, { t0: (start + end) / 2 - half, t1: (start + end) / 2 + half });
+    if (row < y0 || row + 1 > y1) Object.assign(want, { y0: row + 0.5 - tall / 2, y1: row + 0.5 + tall / 2 });
+    if (Object.keys(want).length) this.show(want);
+  },
+
+  /* Zoom to the selection; where that is shown already, or nothing is selected, to everything. */
+  focus() {
+    const { table } = this, gap = this.gap;
+    if (this.selected < 0 && !gap) return this.fit();
+    const lane = gap ? gap.lane : table.laneOf(this.selected);
+    const [from, to] = gap ? [gap.from, gap.to] : [table.start[this.selected], table.end[this.selected]];
+    const row = this.rows.rowOf[lane], long = Math.max(to - from, this.span * 1e-5), { t0, t1 } = this.view;
+    if (t1 - t0 <= long * 13) return this.fit();
+    return this.show({ t0: from - 6 * long, t1: to + 6 * long, y0: row - 6, y1: row + 7 });
+  },
+
+  /* Frame places and show them all: the rows that hold them, high enough to be read, and the time around them. */
+  frame(places) {
+    for (const { lane } of places) {
+      const group = this.rows.groupAt(this.rows.rowOf[lane]);
+      if (group && group.shut) this.fold(group.key);
+    }
+    const rows = places.map(({ lane }) => this.rows.rowOf[lane]), { y0, y1 } = this.view;
+    const from = Math.min(...places.map((place) => place.from)), to = Math.max(...places.map((place) => place.to));
+    const room = Math.max(to - from, 0.04 * this.span), top = Math.min(...rows), bottom = Math.max(...rows) + 1;
+    const { height } = this.place, isReadable = height / (y1 - y0) >= READABLE, shown = isReadable && top >= y0 && bottom <= y1;
+    const tall = Math.max(isReadable ? y1 - y0 : height / (2 * READABLE), bottom - top + 2), middle = (top + bottom) / 2;
+    this.show({ t0: from - 2 * room, t1: to + 2 * room, ...(shown ? {} : { y0: middle - tall / 2, y1: middle + tall / 2 }) });
+    this.places = places.length > 1 ? places : null;
+    this.redraw();
+  },
+
+  /* A line below the lanes, read out. */
+  announce(text) {
+    this.status.textContent = text;
+    remember(this);
+  },
+
+  /* Have the dock say more of a selection. */
+  _tell(choice, quietly) {
+    if (!quietly) dock.open("selection");
+    this._send(choice);
+  },
+
+  _send(choice) {
+    const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
+    const isInBench = this.root.closest(".bench") !== null;
+    clearTimeout(this.sending);
+    this.sending = setTimeout(() => {
+      if (isInBench && this.root.isConnected) setProps("bench-choice", { data: data && { ...data, name: this.name } });
+    }, SEND);
+  },
+};
+
+/* The server's answer to a selection: which operations its arrows go to. */
+export function arrows(_, links) {
+  if (!links) return null;
+  for (const view of views.values()) {
+    const found = view.table.fromServer ? view.table.fromServer(links) : view.root.dataset.address === links.address && links;
+    if (!found) continue;
+    if (view.selected >= 0 && view.selected === found.operation) view.links = found;
+    view.redraw();
+  }
+  return links.operation === undefined ? null : links.operation;
+}

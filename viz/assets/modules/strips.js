@@ -1,0 +1,211 @@
+/* Strips under the lanes on their time axis, drawn whenever the lanes are: what the selected worker holds, with its limit and
+   peak; how much later instructions start than in another timeline. And what all workers hold, in their lanes in place of
+   their work. What is held comes from the server once per table (viz/analysis/memory.py), when it is first asked for. */
+import { element } from "viz/page.js";
+import { bandRows } from "viz/raster.js";
+import { fetchBytes } from "viz/table.js";
+const HEIGHT = 96, TOP = 18, BOTTOM = 6, MOST_POINTS = 2000, POINT = 5;
+const HEADER = 8, LEAST_LANE = 6, LEAST_TEXT = 15;
+
+/* One strip of a place: its words above, values from `low` to `high` beside it; `draw` gets x and y of times and values. */
+function strip(view, picture, place, at, { words, low, high, values, show }, draw) {
+  while (place.childElementCount <= at) place.append(element("canvas", { role: "img" }));
+  const canvas = place.children[at], { ratio, theme, left, width } = picture, wide = view.canvas.width;
+  Object.assign(canvas, { width: wide, height: HEIGHT * ratio });
+  Object.assign(canvas.style, { width: `${wide / ratio}px`, height: `${HEIGHT}px` });
+  const context = canvas.getContext("2d"), top = TOP * ratio, tall = (HEIGHT - TOP - BOTTOM) * ratio, size = 12 * ratio;
+  context.font = `${size}px ${theme.font}`;
+  context.textBaseline = "middle";
+  context.fillStyle = theme.lane;
+  context.fillRect(left, top, width, tall);
+  context.fillStyle = theme.ink;
+  canvas.setAttribute("aria-label", words);
+  context.fillText(words, left, top / 2);
+  if (!draw) return;
+  const x = (t) => left + (t - picture.view.t0) * picture.perTime, y = (value) => top + tall * (1 - (value - low) / (high - low));
+  context.textAlign = "right";
+  for (const value of new Set(values)) context.fillText(show(value), left - 8 * ratio, Math.min(y(value), top + tall - size / 2));
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width, tall);
+  context.clip();
+  draw(context, x, y);
+  context.restore();
+}
+
+function line(context, x0, x1, y, colour, wide, dash = []) {
+  context.strokeStyle = colour;
+  context.lineWidth = wide;
+  context.setLineDash(dash);
+  context.beginPath();
+  context.moveTo(x0, y);
+  context.lineTo(x1, y);
+  context.stroke();
+  context.setLineDash([]);
+}
+
+const shown = (value) => String(+value.toPrecision(4));
+const amount = (value, inBytes) => (inBytes ? `${+(value / 1e9).toPrecision(3)} GB` : shown(value));
+
+/* {limits, from, after, inBytes} of a table: what its workers may hold, and hold from the start and end of each operation. */
+async function fetchHeld(table) {
+  if (table.sources) {
+    const all = await Promise.all(table.sources.map(fetchHeld));
+    const limits = Float32Array.from({ length: table.lanes }, (_, lane) => all[lane % all.length].limits[Math.floor(lane / all.length)]);
+    return { limits, from: table.gather(all.map((one) => one.from)), after: table.gather(all.map((one) => one.after)), inBytes: all[0].inBytes };
+  }
+  const buffer = await fetchBytes(table.address.replace("lanes/", "held/")), head = new DataView(buffer), lanes = head.getUint32(0, true);
+  const column = (place, length) => new Float32Array(buffer, HEADER + 4 * place, length);
+  return {
+    limits: column(0, lanes), from: column(lanes, table.length), after: column(lanes + table.length, table.length), inBytes: head.getUint32(4, true) === 1,
+  };
+}
+
+/* The same of the table of a view, with the most of all; null until it is there. */
+function heldOf(view) {
+  if (view.held?.table === view.table) return view.held.found;
+  const asked = { table: view.table, found: null, curve: null };
+  view.held = asked;
+  fetchHeld(view.table).then((found) => {
+    const most = [found.from, found.limits].map((all) => all.reduce((high, value) => (value > high ? value : high), 1e-9));
+    asked.found = { ...found, most: 1.05 * Math.max(...most) };
+    view.redraw();
+  }, () => { view.showsHeld = view.showsMemory = false; view.announce("Nothing is known of the memory of these lanes."); view.redraw(); });
+  return null;
+}
+
+/* What a lane holds over time: [time, held from then on], ascending, with its peak; null where nothing ran there. */
+function curveOf({ table, held }, lane) {
+  if (held.curve?.lane === lane) return held.curve;
+  const { from, after } = held.found, points = [], first = table.offsets[lane];
+  let top = first;
+  for (let i = first; i < table.offsets[lane + 1]; i++) {
+    points.push([table.start[i], from[i]], [table.end[i], after[i]]);
+    if (from[i] > from[top] * (1 + 1e-6)) top = i;
+  }
+  if (!points.length) return null;
+  held.curve = { lane, points: points.sort((a, b) => a[0] - b[0]), peak: from[top], top };
+  return held.curve;
+}
+
+export function drawMemory(view, picture) {
+  const place = view.root.querySelector(".lanes-memory"), { table, lane } = view;
+  place.hidden = !view.showsMemory;
+  if (!view.showsMemory) return;
+  const found = heldOf(view), curve = found && lane >= 0 && curveOf(view, lane);
+  if (!curve) { strip(view, picture, place, 0, { words: "Memory: select an operation or a worker" }); return; }
+  const { points, peak, top } = curve, limit = found.limits[lane], hasLimit = !Number.isNaN(limit), { theme, ratio, left, width } = picture;
+  const told = `${found.inBytes ? "Memory" : "Activations"} held by ${table.labels[lane]}: most ${amount(peak, found.inBytes)}`;
+  const words = `${told} at ${table.time(table.start[top])} by ${table.instruction(top)}${hasLimit ? `, limit ${amount(limit, found.inBytes)} (dashed)` : ""}`;
+  const values = hasLimit ? [0, peak, limit] : [0, peak], high = 1.08 * Math.max(...values, found.inBytes ? 0 : 1);
+  strip(view, picture, place, 0, { words, low: 0, high, values, show: (value) => amount(value, found.inBytes) }, (context, x, y) => {
+    context.beginPath();
+    context.moveTo(x(points[0][0]), y(0));
+    points.forEach(([t, held], at) => {
+      if (at) context.lineTo(x(t), y(points[at - 1][1]));
+      context.lineTo(x(t), y(held));
+    });
+    context.lineTo(x(points.at(-1)[0]), y(0));
+    context.fillStyle = theme.memory;
+    context.fill();
+    context.strokeStyle = theme.ink;
+    context.lineWidth = ratio;
+    context.stroke();
+    if (hasLimit) line(context, left, left + width, y(limit), theme.failure.mark, 2 * ratio, [6 * ratio, 4 * ratio]);
+    context.fillStyle = theme.ink;
+    context.beginPath();
+    context.arc(x(table.start[top]), y(peak), 4 * ratio, 0, 7);
+    context.fill();
+  });
+}
+
+/* Of each table that is compared with another (viz/pages/compared.py) a strip: points in the colours of the lanes, or where
+   there are many the least and the most of each column of pixels. */
+export function drawDeltas(view, picture) {
+  const place = view.root.querySelector(".lanes-deltas"), { theme, ratio, left, width } = picture;
+  (view.table.compared || []).forEach((one, at) => {
+    const { table, deltas, title, name, low, high } = one, { t0, t1 } = picture.view, room = 0.08 * (high - low) || 1, inView = [];
+    for (let i = 0; i < table.length; i++) {
+      if (table.start[i] >= t0 && table.start[i] <= t1 && table.isWork[table.kind[i]] && !Number.isNaN(deltas[i])) inView.push(i);
+    }
+    const words = `How much later instructions start in ${name} than in ${title}: ${table.time(low)} to ${table.time(high)}`;
+    const axis = { words, low: low - room, high: high + room, values: [low, 0, high], show: (value) => shown(value * table.unit[0]) };
+    strip(view, picture, place, at, axis, (context, x, y) => {
+      line(context, left, left + width, y(0), theme.muted, ratio);
+      if (inView.length <= MOST_POINTS) {
+        for (const i of inView) {
+          context.fillStyle = table.paints[table.kinds[table.kind[i]].parts[0][0]].fill;
+          context.fillRect(x(table.start[i]) - POINT * ratio / 2, y(deltas[i]) - POINT * ratio / 2, POINT * ratio, POINT * ratio);
+        }
+        return;
+      }
+      const least = new Float32Array(width).fill(Infinity), most = new Float32Array(width).fill(-Infinity);
+      for (const i of inView) {
+        const column = Math.min(width - 1, Math.floor(x(table.start[i]) - left));
+        least[column] = Math.min(least[column], deltas[i]);
+        most[column] = Math.max(most[column], deltas[i]);
+      }
+      context.fillStyle = theme.ink;
+      most.forEach((value, column) => { if (value > -Infinity) context.fillRect(left + column, y(value) - ratio, 1, y(least[column]) - y(value) + 2 * ratio); });
+    });
+  });
+}
+
+/* Most held in each pixel column by any lane of rows [row, end). */
+function highest(picture, found, row, end) {
+  const { table, rows, view, perTime, width } = picture, high = new Float32Array(width);
+  const raise = (t0, t1, value) => {
+    const first = Math.max(0, Math.floor((t0 - view.t0) * perTime)), last = Math.min(width, Math.ceil((t1 - view.t0) * perTime));
+    for (let x = first; x < last; x++) if (value > high[x]) high[x] = value;
+  };
+  for (let place = rows.first[row]; place < rows.first[end]; place++) {
+    const lane = rows.order[place], stop = table.offsets[lane + 1];
+    const begin = Math.max(table.offsets[lane], table.firstAfter(lane, view.t0) - 1);
+    for (let i = begin; i < stop && table.start[i] <= view.t1; i++) {
+      raise(table.start[i], table.end[i], found.from[i]);
+      raise(table.end[i], i + 1 < stop ? table.start[i + 1] : table.span, found.after[i]);
+    }
+  }
+  return high;
+}
+
+const bandsOf = (picture) => (picture.perRow < LEAST_LANE * picture.ratio
+  ? bandRows(picture.rows, picture.perRow / picture.ratio) : Array.from({ length: picture.rows.count + 1 }, (_, row) => row));
+
+/* Into the raster, in place of work, one scale for all lanes; false while the values are not there. */
+export function drawHeld(picture, raster, view) {
+  const found = heldOf(view);
+  if (!found) return false;
+  const { words } = picture.theme, bands = bandsOf(picture);
+  for (let band = 0; band + 1 < bands.length; band++) {
+    const y0 = picture.y(bands[band]), y1 = picture.y(bands[band + 1]);
+    if (y1 <= 0 || y0 >= picture.height) continue;
+    const high = highest(picture, found, bands[band], bands[band + 1]), tall = y1 - y0 - 1;
+    for (let x = 0; x < picture.width; x++) {
+      if (high[x] > 0) raster.fill(x, y1 - Math.max(1, Math.round((high[x] / found.most) * tall)), x + 1, y1, words.held);
+    }
+  }
+  return true;
+}
+
+/* Limits and peaks over the lanes. */
+export function drawHeldMarks(picture, context, view) {
+  const found = view.showsHeld && heldOf(view);
+  if (!found || picture.perRow < LEAST_LANE * picture.ratio) return;
+  const { table, rows, row0, row1, perRow, ratio, theme, width } = picture, letters = Math.min(12 * ratio, perRow * 0.45);
+  context.textAlign = "left";
+  context.textBaseline = "top";
+  context.font = `${letters}px ${theme.font}`;
+  for (let row = row0; row < row1; row++) {
+    const lane = rows.lane(row);
+    if (lane < 0 || table.isFailed[lane]) continue;
+    const bottom = (row + 1 - picture.view.y0) * perRow, limit = found.limits[lane], hasLimit = !Number.isNaN(limit);
+    if (hasLimit) line(context, 0, width, bottom - (limit / found.most) * (perRow - 1), theme.failure.mark, 1.5 * ratio, [6 * ratio, 4 * ratio]);
+    if (perRow < LEAST_TEXT * ratio) continue;
+    let peak = 0;
+    for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (found.from[i] > peak) peak = found.from[i];
+    context.fillStyle = peak > limit * (1 + 1e-6) ? theme.failure.mark : theme.ink;
+    const text = `${amount(peak, found.inBytes)}${hasLimit ? ` of ${amount(limit, found.inBytes)}` : ""}`;
+    context.fillText(text, 6 * ratio, bottom - perRow + Math.min(8 * ratio, 0.3 * perRow));
+  }
+}

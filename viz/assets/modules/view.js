@@ -1,0 +1,317 @@
+/* One timeline on the page: the canvas, the axes above it, and which time and rows they show. Whatever moves them asks for
+   one redraw in the next frame. Nothing here asks the server but for the table, once; the selection is written to a
+   dcc.Store, from which the server makes the details. */
+import { drawCursor, drawTicks, sizeOf, tickStep } from "viz/axes.js";
+import { tableOf } from "viz/derived.js";
+import { dock, useView } from "viz/dock.js";
+import { Picture } from "viz/draw.js";
+import { addToolbar } from "viz/keys.js";
+import { drawLayers } from "viz/layers.js";
+import { remember, restore } from "viz/link.js";
+import { showListing } from "viz/listing.js";
+import { drawMinimap } from "viz/minimap.js";
+import { modes } from "viz/modes.js";
+import { lastShown, state, views, whenChanged } from "viz/page.js";
+import { pointerMethods } from "viz/pointer.js";
+import { Raster, colourWord } from "viz/raster.js";
+import { Rows } from "viz/rows.js";
+import { selectionMethods } from "viz/selection.js";
+import { drawDeltas, drawMemory } from "viz/strips.js";
+import { fetchTable } from "viz/table.js";
+const TOGETHER = 400, MOST_UNDONE = 100;
+
+export class View {
+  constructor(root, table) {
+    Object.assign(this, { root, table, overlay: root.querySelector(".lanes-axes") });
+    this.name = root.dataset.name;
+    this.linked = root.dataset.linked;
+    this.page = root.closest(".mode")?.dataset.page;
+    this.scale = Number(root.dataset.scale);
+    table.unit = [this.scale, root.dataset.word]; // everything is told in the unit of the axis
+    this.margins = root.dataset.margins.split(" ").map(Number);
+    this.span = Number(root.dataset.span) || table.span || 1;
+    this.canvas = root.querySelector(".lanes-stage > canvas");
+    this.context = this.canvas.getContext("2d", { willReadFrequently: true });
+    this.tip = root.querySelector(".lanes-tip");
+    this.status = root.querySelector(".lanes-status");
+    this.selected = -1;
+    this.lane = -1; // of what was selected last
+    this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = null;
+    this.notes = [];
+    this.before = []; // windows that were left, for undo
+    this.path = this.showsMemory = this.showsHeld = this.showsListing = false;
+    this.drawn = 0;
+    this.level = -1;
+    this.rows = new Rows(table, "pipeline", new Set());
+    this.view = { t0: -this.margin, t1: this.span + this.margin, y0: 0, y1: this.rows.count };
+    this.ended = new AbortController();
+    this._theme();
+    this._listen();
+    addToolbar(this);
+    const before = views.get(this.name), active = state.active;
+    before?.ended.abort();
+    views.set(this.name, this);
+    // Keys go to the first timeline of the page until another is used, in whatever order they are drawn, and to the one
+    // in use again when it was drawn anew.
+    const isInUse = active?.used && active !== before && active.root.isConnected;
+    this.used = !isInUse && (state.left === this.name || Boolean(before?.used && active === before));
+    if (this.used) state.active = this;
+    else if (!isInUse) state.active = views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
+    restore(this);
+    modes.carry(this);
+    this.redraw();
+    dock.tell();
+  }
+
+  /* Pixels of the axes. */
+  get place() {
+    const { width, height } = sizeOf(this.overlay), [left, top, right, bottom] = this.margins;
+    return { left, top, width: width - left - right, height: height - top - bottom };
+  }
+
+  get isInSight() { return this.root.isConnected && this.place.width > 0; }
+
+  get margin() { return 0.004 * this.span; }
+
+  /* The window before the last change of it; changes that follow each other within `TOGETHER` are one. */
+  undo() {
+    const last = this.before.pop();
+    if (last) this.show(last, false); else this.announce("Nothing was zoomed or moved before.");
+  }
+
+  _left(window_) {
+    const now = performance.now(), isNew = !this.leftAt || now - this.leftAt > TOGETHER;
+    this.leftAt = now;
+    if (isNew) this.before = [...this.before, window_].slice(-MOST_UNDONE);
+  }
+
+  /* Show a window, cut to what there is. */
+  show(window_, isNoted = true) {
+    if (isNoted) this._left(this.view);
+    const want = { ...this.view, ...window_ };
+    [want.t0, want.t1] = within(want.t0, want.t1, -this.margin, this.span + this.margin, this.span * 1e-6);
+    [want.y0, want.y1] = within(want.y0, want.y1, 0, this.rows.count, 1);
+    this.view = want;
+    this.redraw();
+    this._follow();
+    remember(this);
+    dock.tell();
+  }
+
+  /* Distance of the ticks, in the unit of the axis. */
+  get tickStep() { return tickStep((this.view.t1 - this.view.t0) * this.scale, this.place.width); }
+
+  /* Times of the ticks in view. */
+  get ticks() {
+    const { t0, t1 } = this.view, step = this.tickStep / this.scale, first = Math.ceil(t0 / step);
+    return Array.from({ length: Math.max(0, Math.floor(t1 / step) - first + 1) }, (_, place) => (first + place) * step);
+  }
+
+  fit() { this.show({ t0: -Infinity, t1: Infinity, y0: -Infinity, y1: Infinity }); }
+
+  /* Zoom around a time (the middle when left out); around a row for the lanes. */
+  zoom(factor, t = null) {
+    const { t0, t1 } = this.view, at = t === null ? (t0 + t1) / 2 : t;
+    this.show({ t0: at - (at - t0) * factor, t1: at + (t1 - at) * factor });
+  }
+
+  zoomRows(factor, row = null) {
+    const { y0, y1 } = this.view, at = row === null ? (y0 + y1) / 2 : row;
+    this.show({ y0: at - (at - y0) * factor, y1: at + (y1 - at) * factor });
+  }
+
+  pan(share) {
+    const { t0, t1 } = this.view;
+    this.show({ t0: t0 + share * (t1 - t0), t1: t1 + share * (t1 - t0) });
+  }
+
+  panRows(rows) {
+    const { y0, y1 } = this.view;
+    this.show({ y0: y0 + rows, y1: y1 + rows });
+  }
+
+  redraw() {
+    if (this.asked) return;
+    this.asked = true;
+    requestAnimationFrame(() => {
+      this.asked = false;
+      if (this.isInSight) this._draw();
+    });
+  }
+
+  /* Other lanes of the same workers in place of these: what is shown, folded and selected stays as far as it can. */
+  replace(table, address) {
+    const { t0, t1 } = this.view, whole = t0 <= 0 && t1 >= this.span, chosen = this.selected >= 0 && this.table.instruction(this.selected);
+    const lane = chosen && this.table.laneOf(this.selected);
+    table.unit = this.table.unit;
+    Object.assign(this, { table, span: table.span || 1, selected: -1, gap: null, links: null, matches: null, places: null, flow: null, range: null });
+    this.root.dataset.address = address;
+    this.rows = new Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
+    this.show(whole ? { t0: -Infinity, t1: Infinity } : {});
+    if (chosen) {
+      for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.instruction(i) === chosen) { this.select(i, true); break; }
+    }
+    remember(this);
+    this.redraw();
+    dock.tell();
+  }
+
+  _draw() {
+    const began = performance.now(), { width, height } = sizeOf(this.overlay), plot = this.place;
+    const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
+    const wide = Math.round(width * ratio), high = Math.round(height * ratio);
+    if (canvas.width !== wide || canvas.height !== high) {
+      canvas.width = wide;
+      canvas.height = high;
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+    }
+    this.theme.ticks = this.ticks;
+    const picture = new Picture(this.table, this.rows, this.view, plot, ratio, this.theme);
+    if (!this.raster || this.raster.width !== picture.width || this.raster.height !== picture.height) {
+      this.raster = new Raster(picture.width, picture.height);
+    }
+    this.level = picture.draw(this.context, this.raster, this);
+    drawLayers(picture, this.context, this);
+    drawTicks(this);
+    drawMemory(this, picture);
+    drawDeltas(this, picture);
+    drawMinimap(this, picture);
+    showListing(this);
+    this.onDraw();
+    this._tipAgain();
+    lastShown.set(this.name, { ...this.view, span: this.span, count: this.rows.count });
+    this.seconds = (performance.now() - began) / 1000;
+    this.drawn++;
+    this.first = this.first || performance.now();
+    this.root.dataset.drawn = this.drawn;
+    this.root.dataset.level = this.level;
+  }
+
+  _theme() {
+    const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim();
+    // In the dark a failed lane must not be the brightest thing on the page.
+    const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const failure = { ...this.table.failure, ...(isDark ? { fill: "#3B281D", hatch: "#6B4329" } : {}) }, words = (paint) => ({ fill: colourWord(paint.fill), hatch: colourWord(paint.hatch), ink: paint.ink });
+    this.theme = {
+      ink: colour("--ink"), muted: colour("--muted"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
+      words: {
+        lane: colourWord(colour("--lane")), grid: colourWord(colour("--grid")), rule: colourWord(colour("--rule-strong")), held: colourWord(colour("--memory")), border: colourWord("#111111"),
+      },
+      paints: this.table.paints.map(words),
+      chunks: this.table.chunk_paints ? this.table.chunk_paints.map((paints) => paints.map(words)) : null,
+      failure: {
+        fill: colourWord(failure.fill), hatch: colourWord(failure.hatch), line: colourWord(failure.line), mark: failure.line, ink: failure.ink,
+      },
+    };
+  }
+
+  _listen() {
+    const { signal } = this.ended, stage = this.root.querySelector(".lanes-stage");
+    const resized = new ResizeObserver(() => this.redraw());
+    resized.observe(this.overlay);
+    signal.addEventListener("abort", () => resized.disconnect());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
+    const used = () => useView(this);
+    for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true, signal });
+    stage.addEventListener("pointermove", (event) => this._hover(event), { capture: true, signal });
+    stage.addEventListener("pointerleave", () => { this._hide(); drawCursor(this, null); }, { signal });
+    stage.addEventListener("wheel", (event) => this._wheel(event), { capture: true, passive: false, signal });
+    stage.addEventListener("pointerdown", (event) => this._press(event), { capture: true, signal });
+    window.addEventListener("pointermove", (event) => this._drag(event), { capture: true, signal });
+    window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
+  }
+
+  group() { this.setRows(this.rows.grouping === "stage" ? "pipeline" : "stage", new Set()); }
+
+  fold(key) {
+    const folded = new Set(this.rows.folded);
+    if (!folded.delete(key)) folded.add(key);
+    this.setRows(this.rows.grouping, folded);
+  }
+
+  /* Put the lane of the selection on top, or back into its group. */
+  pin() {
+    const lane = this.gap ? this.gap.lane : this.selected >= 0 ? this.table.laneOf(this.selected) : -1, { pinned } = this.rows;
+    if (lane < 0) { this.announce("Select an instruction or a gap of the worker first."); return; }
+    this.setRows(this.rows.grouping, this.rows.folded, false, pinned.includes(lane) ? pinned.filter((one) => one !== lane) : [...pinned, lane]);
+    this.show({ y0: 0, y1: this.view.y1 - this.view.y0 });
+    this.announce(`${this.rows.pinned.length} on top: ${this.rows.pinned.map((one) => this.table.labels[one]).join(", ")}`);
+  }
+
+  foldAll() {
+    const keys = this.rows.groups.map((group) => group.key);
+    this.setRows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
+  }
+
+  /* Other rows: all of them are shown when all were; else the row at the top stays. Linked timelines of the same lanes go along. */
+  setRows(grouping, folded, alone = false, pinned = this.rows.pinned) {
+    if (!alone) for (const other of this.linkedViews) if (other.table.lanes === this.table.lanes) other.setRows(grouping, folded, true, pinned);
+    const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
+    this.rows = new Rows(this.table, grouping, folded, pinned);
+    this.onRows();
+    this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
+    this.announce(`${this.rows.count} rows, by ${this.rows.title}`);
+    remember(this);
+    this.redraw();
+  }
+
+  get linkedViews() {
+    return this.linked ? [...views.values()].filter((other) => other !== this && other.linked === this.linked && other.root.isConnected) : [];
+  }
+
+  /* Timelines that share a time axis move together; those with the same rows scroll together as well. */
+  _follow() {
+    const { t0, t1, y0, y1 } = this.view, near = (a, b, long) => Math.abs(a - b) <= long * 1e-6;
+    for (const other of this.linkedViews) {
+      const theirs = other.view, rows = other.rows.count === this.rows.count ? { y0, y1 } : {};
+      const same = near(theirs.t0, t0, t1 - t0) && near(theirs.t1, t1, t1 - t0);
+      if (!same || (rows.y1 && !(near(theirs.y0, y0, y1 - y0) && near(theirs.y1, y1, y1 - y0)))) other.show({ t0, t1, ...rows });
+    }
+  }
+}
+
+/* [low, high] moved and cut into [least, most], at least `short` long. */
+function within(low, high, least, most, short) {
+  const long = Math.min(Math.max(high - low || short, short), most - least);
+  const begin = Math.min(Math.max(Number.isFinite(low) ? low : least, least), most - long);
+  return [begin, begin + long];
+}
+
+Object.assign(View.prototype, pointerMethods, selectionMethods);
+
+/* Timelines come and go with the pages that Dash builds: each is attached when it appears and forgotten when it is gone. */
+
+function attach(root) {
+  root.dataset.attached = "yes";
+  const failed = (error) => {
+    root.dataset.failed = "yes";
+    root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Load the page again.`;
+  };
+  const overlay = root.querySelector(".lanes-axes");
+  const inSight = new Promise((done) => {
+    const look = () => {
+      if (overlay.getBoundingClientRect().width > 0) done();
+      else if (root.isConnected) requestAnimationFrame(look);
+    };
+    look();
+  });
+  Promise.all([tableOf(root), inSight]).then(([table]) => {
+    const view = new View(root, table);
+    if (root.dataset.ghost) fetchTable(root.dataset.ghost).then((old) => { view.ghost = old; view.redraw(); }, () => {});
+  }).catch(failed);
+}
+
+export function attachAll() {
+  document.querySelectorAll(".lanes-view:not([data-attached])").forEach(attach);
+  for (const [name, view] of views) {
+    if (view.root.isConnected) continue;
+    view.ended.abort();
+    views.delete(name);
+  }
+  if (state.active && !state.active.root.isConnected) {
+    state.left = state.active.used ? state.active.name : null;
+    state.active = views.values().next().value;
+  }
+}
+whenChanged(attachAll);
