@@ -59,7 +59,7 @@ _LEAST_ELEMENTS = 3
 
 
 class EmulatedPiece:
-    """The state of a layer, or of a shard (`recycle.exec.model.state.shards.Shard`).
+    """The state of a layer, or of a shard (`recycle.exec.model.stage.StatePiece`).
 
     Args:
         parameters: the live ones, fp64 [n].

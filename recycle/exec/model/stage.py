@@ -66,6 +66,9 @@ class StatePiece(UnitState, Protocol):
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
 
+    def publish(self) -> None:
+        """Write the live parameters that follow from the state."""
+
 
 def bucket_key(bucket: int, buckets: int) -> int | None:
     """A bucket as `Transport.reduce` is told of it: None for the last."""

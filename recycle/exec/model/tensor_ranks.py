@@ -39,7 +39,7 @@ from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
 
 from recycle.errors import RunError
-from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_group import TensorExchange, TensorGroup
 
 
 def groups_with_shared_experts() -> ProcessGroupCollection:
@@ -150,7 +150,7 @@ def _for_tensor_groups(ours: Callable[..., torch.Tensor], theirs: Callable[..., 
     return move
 
 
-def _exchange(group: TensorGroup) -> Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]:
+def _exchange(group: TensorGroup) -> TensorExchange:
     if group.exchange is None:
         raise RunError("tensor ranks give each other parts of sequences outside of a generation")
     return group.exchange

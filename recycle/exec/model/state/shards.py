@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 
@@ -35,13 +34,6 @@ from recycle.exec.transport.base import Transport
 from recycle.job.sections import TrainSection
 
 
-class Shard(StatePiece, Protocol):
-    """The state of one shard."""
-
-    def publish(self) -> None:
-        """Write the live parameters that follow from the state."""
-
-
 class Shards(StateLayout):
     """The shards of one stage on one of its hosts.
 
@@ -57,7 +49,7 @@ class Shards(StateLayout):
     """
 
     kind = "shard"
-    pieces: dict[int, Shard]
+    pieces: dict[int, StatePiece]
 
     def __init__(
         self,
@@ -70,7 +62,7 @@ class Shards(StateLayout):
         self.pieces = {}
 
     @abstractmethod
-    def _make(self, begin: int, end: int) -> Shard:
+    def _make(self, begin: int, end: int) -> StatePiece:
         """The initial state of a shard, of a range of the parameters."""
 
     @abstractmethod
