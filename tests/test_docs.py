@@ -72,7 +72,7 @@ def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[
 
 def test_every_field_of_the_search_is_on_the_viewers_page() -> None:
     script = (ROOT / "viz" / "assets" / "modules" / "search.js").read_text()
-    (fields,) = re.findall(r"^ *field: (.*)$", script, flags=re.MULTILINE)
+    (fields,) = re.findall(r"^ +field: (.*)$", script, flags=re.MULTILINE)
     page = (DOCS / "viewer.md").read_text().split("all terms must hold.")[1]
     assert set(re.findall("[a-z]+", fields)) - {"with", "numbers"} - set(re.findall("[a-z]+", page)) == set()
 

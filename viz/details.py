@@ -7,6 +7,7 @@ arrows between. Of a table without a timeline only the operation itself is known
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -25,9 +26,9 @@ from recycle.job.shape import Shape, Worker
 from viz.analysis.memory import memory_curve
 from viz.analysis.waits import WHY
 from viz.kinds import describe, listed
-from viz.lane_cache import CachedLanes
+from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import Flag
-from viz.numbers import percent, short
+from viz.numbers import PLAN_UNIT, TimeUnit, percent, short
 from viz.operands import stated_bound, stated_limits
 from viz.scenario import is_loosened
 
@@ -171,40 +172,45 @@ RATIO = "Period divided by that of 1F1B with all workers, for the same times per
 
 
 def headline(shown: CachedLanes) -> list[Figure]:
-    """The figures of cached lanes; of lanes that nothing explains, none."""
-    explainer = shown.explainer
+    """The figures of cached lanes, without a makespan that is the period; of lanes that nothing explains, none."""
+    found = figures(shown.explainer, shown.unit)
+    return [one for one in found if one is found[0] or (one.name, one.value) != ("makespan", found[0].value)]
+
+
+def figures_beside(
+    columns: Sequence[tuple[str, Explainer | None]], unit: TimeUnit = PLAN_UNIT
+) -> tuple[list[str], list[list[Any]]]:
+    """Head and rows of a table with the figures of timelines, a column for each."""
+    found = [{one.name: one.value for one in figures(explainer, unit)} for _, explainer in columns]
+    names = dict.fromkeys(name for each in found for name in each)
+    return ["", *(title for title, _ in columns)], [[name, *(each.get(name) for each in found)] for name in names]
+
+
+def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
+    """The figures of a timeline; none where there is no timeline."""
     if explainer is None:
         return []
-    timeline, unit = explainer.timeline, shown.unit
-    found = []
+    timeline, limits = explainer.timeline, explainer.limits
+    bubbles = Figure("bubbles", percent(timeline.bubble_ratio), BUBBLES)
+    makespan = unit.amount(timeline.makespan)
     if explainer.executed:
-        found.append(
-            Figure("iteration", unit.amount(timeline.makespan), "From its first start to its last end, as executed.")
-        )
-    else:
-        found.append(Figure("period", unit.amount(timeline.period), PERIOD))
-        stated = explainer.bound
-        if stated is None and not is_loosened(explainer, stated_limits(timeline.schedule)):
-            stated = stated_bound(timeline)
-        if stated is not None:
-            gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
-            found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
-    found.append(Figure("bubbles", percent(timeline.bubble_ratio), BUBBLES))
-    peaks = [
-        (peak, w % timeline.schedule.shape.ranks)
-        for w, peak in enumerate(timeline.peak_activations)
-        if peak is not None
-    ]
-    if peaks and not explainer.executed:
-        limits = explainer.limits
+        return [Figure("makespan", makespan, "From its first start to its last end, as executed."), bubbles]
+    found = [Figure("period", unit.amount(timeline.period), PERIOD)]
+    stated = explainer.bound
+    if stated is None and not is_loosened(explainer, stated_limits(timeline.schedule)):
+        stated = stated_bound(timeline)
+    if stated is not None:
+        gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
+        found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
+    found.append(bubbles)
+    ranks = timeline.schedule.shape.ranks
+    peaks = [(peak, w % ranks) for w, peak in enumerate(timeline.peak_activations) if peak is not None]
+    if peaks:
         peak, rank = max(peaks, key=lambda one: one[0] / ((limits[one[1]] or 1.0) if limits else 1.0))
         found.append(Figure("peak memory", short(peak) + (f" of {short(limits[rank])}" if limits else ""), PEAK))
-    usual = None if explainer.executed else usual_period(timeline)
-    if usual:
+    if usual := usual_period(timeline):
         found.append(Figure("1F1B", f"× {short(timeline.period / usual)}", RATIO))
-    if not explainer.executed and abs(timeline.makespan - timeline.period) > 1e-9 * timeline.makespan:
-        found.append(Figure("makespan", unit.amount(timeline.makespan), MAKESPAN))
-    return found
+    return [*found, Figure("makespan", makespan, MAKESPAN)]
 
 
 def usual_period(timeline: Timeline) -> float | None:

@@ -23,7 +23,7 @@ from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
-from viz.lane_cache import BoundedCache
+from viz.lane_cache import BoundedCache, Explainer
 from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
@@ -63,10 +63,9 @@ class Answer:
         """Live workers that the plan has no use for."""
         return sorted(self.plan.schedule.failed - self.failed)
 
-    @property
-    def peak(self) -> float:
-        """Most activations that any worker holds, in chunks."""
-        return max((peak for peak in self.timeline.peak_activations if peak is not None), default=0.0)
+    @cached_property
+    def explainer(self) -> Explainer:
+        return Explainer(self.timeline, limits=self.plan.limits, bound=(self.plan.lower_bound, self.plan.gap))
 
 
 class WhatIf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,9 +103,7 @@ def _profile_trace(trace: Path, output: Path | None) -> Result:
 
 def _print_traced(found: Profile, stages: int, unit: str, output: Path | None) -> None:
     print(unit)
-    names = ("forward", "backward_input", "backward_weight", "step")
-    rows = [(str(s), *(_seconds(found.per_stage(name, stages)[s]) for name in names)) for s in range(stages)]
-    print_table(("stage", *(name.removeprefix("backward_") for name in names)), rows)
+    _print_stages(found, stages, ("forward", "backward_input", "backward_weight", "step"))
     print(f"link between two workers: {_seconds(found.latency)}")
     if output is not None:
         print(f"{output}: written, hash {found.digest()}")
@@ -133,6 +132,10 @@ def _table(profile: Profile, stages: int, planned: Profile | None = None) -> Non
     print(
         "seconds" + (" executed / planned" if planned is not None else ", median ± half the quartiles' distance; bytes")
     )
+    _print_stages(profile, stages, columns, planned)
+
+
+def _print_stages(profile: Profile, stages: int, columns: Sequence[str], planned: Profile | None = None) -> None:
     print_table(
         ("stage", *(name.removeprefix("backward_") for name in columns)),
         [(str(stage), *(_cell(profile, name, stage, stages, planned) for name in columns)) for stage in range(stages)],

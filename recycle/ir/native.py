@@ -1,4 +1,11 @@
-"""The native schedule file: versioned JSON with the programs as text, one line per worker, readable and diffable.
+"""Schedules as text: whole programs, all workers at once, and the native schedule file.
+
+The notation is that of `recycle.ir.instruction`, one blank between instructions. Reading takes programs that are
+written as `render` writes them in a few passes over the whole text; anything else goes instruction by instruction,
+which also accepts what the notation leaves free (other white space, no pipeline where there is one) and finds the
+place of an error.
+
+The file is versioned JSON with the programs as text, one line per worker, readable and diffable.
 
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
@@ -15,15 +22,164 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.files import entries
-from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
-from recycle.job.shape import Shape
+from recycle.ir.columns import MOST_INSTRUCTIONS, Columns, Ints, columns_of, require_few
+from recycle.ir.instruction import (
+    DIGITS,
+    KIND_CLASSES,
+    Backward,
+    Compute,
+    ComputePart,
+    Forward,
+    Instruction,
+    OverlappedPair,
+    Part,
+    StagePart,
+    StageWide,
+    Transfer,
+    parse_instruction,
+)
+from recycle.ir.kinds import reads_kinds
+from recycle.job.shape import Shape, Worker
+
+
+def render(shape: Shape, columns: Columns) -> Iterator[str]:
+    """The program of each worker, by worker index; one is held at a time."""
+    return map(" ".join, _words_by_worker(shape, columns))
+
+
+def words(shape: Shape, columns: Columns) -> list[str]:
+    """The text of the instruction in each row."""
+    return list(chain.from_iterable(_words_by_worker(shape, columns)))
+
+
+def _words_by_worker(shape: Shape, columns: Columns) -> Iterator[list[str]]:
+    peers = [f"@{worker}" for worker in shape.workers()]
+    tokens = [cls.token for cls in KIND_CLASSES]
+    f, b = Forward.token, Backward.token
+    for begin, end in pairwise(columns.offsets.tolist()):
+        lists = [getattr(columns, name)[begin:end].tolist() for name in Columns.FIELDS]
+        found = []
+        for kind, stage, pipeline, index, peer, stage2, pipeline2, index2, bucket in zip(*lists, strict=True):
+            if stage2 >= 0:
+                found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
+            elif bucket >= 0:
+                of = f"{pipeline}.{index}" if pipeline >= 0 else ""
+                found.append(f"{stage}{tokens[kind]}{of}/{bucket}")
+            elif pipeline < 0:
+                found.append(f"{stage}{tokens[kind]}")
+            elif peer < 0:
+                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}")
+            else:
+                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer]}")
+        yield found
+
+
+def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
+    """Columns of programs; workers left out have none.
+
+    Raises:
+        ScheduleError: an instruction cannot be parsed, or its peer lies outside the shape; names worker and position.
+    """
+    texts = [programs.get(worker, "") for worker in shape.workers()]
+    canonical = _canonical()
+    if all(canonical.fullmatch(text) for text in texts):
+        columns = _parse_canonical(shape, texts)
+        if columns is not None:
+            return columns
+    parsed: dict[Worker, list[Instruction]] = {}
+    for worker, text in programs.items():
+        parsed[worker] = program = []
+        for position, word in enumerate(text.split()):
+            try:
+                program.append(parse_instruction(word, shape.pipelines == 1))
+            except ScheduleError as error:
+                raise ScheduleError(f"worker {worker}, position {position}: {error}") from None
+    return columns_of(shape, parsed)
+
+
+@reads_kinds
+def _canonical() -> re.Pattern[str]:
+    """A program as `render` writes it. Possessive, so that a mismatch costs no second look."""
+    number = rf"[0-9]{{1,{DIGITS}}}+"
+    pair = rf"{number}\.{number}"
+
+    def any_of(base: type[Instruction]) -> str:
+        found = (
+            cls for cls in KIND_CLASSES if issubclass(cls, base) and issubclass(cls, Part) == issubclass(base, Part)
+        )
+        # The longest first: a possessive pattern does not come back to try another one.
+        return "|".join(sorted((cls.token for cls in found), key=len, reverse=True))
+
+    parts = f"(?:{any_of(ComputePart)}){pair}/{number}|(?:{any_of(StagePart)})/{number}"
+    plain = f"{number}(?:(?:{any_of(Compute)}){pair}|(?:{any_of(Transfer)}){pair}@{pair}|{any_of(StageWide)}|{parts})"
+    overlapped = rf"\({number}{Forward.token}{pair};{number}{Backward.token}{pair}\)"
+    return re.compile(f"(?:(?:{plain}|{overlapped})(?: (?!$)|$))*+")
+
+
+_OF_MICRO_BATCH = ("stage", "pipeline", "index")
+_OPERANDS: tuple[tuple[type[Instruction], tuple[str, ...]], ...] = (
+    (ComputePart, (*_OF_MICRO_BATCH, "bucket")),
+    (Compute, _OF_MICRO_BATCH),
+    (Transfer, (*_OF_MICRO_BATCH, "peer", "rank")),
+    (StagePart, ("stage", "bucket")),
+    (StageWide, ("stage",)),
+    (OverlappedPair, (*_OF_MICRO_BATCH, "stage2", "pipeline2", "index2")),
+)
+"""The numbers of an instruction in the order in which they are written, by the first class that it derives from."""
+_BESIDE_TOKENS = b"0123456789.@()/"
+_ONLY_NUMBERS = bytes(byte if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
+
+
+@reads_kinds
+def _notation() -> tuple[dict[bytes, int], Ints]:
+    """The kinds by what is left of an instruction without its numbers, and the place of each kind in `_OPERANDS`."""
+    kinds = {cls.token.encode(): number for number, cls in enumerate(KIND_CLASSES)}
+    kinds[f"{Forward.token};{Backward.token}".encode()] = OverlappedPair.kind
+    bases = [base for base, _ in _OPERANDS]
+    places = [next(place for place, base in enumerate(bases) if issubclass(cls, base)) for cls in KIND_CLASSES]
+    return kinds, np.array(places, dtype=np.int32)
+
+
+def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
+    """Columns of programs that match `_canonical`; None when one of them names a peer outside the shape.
+
+    Without its numbers the text is a list of tokens; with a blank in place of all else it is one long list of numbers,
+    of which each kind has as many as it has operands.
+    """
+    kinds, places = _notation()
+    programs = [text.encode("ascii") for text in texts]
+    tokens = [program.translate(None, _BESIDE_TOKENS).split() for program in programs]
+    kind = np.fromiter(map(kinds.__getitem__, chain.from_iterable(tokens)), dtype=np.uint8)
+    offsets = np.cumsum([0, *map(len, tokens)])
+    del tokens
+    text = b" ".join(programs).translate(_ONLY_NUMBERS)
+    numbers = np.fromstring(text, dtype=np.int32, sep=" ") if len(kind) else np.empty(0, dtype=np.int32)
+    operands = places[kind]
+    sizes = np.array([len(names) for _, names in _OPERANDS])[operands]
+    first = np.cumsum(sizes) - sizes
+
+    columns: dict[str, Ints] = {}
+    for place, (_, names) in enumerate(_OPERANDS):
+        rows = np.flatnonzero(operands == place)
+        for behind, name in enumerate(names if len(rows) else ()):
+            column = columns.setdefault(name, np.full(len(kind), -1, dtype=np.int32))
+            column[rows] = numbers[first[rows] + behind]
+    if "peer" in columns:
+        pipeline, rank = columns["peer"], columns.pop("rank")
+        if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
+            return None
+        columns["peer"] = np.where(pipeline < 0, -1, pipeline * shape.ranks + rank)
+    return Columns.from_arrays(offsets, kind=kind, **columns)
+
 
 FORMAT, VERSION = "recycle-schedule", 1
 _SHORTEST = len("0F0 ")

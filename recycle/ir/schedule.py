@@ -30,7 +30,7 @@ from recycle.ir.instruction import (
     is_kind,
     made,
 )
-from recycle.ir.text import parse, render, words
+from recycle.ir.native import parse, render, words
 from recycle.job.profile import Profile
 from recycle.job.shape import MOST_BUCKETS, MicroBatch, Shape, Worker
 

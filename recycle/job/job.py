@@ -7,12 +7,14 @@ describes every key.
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -20,7 +22,6 @@ from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
 from recycle.job.cut import balanced
 from recycle.job.initial_weights import require_model_of_weights, with_model_of_weights
-from recycle.job.messages import place
 from recycle.job.pricing import activation_limits, layer_seconds, profile_of
 from recycle.job.profile import Profile
 from recycle.job.rules import require_possible
@@ -28,6 +29,9 @@ from recycle.job.sections import ANALYTIC, AUTO, DataSection, Recompute, Section
 from recycle.job.shape import Shape
 
 _MOST_BYTES = 2**20
+_PATHS_OF_DATA = ("path", "paths", "cache")
+_PATHS_OF_MEMBERSHIP = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Job(Sections, frozen=True, forbid_unknown_fields=True):
@@ -89,31 +93,22 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             job = cls._read(with_model_of_weights(_parsed(text), folder))
             require_model_of_weights(job.model)
             job.validate()
-        times, data, evaluation = job.times, _resolved(job.data, folder), job.evaluation
-        if times.profile not in (None, ANALYTIC):
-            times = msgspec.structs.replace(times, profile=str(folder / times.profile))
+        model, others = job.model, job.evaluation.data or DataSection()
+        if any((model.provider, job.data.provider, others.provider, job.train.loss)):
+            stated = ["."] if model.import_from is None else model.import_from
+            model = _resolved(msgspec.structs.replace(model, import_from=stated), folder, "import_from")
+        times, evaluation = job.times, job.evaluation
+        if times.profile != ANALYTIC:
+            times = _resolved(times, folder, "profile")
         if evaluation.data is not None:
-            evaluation = msgspec.structs.replace(evaluation, data=_resolved(evaluation.data, folder))
-        model, others = job.model, evaluation.data or DataSection()
-        if any((model.provider, data.provider, others.provider, job.train.loss)):
-            stated = [str(folder)] if model.import_from is None else [str(folder / path) for path in model.import_from]
-            model = msgspec.structs.replace(model, import_from=stated)
-        membership = job.membership
-        named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
-        files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
-        read = [path for of in (data, others) for path in (of.path, *(of.paths or ()))]
-        for found in (
-            times.profile,
-            job.model.weights,
-            *read,
-            *(model.import_from or ()),
-            *files.values(),
-        ):
-            if found is not None:
-                require_text(found, JobError)
-        membership = msgspec.structs.replace(membership, **files)
+            evaluation = msgspec.structs.replace(evaluation, data=_resolved(evaluation.data, folder, *_PATHS_OF_DATA))
         return msgspec.structs.replace(
-            job, times=times, model=model, data=data, evaluation=evaluation, membership=membership
+            job,
+            times=times,
+            model=_resolved(model, folder, "weights"),
+            data=_resolved(job.data, folder, *_PATHS_OF_DATA),
+            evaluation=evaluation,
+            membership=_resolved(job.membership, folder, *_PATHS_OF_MEMBERSHIP),
         )
 
     @classmethod
@@ -138,7 +133,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         try:
             job = msgspec.convert(keys, type=cls)
         except msgspec.ValidationError as error:
-            raise JobError(place(str(error), cls)) from None
+            raise JobError(_placed(str(error), cls)) from None
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
@@ -236,18 +231,18 @@ def _parsed(text: str) -> dict[str, Any]:
         raise JobError(f"not valid TOML: {error}") from None
 
 
-def _resolved(data: DataSection, folder: Path) -> DataSection:
-    """The section with its paths below the folder of the file that they stand in."""
-
-    def absolute(path: str) -> str:
-        return str(folder / Path(path).expanduser())
-
-    return msgspec.structs.replace(
-        data,
-        path=None if data.path is None else absolute(data.path),
-        paths=None if data.paths is None else [absolute(path) for path in data.paths],
-        cache=None if data.cache is None else absolute(data.cache),
-    )
+def _resolved(section: S, folder: Path, *keys: str) -> S:
+    """The section with the paths of these keys below a folder. Raises JobError for one that is not UTF-8."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        stated = getattr(section, key)
+        if stated is not None:
+            several = [stated] if isinstance(stated, str) else stated
+            paths = [str(folder / Path(path).expanduser()) for path in several]
+            for path in paths:
+                require_text(path, JobError)
+            found[key] = paths[0] if isinstance(stated, str) else paths
+    return msgspec.structs.replace(section, **found)
 
 
 def toml_value(value: Any) -> str:
@@ -258,3 +253,53 @@ def toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _placed(message: str, job: type[Sections]) -> str:
+    """msgspec's "... - at `$.shape.ranks`" as "[shape] ranks: ...", with the words that the key takes, if it does."""
+    match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
+    if match is None:
+        return _about_keys(message, job, "") or message
+    section, _, key = match[2].partition(".")
+    where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
+    if not key and (said := _about_keys(match[1], job, section)) is not None:
+        return said
+    return f"{where}: {match[1][0].lower()}{match[1][1:]}{_remedy(job, section, key)}"
+
+
+def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
+    """What is said of a key that is missing or unknown, with the remedy; None when msgspec's words are not of keys."""
+    match = re.fullmatch(r"Object (missing required|contains unknown) field `([^`]*)`", message)
+    if match is None:
+        return None
+    key, known = match[2], _keys(job, section)
+    named = f"[{section}] {key}" if section else f"[{key}]"
+    if match[1] == "missing required":
+        example = "; write for example pipelines = 3, ranks = 4, micro_batches = 6 below [shape]"
+        return f"{named}: is missing" + (example if "shape" in (key, section) else "")
+    close = difflib.get_close_matches(key, known, 1)
+    what = "key" if section else "section"
+    hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(known)}"
+    return f"{named}: there is no such {what}; {hint}"
+
+
+def _keys(job: type[Sections], section: str) -> list[str]:
+    """The keys of a section of the job file; its sections for ""."""
+    found: Any = msgspec.inspect.type_info(job)
+    if section:
+        found = next(each.type for each in found.fields if each.encode_name == section)
+    return [each.encode_name for each in getattr(found, "fields", ())]
+
+
+def _remedy(job: type[Sections], section: str, key: str) -> str:
+    """The words that a key takes, and whether a number does as well: "; write "all" or "off", or a number"."""
+    found: Any = msgspec.inspect.type_info(job)
+    for name in (section, key):
+        fields = {each.encode_name: each.type for each in getattr(found, "fields", ())}
+        found = fields.get(name)
+    types = getattr(found, "types", (found,))
+    words = [json.dumps(word) for kind in types for word in getattr(kind, "values", ())]
+    if not words:
+        return ""
+    numbers = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
+    return f"; write {' or '.join(words)}" + (", or a number" if any(isinstance(k, numbers) for k in types) else "")

@@ -132,26 +132,25 @@ def _parallel(job: Sections) -> Iterator[str]:
     """What the processes of a worker divide."""
     grid, model, count = job.grid, job.model, job.grid.tensor_parallel
     is_built, fields = model.provider is None and model.kind != "emulated", config_of(model)
-    experts = fields.get("num_moe_experts")
+    experts = int(fields.get("num_moe_experts", 0))
     for key in ("sequence_parallel", "expert_parallel"):
         if getattr(grid, key) and count == 1:
             yield f"[shape] {key}: needs tensor_parallel of at least 2"
     if grid.sequence_parallel and not is_built:
         yield "[shape] sequence_parallel: is for models that recycle builds; set it to false"
-    if grid.expert_parallel and (model.provider is not None or experts is None):
+    if grid.expert_parallel and (model.provider is not None or not experts):
         yield (
             '[shape] expert_parallel: is for mixtures of experts that recycle builds, such as kind = "mixtral"; set'
             " it to false"
         )
-        return
-    if grid.expert_parallel and int(experts or 0) % count:
+    if grid.expert_parallel and experts % count:
         yield (
             f"[model.config] num_moe_experts: {experts} is not divisible by tensor_parallel = {count}, and"
             " [shape] expert_parallel gives each tensor rank as many experts"
         )
     if not is_built:
         return
-    if grid.sequence_parallel and experts is not None:
+    if grid.sequence_parallel and experts:
         yield "[shape] sequence_parallel: the router of a mixture of experts looks at all tokens; set it to false"
     if grid.sequence_parallel and model.sequence % count:
         yield (
@@ -197,9 +196,9 @@ def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
         return
     if (data.path is None) == (data.paths is None):
         yield "[data] path: give the path of a .bin and .idx file without the suffix, or several as paths"
-    paths = data.paths or [str(data.path)]
-    if data.weights is not None and len(data.weights) != len(paths):
-        yield f"[data] weights: {len(data.weights)} for {len(paths)} paths"
+    count = len(data.paths) if data.paths is not None else 1
+    if data.weights is not None and len(data.weights) != count:
+        yield f"[data] weights: {len(data.weights)} for {count} paths"
     shares = [float(share) for share in data.split.split(",")]
     if part >= len(shares) or shares[part] <= 0:
         names = "training, the first", "validation, the second"

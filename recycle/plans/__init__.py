@@ -1,13 +1,13 @@
 """Plans: schedules for failure vectors as files, who plays which role in them, and the library that finds them.
 
-`plan` is one file, `vectors` and `roles` say what it serves and how, `moves` who may change stage, `library` keeps the
+`plan` is one file, `roles` says what it serves and how, `moves` who may change stage, `library` keeps the
 plans of a job, `cache` those of all jobs. Written by `solve`, read by `exec` and the viewer.
 """
 
 from recycle.plans.cache import cache_directory, cache_path, cached_plan, errors, plan_key
-from recycle.plans.library import Entry, PlanLibrary, job_key
-from recycle.plans.moves import Arrangement, Move, arrange, moves_needed, roles_after, touched
-from recycle.plans.plan import VERSION, LayoutLimit, Plan, RaisedLimit, schedule_hash, with_updates_of
+from recycle.plans.library import Entry, PlanLibrary
+from recycle.plans.moves import Move, arrange, moves_needed, touched
+from recycle.plans.plan import LayoutLimit, Plan, RaisedLimit, schedule_hash, with_updates_of
 from recycle.plans.roles import (
     Vector,
     assign_roles,
@@ -20,8 +20,6 @@ from recycle.plans.roles import (
 )
 
 __all__ = [
-    "VERSION",
-    "Arrangement",
     "Entry",
     "LayoutLimit",
     "Move",
@@ -38,13 +36,11 @@ __all__ = [
     "dead_roles",
     "errors",
     "failure_vector",
-    "job_key",
     "likely_vectors",
     "moves_needed",
     "plan_key",
     "rename",
     "require_hosts",
-    "roles_after",
     "schedule_hash",
     "touched",
     "with_updates_of",

@@ -16,8 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from recycle.systems.checkpointed import CheckpointedSystem
-from recycle.systems.grids import GridRunning, PipelineGrid
+from recycle.systems.grids import CheckpointedSystem, GridRunning, PipelineGrid
 from recycle.systems.system import Change, DoesNotFit, Nodes, State, Stopped
 
 

@@ -29,8 +29,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape
-from recycle.systems.checkpointed import CheckpointedSystem
-from recycle.systems.grids import PipelineGrid
+from recycle.systems.grids import CheckpointedSystem, PipelineGrid
 from recycle.systems.setting import Setting, ranges
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 

@@ -45,7 +45,7 @@ from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.template import one_pipeline
-from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 

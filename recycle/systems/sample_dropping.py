@@ -15,8 +15,7 @@ Limits: a shrinking batch changes the training; one dead worker takes a whole pi
 
 from __future__ import annotations
 
-from recycle.systems.checkpointed import CheckpointedSystem
-from recycle.systems.grids import GridRunning, PipelineGrid
+from recycle.systems.grids import CheckpointedSystem, GridRunning, PipelineGrid
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
 

@@ -51,7 +51,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "family_alone.py").write_text(family)
     (tmp_path / "own_family.py").write_text(f"{family}\n\n{registration}")
     (tmp_path / "rerun.py").write_text(blocks("docs/add-an-instruction.md", "python")[0])
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv(plugins.VARIABLE, "")
@@ -67,44 +66,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def install(folder: Path, **groups: str) -> None:
+def install(**groups: str) -> None:
     """Write what the installation of a package with these entry points leaves in a folder of Python's path."""
-    about = folder / "others-1.0.dist-info"
+    about = Path("others-1.0.dist-info")
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("\n".join(f"[recycle.{group}]\n{line}" for group, line in groups.items()))
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(Path.cwd()))
 
 
-def write_checked(folder: Path) -> Path:
+def write_checked() -> None:
     """The schedule file with the new kind that the page on instructions writes."""
     exec(compile(blocks("docs/add-an-instruction.md", "python")[1], "add-an-instruction.md", "exec"), {})
-    return folder / "checked.json"
 
 
-def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command: Command, folder: Path) -> None:
+def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command: Command) -> None:
     written = command("schedule one-at-a-time --import own_family -P 2 -m 3 -o own.json")
     assert written.status == 0, written.err
     assert command("simulate own.json --json").json["makespan"] == 3 * 2 * 3
     assert command("view own.json --export own.svg").status == 0
     assert command("check --import rerun own.json").status == 0
-    checked = write_checked(folder)
-    assert command(f"check {checked} --json").json["findings"] == []
-    assert command(f"convert {checked} checked.trace.json").status == 0
+    write_checked()
+    assert command("check checked.json --json").json["findings"] == []
+    assert command("convert checked.json checked.trace.json").status == 0
 
 
-def test_entry_points_of_installed_packages_are_known(command: Command, folder: Path) -> None:
-    install(folder, families="mine = family_alone:one_at_a_time", kinds="rerun = rerun:Rerun")
+def test_entry_points_of_installed_packages_are_known(command: Command) -> None:
+    install(families="mine = family_alone:one_at_a_time", kinds="rerun = rerun:Rerun")
     written = command("schedule mine -P 2 -m 3 -o mine.json")
     assert written.status == 0, written.err
     assert KIND_CLASSES[-1].token == "RERUN"
-    assert command(f"check {write_checked(folder)}").status == 0
+    write_checked()
+    assert command("check checked.json").status == 0
     assert command("schedule mine -P 2 -m 3 -V 2").refused("one-at-a-time: needs chunks = 1")
 
 
-def test_entry_points_name_transports_and_systems(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_name_transports_and_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     install(
-        folder,
         transports="fast = recycle.exec.transport.gloo:Gloo",
         systems="mine = recycle.systems.hot_spare:HotSpare",
     )
@@ -129,10 +127,10 @@ def test_entry_points_name_transports_and_systems(folder: Path, monkeypatch: pyt
     ],
 )
 def test_a_module_that_cannot_be_imported_is_refused(
-    command: Command, folder: Path, text: str | None, words: tuple[str, ...]
+    command: Command, text: str | None, words: tuple[str, ...]
 ) -> None:
     if text is not None:
-        (folder / "broken.py").write_text(text)
+        Path("broken.py").write_text(text)
     assert command("schedule 1f1b --import broken -P 2 -m 2").refused(*words)
 
 
@@ -148,9 +146,9 @@ def test_a_module_that_cannot_be_imported_is_refused(
     ],
 )
 def test_a_broken_entry_point_is_refused_with_its_package(
-    command: Command, folder: Path, group: str, line: str, words: tuple[str, ...]
+    command: Command, group: str, line: str, words: tuple[str, ...]
 ) -> None:
-    install(folder, **{group: line})
+    install(**{group: line})
     assert command("schedule zb-h1 -P 2 -m 2").refused(f"recycle.{group}", "package others", *words)
 
 
@@ -166,8 +164,8 @@ def test_what_a_family_raises_names_the_family(command: Command) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("mine", "nowhere:Mine"), ("oobleck", "recycle.systems.hot_spare:HotSpare")]
 )
-def test_a_broken_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    install(folder, systems=f"{name} = {value}")
+def test_a_broken_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    install(systems=f"{name} = {value}")
     monkeypatch.delitem(sys.modules, "recycle.systems.comparison")
     with pytest.raises(JobError, match=rf"recycle\.systems: {name} of the package others"):
         import recycle.systems.comparison  # noqa: F401
@@ -185,15 +183,15 @@ def test_a_broken_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_broken_transport_is_refused(
-    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str | None, words: tuple[str, ...]
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: str | None, words: tuple[str, ...]
 ) -> None:
-    (folder / "raises.py").write_text("raise RuntimeError('not here')")
+    Path("raises.py").write_text("raise RuntimeError('not here')")
     if line is None:
-        monkeypatch.syspath_prepend(folder)
+        monkeypatch.syspath_prepend(Path.cwd())
     else:
-        install(folder, transports=line)
+        install(transports=line)
     name = "raises:Mine" if line is None else line.split(" ")[0]
-    (folder / "job.toml").write_text(f'{EMULATED}[membership]\ntransport = "{name}"\n')
+    Path("job.toml").write_text(f'{EMULATED}[membership]\ntransport = "{name}"\n')
     assert command("train job.toml --run run").refused(*words)
 
 
@@ -205,11 +203,11 @@ def test_a_system_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.process
-def test_worker_processes_know_the_kind(command: Command, folder: Path) -> None:
-    (folder / "job.toml").write_text(EMULATED)
+def test_worker_processes_know_the_kind(command: Command) -> None:
+    Path("job.toml").write_text(EMULATED)
     assert command("check --import rerun job.toml").status == 2
-    write_checked(folder)
+    write_checked()
     with warm_children():
         run = command("train job.toml --schedule checked.json --steps 2 --run run")
     assert run.status == 0, run.err
-    assert "RERUN" in (folder / "run" / "trace.json").read_text()
+    assert "RERUN" in Path("run", "trace.json").read_text()

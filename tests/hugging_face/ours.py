@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.hugging_face.conversion import import_model
 from recycle.job import Job
 
 CPU = torch.device("cpu")
 
 
-def job_file(path: Path, weights: Path, ranks: int = 1, chunks: int = 1, model: str = "", more: str = "") -> Job:
-    """A job that starts from `weights`, read from a file; `model` adds lines to its `[model]`, `more` sections."""
+def imported(model: Any, **saved: Any) -> Path:
+    """Save a model of transformers as `model` and import it as `checkpoint`; gives the folder of the model."""
+    model.save_pretrained("model", **saved)
+    import_model(Path("model"), Path("checkpoint"))
+    return Path("model")
+
+
+def job_of(weights: Path, ranks: int = 1, chunks: int = 1, more: str = "") -> Job:
+    """A job that starts from `weights`, read from a file; `more` adds sections."""
+    path = Path("job.toml")
     path.write_text(
         f"[shape]\npipelines = 1\nranks = {ranks}\nmicro_batches = 2\nchunks = {chunks}\n"
-        f'[model]\nweights = "{weights}"\nsequence = 24\n{model}\n{more}\n'
+        f'[model]\nweights = "{weights}"\nsequence = 24\n{more}\n'
     )
     return Job.load(path)
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from recycle import Schedule, Shape, Worker, lower
 from recycle.errors import ScheduleError
-from recycle.ir import text
+from recycle.ir import native
 from recycle.ir.columns import columns_of
 from recycle.ir.instruction import parse_instruction
-from recycle.ir.text import parse, render
+from recycle.ir.native import parse, render
 from tests.ir.random_schedules import random_schedule
 
 bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -36,7 +36,7 @@ def test_the_fast_parser_reads_what_the_instruction_parser_reads(rng: random.Ran
     one_by_one = columns_of(
         shape, {w: map(parse_instruction, t.split()) for w, t in zip(shape.workers(), texts, strict=True)}
     )
-    fast = text._parse_canonical(shape, texts)
+    fast = native._parse_canonical(shape, texts)
     assert fast is not None
     assert fast == one_by_one
     assert fast == schedule.columns
@@ -48,7 +48,7 @@ def test_the_fast_parser_reads_what_the_instruction_parser_reads(rng: random.Ran
 )
 def test_programs_at_the_edges_are_read_in_one_go(program: str) -> None:
     shape = Shape(2, 2, 2)
-    columns = text._parse_canonical(shape, ["", program, "", program])
+    columns = native._parse_canonical(shape, ["", program, "", program])
     assert columns is not None
     wanted = [parse_instruction(word) for word in program.split()]
     assert columns == columns_of(shape, {Worker(0, 1): wanted, Worker(1, 1): wanted})

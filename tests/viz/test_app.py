@@ -217,10 +217,8 @@ def test_schedules_share_one_time_axis_and_compare_figures(
     head, rows = page.figures()
     assert head == ["", "broken.json", "healthy.json"]
     named = {row[0]: row[1:] for row in rows}
-    assert named["makespan"] == [11.0, 9.0]
-    assert named["period"] == [11.0, 9.0]
-    assert named["peak activations"] == [2.0, 2.0]
-    assert named["lower bound"] == [10.0, None]
+    assert (named["makespan"], named["period"], named["peak memory"]) == (["11", "9"], ["11", "9"], ["2", "2"])
+    assert named["bound"] == ["10 (gap 10 %)", None]
 
 
 def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> None:
@@ -231,7 +229,7 @@ def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> No
     texts = words(plain(page.layout()))
     assert any("deadlocks" in text and "shown until it hangs" in text for text in texts)
     assert len(views(plain(page.timelines()))) == 1
-    assert {row[0]: row[1] for row in page.figures()[1]}["makespan"] is None
+    assert {row[0]: row[1] for row in page.figures()[1]}["largest bubble"] is None
 
 
 def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, schedule_file: Path) -> None:

@@ -72,15 +72,6 @@ def test_all_of_a_circle_of_waits_has_its_places() -> None:
     assert sorted(named) == ["0B0.0", "0F0.1", "1B0.0", "1F0.1"]
 
 
-def test_a_send_that_nobody_receives_leads_to_who_needs_it() -> None:
-    sent = "0F0.0 0SEND_F0.0@0.1 0RECV_B0.0@0.1 0B0.0"
-    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": sent, "0.1": "1F0.0 1B0.0 1SEND_B0.0@0.0"})
-    found = inspect(wrong.dumps().encode(), "wrong.json")
-    (loose,) = [finding for finding in found.findings if finding.rule == "unreceived"]
-    assert [other.instruction for other in loose.others] == ["1F0.0"]
-    assert [lane for lane, *_ in found.places(loose)] == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("given_contents", "message"),
     [

@@ -95,16 +95,6 @@ def test_colours_of_a_comparison_are_none_of_kinds_and_apart_for_every_eye(seen:
         assert min(np.linalg.norm(as_seen(shade) - as_seen(kind)) for kind in kinds) > 20, shade
 
 
-def test_the_first_and_last_chunk_are_told_apart_and_each_from_the_ground() -> None:
-    assert [palette.shade_of(chunk, 2) for chunk in range(2)] == [0, 3]
-    assert [palette.shade_of(chunk, 4) for chunk in range(4)] == [0, 1, 2, 3]
-    assert [palette.shade_of(chunk, 8) for chunk in (0, 7)] == [0, 3]
-    assert palette.shade_of(0, 1) == 0
-    for dark, light in zip(palette.PAINTS, palette.CHUNK_PAINTS[-1], strict=True):
-        assert contrast(dark.fill, light.fill) >= 1.35
-        assert contrast(light.fill, palette.BAND) >= 1.15
-
-
 def test_chunks_of_an_interleaved_schedule_are_drawn_in_two_shades() -> None:
     table = LaneTable.from_timeline(simulate(FAMILIES["zb-v"](Shape(1, 2, 2, chunks=2))))
     fills = {(int(table.chunk[box.operation]), box.paint.key): box.paint.fill for box in boxes(table)}

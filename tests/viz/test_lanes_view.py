@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recycle import Schedule, Timeline, simulate
-from tests.viz.components import canvases, of_type, plain, words
+from tests.viz.components import canvases, plain, words
 from tests.viz.lanes_bin import decode
 from viz.analysis.differences import scaled
 from viz.app import build_app
@@ -18,7 +18,6 @@ from viz.details import headline
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer, lanes_view
-from viz.run_files import load_run
 from viz.sources import load_source
 from viz.wire import encode
 
@@ -62,16 +61,6 @@ def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> 
     card, links = answer(LaneCache(), choice)
     assert links is None
     assert words(plain(card)) in ([], ["These lanes are no longer kept. Load the page again."])
-
-
-def test_the_axes_say_their_unit_and_leave_room_for_the_names(run_dir: Path) -> None:
-    run = load_run(run_dir)
-    executed = run.executed(4)
-    assert executed is not None
-    component = plain(lanes_view("", executed.lanes, "x", None, left=140))
-    [shown] = canvases(component)
-    assert (shown["data-margins"], shown["data-scale"], shown["data-word"]) == ("140 26 14 4", "1000.0", "ms")
-    assert of_type(component, "Graph") == []
 
 
 def test_everything_told_of_lanes_has_the_unit_of_the_axis_they_were_drawn_under_last(healthy: Schedule) -> None:

@@ -67,11 +67,6 @@ def test_a_run_is_its_page_in_a_frame(run_dir: Path, tmp_path: Path) -> None:
         show_run(tmp_path / "absent")
 
 
-def test_what_is_wrong_is_said() -> None:
-    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
-    assert "the schedule deadlocks" in repr(wrong.show())
-
-
 def test_too_many_operations_are_no_picture(tmp_path: Path) -> None:
     picture = one_f_one_b(Shape(30, 4, 90)).show()
     assert picture._repr_svg_() is None

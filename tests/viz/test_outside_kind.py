@@ -19,10 +19,8 @@ from tests.kinds import forget
 from tests.viz.lanes_bin import decode
 from viz.export import export
 from viz.figures import palette
-from viz.figures.boxes import boxes
-from viz.kinds import LOOKS, Look, describe, label
+from viz.kinds import LOOKS, Look
 from viz.sources import ScheduleFile, schedule_source
-from viz.wire import encode
 
 
 @pytest.fixture
@@ -45,20 +43,6 @@ def rerun() -> Iterator[ScheduleFile]:
     programs = {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1 0RERUN0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
     yield schedule_source(Path("mine.json"), Schedule.from_text(Shape(1, 2, 2), programs))
     forget(Rerun)
-
-
-def test_it_is_drawn_labelled_and_described_by_its_row(rerun: ScheduleFile) -> None:
-    (box,) = [box for box in boxes(rerun.lanes) if box.paint is palette.REDUNDANT]
-    assert (box.label, box.end - box.start) == ("RERUN1", 1.0)
-    assert label(rerun.lanes, box.operation) == "RERUN1"
-    assert describe(rerun.lanes, box.operation, 0)[:2] == ["0RERUN0.1", "forward of a peer, computed again"]
-
-
-def test_the_browser_gets_its_row_with_its_search_words(rerun: ScheduleFile) -> None:
-    kind = decode(encode(rerun.lanes))["description"]["kinds"][-1]
-    assert (kind["token"], kind["words"], kind["transfer"]) == ("RERUN", ["twice"], False)
-    (part,) = kind["parts"]
-    assert palette.PAINTS[part[0]] is palette.REDUNDANT
 
 
 def test_it_is_in_every_export(rerun: ScheduleFile, tmp_path: Path) -> None:

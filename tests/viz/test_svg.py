@@ -45,11 +45,6 @@ def test_the_bytes_are_those_of_the_golden_file(healthy: Schedule, broken_timeli
     assert picture(healthy, broken_timeline) == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_titles_are_escaped(broken_timeline: Timeline) -> None:
-    root = ElementTree.fromstring(svg([Panel("a < b & c", LaneTable.from_timeline(broken_timeline))]))
-    assert "a < b & c" in [element.text for element in root.iter(f"{NAMESPACE}text")]
-
-
 @pytest.mark.parametrize(
     ("span", "expected"),
     [

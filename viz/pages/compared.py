@@ -25,10 +25,11 @@ from viz.analysis.differences import (
     shares,
     split,
 )
+from viz.details import figures_beside
 from viz.figures.palette import SHADES
 from viz.lane_cache import BoundedCache, content_hash
 from viz.lanes import LaneTable
-from viz.numbers import TimeUnit, percent, signed, signed_percent, time_unit
+from viz.numbers import TimeUnit, signed, signed_percent, time_unit
 from viz.operands import Operand
 from viz.pages import parts
 
@@ -129,19 +130,13 @@ class ComparedTimelines(NamedTuple):
 
 
 def figures(compared: ComparedTimelines) -> html.Div:
-    """A row per operand: makespan, period, bubbles."""
-    unit, first = compared.unit, compared.operands[0].timeline
-    rows: list[list[parts.Cell]] = []
-    for operand in compared.operands:
-        t = operand.timeline
-        more = t.makespan / first.makespan - 1 if first.makespan else 0.0
-        against = None if t is first else "the same" if abs(more) < 5e-4 else signed_percent(more)
-        period = None if operand.explainer.executed else t.period * unit.scale
-        live = len(t.schedule.live)
-        rows.append([operand.title, t.makespan * unit.scale, against, period, percent(t.bubble_ratio), live])
-    return parts.table(
-        ("", f"makespan{unit.suffix}", "against the first", f"period{unit.suffix}", "bubbles", "live workers"), rows
-    )
+    """The figures side by side, and how much longer the others take than the first."""
+    first = compared.operands[0].timeline.makespan
+    more = [operand.timeline.makespan / first - 1 if first else 0.0 for operand in compared.operands]
+    against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in more[1:])]
+    live = [len(operand.timeline.schedule.live) for operand in compared.operands]
+    head, rows = figures_beside([(each.title, each.explainer) for each in compared.operands], compared.unit)
+    return parts.table(head, [*rows, ["against the first", *against], ["live workers", *live]])
 
 
 def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:

@@ -14,7 +14,8 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
 from recycle.plans import Move
-from viz.lane_cache import Explainer, LaneCache
+from viz.details import figures_beside
+from viz.lane_cache import LaneCache
 from viz.lanes import Panel
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
@@ -135,7 +136,8 @@ class PlansPage(Page):
         if text and (not before or before[-1]):
             columns.append(("all workers", self._try("")))
         shown = [(title, one) for title, one in columns if one is not None]
-        rows = [[title, *(measure(one) for _, one in shown)] for title, measure in _MEASURES]
+        head, rows = figures_beside([(title, one.explainer) for title, one in shown])
+        rows.append(["answered in", *(f"{short(one.seconds)} s" for _, one in shown)])
         steps = [html.Span(self._title(step)) for step in before[-CRUMBS:]]
         crumbs = html.Nav(
             [*steps, html.Span(_title(asked), className="now")],
@@ -149,7 +151,7 @@ class PlansPage(Page):
             *([crumbs] if steps else []),
             parts.card(
                 _title(asked).capitalize(),
-                parts.table(("", *(title for title, _ in shown)), rows),
+                parts.table(head, rows),
                 caption=f"The plan is {came}, in {short(now.seconds)} s.{moved}{idle}",
             ),
         ]
@@ -158,14 +160,14 @@ class PlansPage(Page):
         """The lanes of the plan, the plan before as outlines."""
         now, old = self._answer(text), self._try(before[-1]) if before else None
         if old is not None:
-            self.cache.put(old.lanes, _explainer(old))
+            self.cache.put(old.lanes, old.explainer)
         return lanes_view(
             "",
             now.lanes,
             self.name("all"),
             self.cache,
             span=max(now.lanes.span, old.lanes.span if old else 0.0),
-            explainer=_explainer(now),
+            explainer=now.explainer,
             ghost=old.lanes if old else None,
         )
 
@@ -233,7 +235,7 @@ class PlansPage(Page):
         whole = self._try("")
         if whole is None:
             return [heading, library]
-        figures = parts.table(("", "all workers"), [[title, measure(whole)] for title, measure in _MEASURES])
+        figures = parts.table(*figures_beside([("all workers", whole.explainer)]))
         lanes = pictures(self.prefix, [Panel("All workers", whole.lanes)], "The plan holds no instruction.")
         return [heading, lanes, parts.card("Plan with all workers", figures), library]
 
@@ -366,10 +368,6 @@ class PlansPage(Page):
             return self.saved(trail[-1]) if clicks else no_update
 
 
-def _explainer(answer: Answer) -> Explainer:
-    return Explainer(answer.timeline, limits=answer.plan.limits, bound=(answer.plan.lower_bound, answer.plan.gap))
-
-
 def _title(asked: Condition) -> str:
     names = [str(worker) for worker in sorted(asked.failed)]
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
@@ -402,19 +400,3 @@ def _what(move: Move) -> str:
         return move.role
     first, last = move.units[0], move.units[1] - 1
     return f"layer {first}" if first == last else f"layers {first} to {last}"
-
-
-def _memory(answer: Answer) -> str:
-    limits = answer.plan.limits
-    return short(answer.peak) + (f" of {short(max(limits))}" if limits else "")
-
-
-_MEASURES: tuple[tuple[str, Any], ...] = (
-    ("period", lambda answer: answer.plan.period),
-    ("lower bound", lambda answer: answer.plan.lower_bound),
-    ("gap", lambda answer: _gap(answer.plan.gap)),
-    ("makespan", lambda answer: answer.plan.makespan),
-    ("bubbles", lambda answer: percent(answer.timeline.bubble_ratio)),
-    ("peak activations", _memory),
-    ("answered in", lambda answer: f"{short(answer.seconds)} s"),
-)

@@ -11,9 +11,8 @@ from dash import html
 from recycle.errors import PlanError
 from recycle.ir.simulate import Timeline
 from recycle.plans import Plan
+from viz.details import figures_beside
 from viz.lane_cache import LaneCache
-from viz.numbers import percent
-from viz.operands import stated_bound
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_address, lanes_view, pictures
 from viz.pages.page import Mode, Page, Workspace
@@ -112,20 +111,16 @@ class SchedulePage(Page):
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
         """Head and rows of the table of figures, a column per file."""
-        rows: list[list[parts.Cell]] = []
-        for name, measure in _MEASURES.items():
-            cells = [measure(file.timeline) if file.timeline else None for file in self.files]
-            rows.append([name, *cells])
-        if any("lower_bound" in file.schedule.metadata for file in self.files):
-            bounds = [_bound_and_gap(file) for file in self.files]
-            rows.append(["lower bound", *(bound for bound, _ in bounds)])
-            rows.append(["gap", *(gap for _, gap in bounds)])
+        head, rows = figures_beside([(file.name, file.explainer) for file in self.files])
+        for name, values in _LARGEST.items():
+            largest = [max(values(file.timeline), default=None) if file.timeline else None for file in self.files]
+            rows.append([name, *largest])
         limits = [str(plan.layout_limit) if plan and plan.layout_limit else None for plan in map(_plan, self.files)]
         if any(limits):
             rows.append(["no layer moves", *limits])
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
         rows.append(["checker", *(_verdict(file) for file in self.files)])
-        return ["", *(file.name for file in self.files)], rows
+        return head, rows
 
     def layout_of(self, file: ScheduleFile) -> Any:
         """Which layers each worker of a cut hosts, which of these it had before, and what it copies from whom."""
@@ -157,14 +152,6 @@ class SchedulePage(Page):
         return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
 
 
-def _bound_and_gap(file: ScheduleFile) -> tuple[parts.Cell, parts.Cell]:
-    """What a plan states of the times on the page; that of other times proves nothing here."""
-    if "lower_bound" not in file.schedule.metadata:
-        return None, None
-    stated = stated_bound(file.timeline) if file.timeline is not None else None
-    return (stated[0], percent(stated[1])) if stated is not None else ("of other times", None)
-
-
 def _plan(file: ScheduleFile) -> Plan | None:
     try:
         return Plan.from_schedule(file.schedule)
@@ -178,17 +165,9 @@ def _runs(units: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _most(values: Sequence[float | None]) -> float:
-    return max((value for value in values if value is not None), default=0.0)
-
-
-_MEASURES: dict[str, Callable[[Timeline], parts.Cell]] = {
-    "makespan": lambda timeline: timeline.makespan,
-    "period": lambda timeline: timeline.period,
-    "bubbles": lambda timeline: percent(timeline.bubble_ratio),
-    "largest bubble": lambda timeline: _most(timeline.bubble),
-    "largest inner bubble": lambda timeline: _most(timeline.inner_bubble),
-    "peak activations": lambda timeline: _most(timeline.peak_activations),
+_LARGEST: dict[str, Callable[[Timeline], list[float]]] = {
+    "largest bubble": lambda timeline: [value for value in timeline.bubble if value is not None],
+    "largest inner bubble": lambda timeline: [value for value in timeline.inner_bubble if value is not None],
 }
 FIGURES_CAPTION = (
     "Makespan: one iteration from idle. Period: distance of two iterations in steady state, which throughput follows."

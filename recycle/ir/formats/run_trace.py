@@ -21,7 +21,7 @@ from recycle.files import decoded, read_whole, write_whole
 from recycle.ir import chrome
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.instruction import Forward
-from recycle.ir.text import words
+from recycle.ir.native import words
 from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
 from recycle.job.shape import Shape, Worker
 

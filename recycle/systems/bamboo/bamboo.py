@@ -33,7 +33,7 @@ from math import ceil
 
 from recycle.job.profile import Profile
 from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, healthy, iteration
-from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.joint_iteration import WorkerTimes, computed, even_shares, synchronised
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Nodes, Running, State, Stopped, Timed

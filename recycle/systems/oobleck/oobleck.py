@@ -30,12 +30,11 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
 from recycle.job.layers import ring_seconds
 from recycle.job.shape import Shape
-from recycle.systems.checkpointed import CheckpointedSystem
+from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, hosted, synchronised
-from recycle.systems.oobleck.instantiate import distribute, instantiate
 from recycle.systems.oobleck.iteration import common_cut, iteration
 from recycle.systems.oobleck.placement import PipelineNodes, assign_nodes, copied, places, reconfigure
-from recycle.systems.oobleck.template import PipelineTemplate, templates
+from recycle.systems.oobleck.template import PipelineTemplate, distribute, instantiate, templates
 from recycle.systems.setting import Fullest, LayerRange, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 

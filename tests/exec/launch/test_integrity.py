@@ -85,9 +85,7 @@ def final_states(run: RunResult) -> set[tuple[int, str]]:
 
 
 def row(name: str, *given: Any, soak: bool = False, **more: Any) -> Any:
-    scenario = Scenario(*given, **more)
-    group = pytest.mark.xdist_group(f"integrity {scenario.pipelines} {scenario.kind} {scenario.copies}")
-    return pytest.param(scenario, id=name, marks=[group, *[pytest.mark.soak] * soak])
+    return pytest.param(Scenario(*given, **more), id=name, marks=[pytest.mark.soak] * soak)
 
 
 def at(step: int, workers: str = "") -> tuple[Collection[int], str]:

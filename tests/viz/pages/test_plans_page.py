@@ -77,7 +77,7 @@ def test_the_answer_stands_beside_the_one_before_and_the_fault_free_one(page: Pl
     assert {"without 0.0, 1.1", "before: without 1.1", "all workers"} <= set(texts)
     row = texts.index("period")
     whole, before, now = (page.what_if.answer(dead(page, names)) for names in ("", "1.1", "0.0,1.1"))
-    expected = [f"{answer.plan.period:.5g}" for answer in (now, before, whole)]
+    expected = [f"{answer.plan.period:.3g}" for answer in (now, before, whole)]
     assert texts[row + 1 : row + 4] == expected
     assert any(text.startswith("The plan is planned now, in ") for text in texts)
 

@@ -40,7 +40,7 @@ export class Picture {
     context.clearRect(0, 0, context.canvas.width, context.canvas.height);
     context.putImageData(raster.image, this.left, this.top);
     this.clipped(context, () => {
-      if (level === 2 && !marks.showsHeld) { this._labels(context); this._pairLabels(context); }
+      if (level === 2 && !marks.showsHeld) this._labels(context);
       drawHeldMarks(this, context, marks);
       this.failedLabels(context);
       if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
@@ -166,69 +166,40 @@ export class Picture {
     }
   }
 
+  /* Texts in the boxes: of an operation, smaller where it is longer than its box, and of the backward of a pair, below. */
   _labels(context) {
-    const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.5));
+    const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.5)), away = table.bits.REROUTED;
     if (boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
-    const away = table.bits.REROUTED, plain = `${size}px ${theme.font}`, small = `${SMALLEST * size}px ${theme.font}`;
-    const fonts = [plain, small].map((font) => [font, `600 ${font}`]);
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.font = plain;
-    const digit = context.measureText("0").width;
-    for (const bold of [false, true]) {
-      for (let k = 0; k < boxes.length; k += 2) {
-        const i = boxes[k], kind = table.kinds[table.kind[i]], part = kind.parts[0];
-        if (((table.flags[i] & away) !== 0) !== bold) continue;
-        const text = table.label(i);
-        if (!text) continue;
-        const begin = table.start[i], long = table.end[i] - begin;
-        const x0 = Math.max(0, (begin + part[1] * long - this.view.t0) * this.perTime);
-        const x1 = Math.min(this.width, (begin + part[2] * long - this.view.t0) * this.perTime);
-        const high = (part[4] - part[3]) * this.perRow;
-        context.font = fonts[0][bold ? 1 : 0];
-        const wide = bold ? context.measureText(text).width + 0.5 * digit : (text.length + 0.6) * digit, fit = (x1 - x0) / wide; // longer names, homes among them, in smaller letters
-        if (fit < SMALLEST || high < 0.8 * size) continue;
-        context.font = fonts[fit < 1 ? 1 : 0][bold ? 1 : 0];
-        context.fillStyle = this.paints(i)[part[0]].ink;
-        context.fillText(text, (x0 + x1) / 2, (boxes[k + 1] + 0.5 - this.view.y0 + (part[3] + part[4]) / 2) * this.perRow + this.ratio);
-      }
-    }
-  }
-
-  /* The backwards of overlapped pairs, in the lower halves of their boxes. */
-  _pairLabels(context) {
-    const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.3));
-    if (!table.micro_batch2 || boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
-    context.font = `${size}px ${theme.font}`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
+    let font = "";
+    const use = (wanted) => { if (wanted !== font) context.font = font = wanted; }; // which takes time
+    const write = (i, row, [paint, first, last, top, bottom], text, weight, letters) => {
+      const begin = table.start[i], long = table.end[i] - begin, high = (bottom - top) * this.perRow;
+      const x0 = Math.max(0, (begin + first * long - this.view.t0) * this.perTime), x1 = Math.min(this.width, (begin + last * long - this.view.t0) * this.perTime);
+      use(`${weight}${letters}px ${theme.font}`);
+      const fit = (x1 - x0) / context.measureText(text).width;
+      if (fit < SMALLEST || high < 0.8 * letters) return;
+      if (fit < 1) use(`${weight}${SMALLEST * letters}px ${theme.font}`);
+      context.fillStyle = this.paints(i)[paint].ink;
+      context.fillText(text, (x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio);
+    };
     for (let k = 0; k < boxes.length; k += 2) {
-      const i = boxes[k], row = boxes[k + 1], text = table.backwardLabel(i, this.rows.lane(row));
-      if (!text) continue;
-      const [, lower] = table.kinds[table.kind[i]].parts, x0 = Math.max(0, (table.start[i] - this.view.t0) * this.perTime);
-      const x1 = Math.min(this.width, (table.end[i] - this.view.t0) * this.perTime);
-      if (context.measureText(text).width + 2 > x1 - x0) continue;
-      context.fillStyle = this.paints(i)[lower[0]].ink;
-      context.fillText(text, (x0 + x1) / 2, (row + 0.5 - this.view.y0 + (lower[3] + lower[4]) / 2) * this.perRow + this.ratio);
+      const i = boxes[k], row = boxes[k + 1], { parts } = table.kinds[table.kind[i]], text = table.label(i), below = table.backwardLabel(i, this.rows.lane(row));
+      const [, lower] = parts, small = Math.min(size, Math.round(this.perRow * 0.3));
+      if (text) write(i, row, parts[0], text, table.flags[i] & away ? "600 " : "", below ? small : size);
+      if (below) write(i, row, [lower[0], 0, 1, lower[3], lower[4]], below, "", small);
     }
   }
 
   failedLabels(context) {
     if (this.perRow < 14 * this.ratio) return;
     const { table, theme } = this, size = Math.min(12 * this.ratio, this.perRow * 0.5);
-    context.font = `600 ${size}px ${theme.font}`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    const wide = context.measureText("failed").width + size;
     for (const lane of table.failed) {
-      const row = this.rows.rowOf[lane];
+      const row = this.rows.rowOf[lane], isIdle = table.offsets[lane + 1] === table.offsets[lane];
       if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
-      const x = table.offsets[lane + 1] > table.offsets[lane] ? this.width - wide / 2 - 6 * this.ratio : this.width / 2;
-      const y = (row + 0.5 - this.view.y0) * this.perRow;
-      context.fillStyle = theme.failure.mark;
-      context.fillRect(x - wide / 2, y - size * 0.75, wide, size * 1.5);
-      context.fillStyle = theme.failure.ink;
-      context.fillText("failed", x, y + this.ratio);
+      const left = (wide) => (isIdle ? (this.width - wide) / 2 : this.width - wide - 6 * this.ratio);
+      drawTag(context, "failed", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: (row + 0.5 - this.view.y0) * this.perRow - 0.75 * size });
     }
   }
 
@@ -363,6 +334,18 @@ export class Picture {
       context.font = `600 ${size}px ${theme.font}`;
     }
   }
+}
+
+/* A line of text on a ground of its own; `left` gives its place from how wide it is. */
+export function drawTag(context, text, ground, ink, { size, font, left, top }) {
+  context.font = `600 ${size}px ${font}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const wide = context.measureText(text).width + size, x = left(wide);
+  context.fillStyle = ground;
+  context.fillRect(x, top, wide, 1.5 * size);
+  context.fillStyle = ink;
+  context.fillText(text, x + wide / 2, top + 0.8 * size);
 }
 
 const percent = (share) => `${Math.round(100 * share)} %`;

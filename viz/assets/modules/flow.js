@@ -1,5 +1,6 @@
 /* A micro-batch end to end: all of its work on all workers over everything else pale, joined in the order in which it runs;
    and a range of time that was marked on the axis, with its length. */
+import { drawTag } from "viz/draw.js";
 
 /* Operations of the micro-batch of the selection, by start; [] where the selection has none. */
 export function flowOf(table, operation) {
@@ -53,15 +54,8 @@ export function drawRange(picture, context, { range: marked, theme, table }) {
   context.fillRect(x0, 0, x1 - x0, height);
   context.globalAlpha = 1;
   for (const x of [x0, x1]) context.fillRect(x - ratio / 2, 0, ratio, height);
-  const text = table.time(marked.t1 - marked.t0), size = 12 * ratio;
-  context.font = `600 ${size}px ${theme.font}`;
-  context.textAlign = "center";
-  context.textBaseline = "middle";
-  const wide = context.measureText(text).width + size;
-  context.fillStyle = theme.paper;
-  context.fillRect((x0 + x1 - wide) / 2, 2 * ratio, wide, 1.5 * size);
-  context.fillStyle = theme.ink;
-  context.fillText(text, (x0 + x1) / 2, 2 * ratio + 0.8 * size);
+  const left = (wide) => (x0 + x1 - wide) / 2, size = 12 * ratio;
+  drawTag(context, table.time(marked.t1 - marked.t0), theme.paper, theme.ink, { size, font: theme.font, left, top: 2 * ratio });
 }
 
 /* A drag along the axis above the lanes marks a range; a click there takes it away. */

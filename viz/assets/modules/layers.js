@@ -1,4 +1,5 @@
 /* What lies over the lanes: outlines of where a plan before had its work (`data-ghost`), and the places of a finding. */
+import { drawTag } from "viz/draw.js";
 import { drawFlow, drawRange } from "viz/flow.js";
 import { drawNotes } from "viz/notes.js";
 const MOST_OUTLINES = 8000, LEAST_LANE = 6;
@@ -106,14 +107,8 @@ function halt(picture, context, { root, theme }) {
   if (x < 0) return;
   context.fillStyle = theme.failure.mark;
   context.fillRect(x - ratio, 0, 2 * ratio, height);
-  const size = 12 * ratio, text = "hangs";
-  context.font = `600 ${size}px ${theme.font}`;
-  context.textBaseline = "middle";
-  const wide = context.measureText(text).width + size, left = Math.min(x, width - wide);
-  context.fillRect(left, height - 1.6 * size, wide, 1.6 * size);
-  context.textAlign = "center";
-  context.fillStyle = theme.failure.ink;
-  context.fillText(text, left + wide / 2, height - 0.75 * size);
+  const size = 12 * ratio, left = (wide) => Math.min(x, width - wide);
+  drawTag(context, "hangs", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
 }
 
 /* Where lanes of several timelines lie under each other, a line between one worker and the next. */

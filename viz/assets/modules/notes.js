@@ -1,5 +1,6 @@
 /* Notes of whoever looks: a line of text at a place of the lanes. They stand in the address, so that a link shows them to
    others, and nowhere else. */
+import { drawTag } from "viz/draw.js";
 import { remember } from "viz/link.js";
 import { element } from "viz/page.js";
 const LONGEST = 200, MOST = 20, NEAR = 1e-6;
@@ -51,17 +52,11 @@ export function notesOf(view, text) {
 /* A flag with the text at each place in view. */
 export function drawNotes(picture, context, { notes, theme, rows }) {
   const { view, perTime, perRow, ratio, width } = picture, size = 12 * ratio;
-  context.font = `600 ${size}px ${theme.font}`;
-  context.textAlign = "left";
-  context.textBaseline = "middle";
   for (const { lane, t, text } of notes) {
-    const x = (t - view.t0) * perTime, y = (rows.rowOf[lane] - view.y0) * perRow, wide = context.measureText(text).width + size;
+    const x = (t - view.t0) * perTime, y = (rows.rowOf[lane] - view.y0) * perRow, top = Math.max(0, y - 0.4 * size);
     if (x < 0 || x > width || y < -perRow || y > picture.height) continue;
-    const left = Math.min(x, width - wide), top = Math.max(0, y - 0.4 * size);
     context.fillStyle = theme.ink;
     context.fillRect(x - ratio, top, 2 * ratio, Math.max(perRow, 1.5 * size));
-    context.fillRect(left, top, wide, 1.5 * size);
-    context.fillStyle = theme.paper;
-    context.fillText(text, left + size / 2, top + 0.8 * size);
+    drawTag(context, text, theme.ink, theme.paper, { size, font: theme.font, left: (wide) => Math.min(x, width - wide), top });
   }
 }

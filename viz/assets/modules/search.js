@@ -1,13 +1,13 @@
 /* Search for operations of a timeline, of any number of them: a query is terms, all of which must hold.
 
-   query = { [ "-" ] term }               "-" negates
-   term  = field ":" value { "," value }  any of the values
-         | field op number                op is < <= > >= =
-         | word                           a part of the instruction's text
-   field: kind mb stage worker pipeline is; with numbers: stage pipeline dur start end
+     query = { [ "-" ] term }               "-" negates
+     term  = field ":" value { "," value }  any of the values
+           | field op number                op is < <= > >= =
+           | word                           a part of the instruction's text
+     field: kind mb stage worker pipeline is; with numbers: stage pipeline dur start end
 
    `kind:W mb:1.3 stage:2 dur>1.2`; `mb:3` is micro-batch 3 of any pipeline, `worker:1.*` any rank, `stage:2..5` a range.
- A kind is found by its token and by the search words of its row in the table of kinds. Times are those of the axis. */
+   A kind is found by its token and by the search words of its row in the table of kinds. Times are those of the axis. */
 const LONGEST = 1000, MOST_TERMS = 40, SHARE = 1e-6;
 const TERM = /^(-?)([a-z]+)(:|<=|>=|<|>|=)(\S*)$/, RANGE = /^(\d{1,9})(?:\.\.(\d{1,9}))?$/, PAIR = /^(\d{1,9}|\*)\.(\d{1,9}|\*)$/;
 const MARKS = { rerouted: "REROUTED", critical: "CRITICAL", violation: "VIOLATION" };
