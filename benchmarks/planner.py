@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job, PricedJob, price
 from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary
-from recycle.solve.bounds import chunked, one_chunk
-from recycle.solve.library.filling import plan_library
+from recycle.solve.bounds import closed_forms
+from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 
@@ -104,13 +104,9 @@ def cases() -> list[Case]:
 
 
 def three_bounds(problem: Problem) -> float:
-    """The bound of load, round trip and memory alone; with several chunks load counts the round trip."""
-    if problem.shape.chunks > 1:
-        return max(max(chunked.load(problem, r), chunked.memory(problem, r)) for r in range(problem.shape.ranks))
-    stages = range(problem.shape.stages)
-    return max(
-        max(one_chunk.load(problem, s), one_chunk.round_trip(problem, s), one_chunk.memory(problem, s)) for s in stages
-    )
+    """The bound of load, round trip and memory alone; load counts the round trip."""
+    ranks = range(problem.shape.ranks)
+    return max(max(closed_forms.load(problem, r), closed_forms.memory(problem, r)) for r in ranks)
 
 
 def main() -> None:

@@ -25,11 +25,11 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
 from recycle.solve.effort import Progress
-from recycle.solve.library.filling import Filling, library_vectors, plan_library
-from recycle.solve.library.refreshing import PlanDrift, refresh
+from recycle.solve.filling import Filling, library_vectors, plan_library
 from recycle.solve.planner import plan as plan_one
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
+from recycle.solve.refreshing import PlanDrift, refresh
 
 INTERRUPTED = 130
 

@@ -1,7 +1,8 @@
 """Plans: from a job and its dead workers to a checked schedule with a proven lower bound.
 
 planner         one plan, from all that follows
-library/        many plans: which vectors, in how much time (filling), and again after times changed (refreshing)
+filling         many plans, for a library: which vectors, in how much time
+refreshing      a library's plans after times have changed
 normalize       which vector of failures to plan for, and which live workers move for it
 problem         the numbers that everything works on, and orders of operations
 assignment      assignments: which live worker runs each micro-batch at each stage; the one place where this is decided
@@ -12,8 +13,8 @@ search/         list scheduling (event_loop, list_scheduling) and timing of orde
                 template before the whole (from_template), with and without slow workers (race); searches over
                 policies (policy_search), over latest start times (refine) and over single operations (annealing,
                 improve); several of them at once (walks); compiled loops, and when they are loaded (kernels)
-exact/          small problems solved to optimality, as an integer program in a child process
+time_indexed    small problems solved to optimality, as an integer program in a child process
 adapt           a given schedule, on whatever placement, without the dead workers
 fuse_backward   the backward pass is split only where that pays
-effort          the best order so far, and what a search may spend; deadline; processes: several searches at once
+effort          the best order so far, deadlines, and what a search may spend; processes: several searches at once
 """

@@ -16,7 +16,7 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, simulate
 from recycle.job.profile import Profile
-from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.effort import Deadline, Pace
 
 
 def fuse_backward(

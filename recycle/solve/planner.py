@@ -34,16 +34,14 @@ from recycle.plans import (
     failure_vector,
     with_updates_of,
 )
+from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import by_slots
-from recycle.solve.bounds.rising import RisingBound
-from recycle.solve.deadline import Deadline, Stop
-from recycle.solve.effort import Effort, Incumbent, Progress, is_met
-from recycle.solve.exact import time_indexed
+from recycle.solve.bounds import RisingBound
+from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
-from recycle.solve.layout.elastic import elastic_plan, listed_plan
+from recycle.solve.layout.elastic import elastic_plan, listed_plan, rerouted_within
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
-from recycle.solve.layout.reroute import rerouted_within
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES
@@ -116,26 +114,16 @@ def plan(
         return replace(made, layout_limit=layout_limit(job, failed, made.period, made.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
+    searched = partial(
+        _plan, job, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
+    )
     if not job.prices.are_peers_alike:
-        # peers are not alike: no renaming
-        return _plan(
-            job, failed, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
-        )
+        return searched(failed)  # no renaming
     if failed and job.planner.move and not quick:
         if progress:
             progress("normalizing", float("inf"))
         vector, vacant, moves, *_ = normalize(job, failed)
-    made = _plan(
-        job,
-        dead_roles(job.shape, vector),
-        seconds=seconds,
-        steps=steps,
-        quick=quick,
-        processes=processes,
-        stop=stop,
-        progress=progress,
-        begun=begun,
-    )
+    made = searched(dead_roles(job.shape, vector), begun=begun)
     return replace(made.for_processes(vacant), moves=moves)
 
 
@@ -223,7 +211,8 @@ def _plan(
         report("searching", found.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            found = race(beginnings, effort.part(SEARCH_SHARE if exactly else 1 - JOINT_SHARE if group else 1.0))
+            share = SEARCH_SHARE if exactly else 1 - JOINT_SHARE if group else 1.0
+            found = race(beginnings, effort.part(share))
         if group is not None and not effort.is_met(problem, found.period):
             jointly = search_jointly(group, problem, found, effort.rest())
     proven = bound.value

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import PlanError
-from recycle.ir.columns import Columns
+from recycle.ir.columns import MOST_INSTRUCTIONS, Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import PricedJob
@@ -28,7 +28,6 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import failure_vector, require_hosts
 from recycle.solve.links import hops_between, lanes_between, link_times
 from recycle.solve.problem_arrays import Operations, ProblemArrays
-from recycle.solve.problem_limits import require_size, require_times
 
 Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
@@ -37,6 +36,11 @@ _WHOLE: list[type[Instruction]] = [Forward, Backward]
 _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
+MOST_OPERATIONS = MOST_INSTRUCTIONS
+"""Operations of the largest problem, so that its plan can be read again: about a kilobyte and 10 microseconds each,
+without any search."""
+SHORTEST, LONGEST = 1e-6, 1e12
+"""Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
 TOLERANCE = 1e-9
 """Difference up to which two times, or two numbers of activations, count as equal."""
 
@@ -103,7 +107,7 @@ class Problem:
         shape, planner, stages = job.shape, job.planner, job.shape.stages
         profile = profile or job.prices
         dead = frozenset(dead)
-        require_size(shape, planner.decoupled)
+        _require_size(shape, planner.decoupled)
         require_hosts(shape, failure_vector(shape, dead))
         if dead and not planner.reroute:
             raise PlanError(
@@ -120,7 +124,7 @@ class Problem:
                 )
         speed = tuple(profile.speed_of(worker) for worker in shape.workers())
         links = link_times(shape, dead, profile)
-        require_times(profile, stages, speed, links, "profile:" if job.times.profile else "[times]")
+        _require_times(profile, stages, speed, links, "profile:" if job.times.profile else "[times]")
         whole = np.array(profile.per_stage("backward_input", stages))
         weight = np.array(profile.per_stage("backward_weight", stages))
         if not planner.decoupled:
@@ -414,3 +418,31 @@ class Problem:
             index=micro_batch % m,
         )
         return Schedule(self.shape, columns, loop_placement(self.shape), self.dead, self.optimizer)
+
+
+def _require_size(shape: Shape, split: bool) -> None:
+    """Raises PlanError for more operations than the planner takes, with what they would need."""
+    operations = (3 if split else 2) * shape.stages * shape.global_micro_batches
+    if operations > MOST_OPERATIONS:
+        raise PlanError(
+            f"[shape]: {shape} has {operations:,} operations, more than the {MOST_OPERATIONS:,} that can be planned;"
+            f" a first plan would need about {operations / 1e6:,.0f} GB of memory and {operations / 6e6:,.0f} minutes"
+        )
+
+
+def _require_times(
+    profile: Profile, stages: int, speed: tuple[float, ...], links: tuple[float, ...], where: str
+) -> None:
+    """Raises PlanError for an F or I without a duration, and for times so small or large that figures go wrong."""
+    for key in ("forward", "backward_input", "backward_weight", "reduce", "step"):
+        must_last = key in ("forward", "backward_input")
+        for stage, seconds in enumerate(profile.per_stage(key, stages)):
+            if must_last and seconds <= 0:
+                raise PlanError(f"{where} {key}: stage {stage} takes {seconds:g}; a plan needs a time above 0")
+            if seconds * max(speed) > LONGEST or (must_last and seconds * min(speed) < SHORTEST):
+                raise PlanError(
+                    f"{where} {key}: stage {stage} takes {seconds:g}, on one of its workers less than {SHORTEST:g} or"
+                    f" more than {LONGEST:g}; state all times in another unit"
+                )
+    if links[-1] > LONGEST:
+        raise PlanError(f"{where} link: a transfer takes {links[-1]:g}, more than {LONGEST:g}; check the bandwidths")

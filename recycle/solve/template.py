@@ -40,8 +40,7 @@ import numpy as np
 
 from recycle.job.shape import Shape
 from recycle.solve.assignment import Assignment, by_load, spread_over_lanes
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.effort import Incumbent
+from recycle.solve.effort import Deadline, Incumbent, Pace
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.timing import time_order, timed

@@ -18,7 +18,7 @@ from collections import defaultdict
 
 from recycle.job.pricing import profile_of_layout
 from recycle.plans import Plan, Vector, plan_key
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.layout.elastic import listed_plan
 from recycle.systems.recycle import ReCycle, RecycleRunning
 from recycle.systems.setting import Setting

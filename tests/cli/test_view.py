@@ -20,7 +20,7 @@ import pytest
 import viz.app
 from recycle import Job, Profile, RecycleError, Schedule, Shape
 from recycle.ir.families import one_f_one_b
-from recycle.solve.library.filling import plan_library
+from recycle.solve.filling import plan_library
 from tests.cli.command import Command
 from viz.sources import load_source
 

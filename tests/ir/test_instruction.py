@@ -16,7 +16,7 @@ from recycle.ir.instruction import (
 TEXTS = (
     "2F1.5", "2B1.5", "2I1.5", "2W1.5", "(2F1.5;2B1.3)", "2SEND_F1.5@0.3", "3RECV_F1.5@1.2", "3SEND_B1.5@1.2",
     "2RECV_B1.5@0.3", "2REDUCE_GRAD", "2STEP", "2R1.5", "2REPLAY1.5", "2W_PART1.5/0",
-    "2REDUCE_BUCKET/63", "2GATHER_PARAMS",
+    "2REDUCE_BUCKET/63", "2GATHER_PARAMS", "2WAIT_SEND_F1.5", "2WAIT_SEND_B1.5",
 )  # fmt: skip
 
 

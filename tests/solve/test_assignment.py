@@ -94,38 +94,6 @@ def test_what_a_worker_sends_one_after_the_other_goes_to_different_peers_where_l
     assert spread_over_lanes(fast, by_slots(fast))[0].host.tolist() == by_slots(fast).host.tolist()
 
 
-def test_stages_with_unlike_numbers_of_dead_are_dealt_evenly_by_load():
-    problem = Problem.of(job(4, 2, 6), [Worker(0, 0), Worker(2, 0), Worker(2, 1)])
-    slots, load = possible_assignments(problem)
-    assert of_each_stage(problem, load) == [[12, 12], [8, 8, 8]]
-    assert slots.slots == 12
-
-
-def test_no_peer_takes_two_more_than_another():
-    problem = Problem.of(job(4, 4, 8), [Worker(1, 3), Worker(2, 3)])
-    taken = np.bincount(by_slots(problem).host.reshape(4, -1)[3], minlength=16)
-    assert sorted(taken[problem.hosts[3]]) == [16, 16]
-
-
-def test_a_dead_workers_micro_batches_alternate_over_its_peers():
-    assert sorted(pipelines_at(Problem.of(worked_example(8), [DEAD]), 2, 1)) == [0, 0, 0, 2, 2, 2]
-
-
-def test_a_slow_peer_takes_fewer_re_routed_micro_batches():
-    problem = Problem.of(worked_example(8), [DEAD], Profile(speed={"0.2": 2.0}))
-    assert pipelines_at(problem, 2, 1) == [2] * 6
-
-
-def test_a_slow_worker_keeps_what_it_is_done_with_as_early_as_its_peers():
-    profile = Profile(speed={"1.1": 3.0})
-    made = job(3, 2, 4)
-    hosts = by_load(Problem.of(made, (), profile)).host.reshape(2, 12)
-    assert np.bincount(hosts[1], minlength=6)[[1, 3, 5]].tolist() == [5, 2, 5]
-    assert hosts[0].tolist() == [0] * 4 + [2] * 4 + [4] * 4
-    assert pipelines_at(Problem.of(made, (), profile), 1, 0) == [0] * 4
-    assert pipelines_at(Problem.of(made, (), profile), 1, 2) == [2] * 4
-
-
 @pytest.mark.parametrize("dead", [[], [DEAD]])
 def test_around_a_slow_link_hosts_are_exchanged_inside_slots_until_nothing_goes_over_it(dead):
     profile = Profile(latency=0.5, links={"0.1>0.2": Link(2.0), "0.2>0.1": Link(2.0)})

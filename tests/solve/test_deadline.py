@@ -2,15 +2,15 @@ import threading
 
 import pytest
 
-from recycle.solve import deadline
-from recycle.solve.deadline import Deadline, Pace
+from recycle.solve import effort
+from recycle.solve.effort import Deadline, Pace
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that tests set: `clock[0]` is the time in seconds."""
     now = [100.0]
-    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(effort.time, "monotonic", lambda: now[0])
     return now
 
 

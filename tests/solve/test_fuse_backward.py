@@ -6,7 +6,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recycle.errors import PlanError
 from recycle.job.profile import Link, Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans import arrange, dead_roles, failure_vector, moves_needed, touched
+from recycle.plans import arrange, dead_roles, failure_vector, moves_needed
 from recycle.solve.bounds import closed_form
 from recycle.solve.normalize import StageBounds, cheapest, normal_vectors, normalize
 from recycle.solve.problem import Problem
@@ -23,17 +23,6 @@ def bound_of(made, vector):
     return closed_form(Problem.of(made, dead_roles(made.shape, vector)))
 
 
-@pytest.mark.search
-def test_where_the_ceilings_agree_fewer_stages_take_the_dead():
-    made = moving(16, 4, 4, 7)
-    spread = [Worker(0, 1), Worker(1, 2), Worker(2, 3)]
-    assert normalize(job(16, 4, 4, 7), spread).period == 17
-    found = normalize(made, spread)
-    assert (found.vector, found.period) == ((0, 1, 2, 0), 16)
-    assert len(found.moves) == 1
-    assert normalize(made, [Worker(k, 1) for k in range(3)]).moves == ()
-
-
 @pytest.mark.parametrize(("limit", "stays", "moves"), [(7, 48, 33), (4, 49, 35)])
 def test_where_the_ceilings_differ_the_dead_are_spread(limit, stays, moves):
     stacked = [Worker(0, 1), Worker(1, 1)]
@@ -43,26 +32,6 @@ def test_where_the_ceilings_differ_the_dead_are_spread(limit, stays, moves):
     assert (max(after.vector), len(after.moves)) == (1, 1)
     assert stays <= before.period <= stays + 3
     assert after.period == moves
-
-
-@pytest.mark.search
-def test_tight_memory_moves_the_dead_away_from_the_first_stage():
-    made = moving(8, 8, 16, 8)
-    assert [bound_of(made, tuple(int(r == s) for r in range(8))) for s in (0, 3, 4)] == [64, 58, 58]
-    found = normalize(made, [Worker(0, 0)])
-    assert (found.vector[0], found.period) == (0, 61)
-    roomy = normalize(moving(8, 8, 16, 15), [Worker(0, 0)])  # ample memory: every stage is equal, and nobody moves
-    assert (roomy.period, roomy.moves) == (57, ())
-
-
-def test_the_most_hit_stage_rules_the_bound():
-    made = job(8, 4, 16, 7)
-    bounds = StageBounds(made, 4)
-    by_most = {most: set() for most in range(1, 5)}
-    for vector in itertools.product(range(5), repeat=4):
-        if max(vector) and sum(vector) <= 4:
-            by_most[max(vector)].add(bounds.of(vector))
-    assert by_most == {1: {57}, 2: {66}, 3: {78}, 4: {96}}
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,7 +120,3 @@ def test_the_dynamic_program_finds_the_least_cost():
         assert (found is None) == (least is None)
         if found is not None:
             assert sum(table[pair] for pair in enumerate(found)) == pytest.approx(least)
-
-
-def test_touched_counts_stages_and_moves_count_workers():
-    assert (touched((0, 3, 0, 1)), moves_needed((3, 0, 0), (1, 1, 1)), moves_needed((1, 1), (2, 2))) == (2, 2, 0)

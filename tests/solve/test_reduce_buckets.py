@@ -16,9 +16,9 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob
 from recycle.plans import Plan, PlanLibrary, cache_path, cached_plan
 from recycle.plans.cache import is_true
+from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.bounds import closed_form, lower_bound
-from recycle.solve.exact import time_indexed
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy

@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks import cp_sat
 from recycle.job import PricedJob
+from recycle.solve import time_indexed
 from recycle.solve.bounds import closed_form, lower_bound
-from recycle.solve.exact import time_indexed
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from tests.solve.exhaustive import best_of_all, count_of_orders

@@ -2,10 +2,8 @@ import pytest
 from hypothesis import given, settings
 
 from recycle.ir.check import check
-from recycle.job.shape import Worker
 from recycle.solve.assignment import by_slots
-from recycle.solve.deadline import Deadline
-from recycle.solve.effort import Effort
+from recycle.solve.effort import Deadline, Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.search.list_scheduling import schedule_by_policy
@@ -37,12 +35,3 @@ def test_pipelines_that_are_alike_take_turns_on_each_others_lanes_where_links_ar
     alone = initial_orders(Problem.of(job(1, 4, 16, chunks=2, link=2.0)), Effort(0.0))
     assert begun.best.period < alone.best.period - 4
     assert check(problem.schedule(begun.best.order), profile=made.profile()) == []
-
-
-def test_where_memory_is_tight_at_stages_without_dead_more_pipelines_run_than_the_poorest_stage_has_workers():
-    """With as many slots as the poorest stage asks for it takes 86."""
-    problem = Problem.of(job(4, 4, 8, 4, chunks=2), [Worker(3, 2)])
-    begun = initial_orders(problem, Effort(0.0))
-    assert by_slots(problem).slots == 11
-    assert begun.templates[0].assignment.slots == 8
-    assert begun.best.period <= 81

@@ -11,7 +11,7 @@ from recycle import RecycleError, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
 from recycle.plans import Plan, PlanLibrary
-from recycle.solve.library.filling import plan_library
+from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from viz import what_if as what_if_module
 from viz.pages.plans_page import _moved, _what

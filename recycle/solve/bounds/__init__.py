@@ -2,11 +2,12 @@
 
 The hosts of a stage are those of the loop placement, chunk c of rank r on stage c * P + r.
 
-one_chunk   closed forms where a worker hosts one chunk
-chunked     closed forms where it hosts several
-fluid       a linear program over a few stages, which raises the former
-grids       the times at which that program looks
-rising      the bound beside a search, which it ends once it is met
+closed_forms  load, memory and ways through the ranks
+fluid         a linear program over a few stages, which raises the former
+grids         the times at which that program looks
+
+`RisingBound` is the bound beside a search, which it ends once it is met: a thread raises it, as linear programs take as
+long as a good part of a search, and the solver as well as the compiled searches run without the interpreter's lock.
 
 Whole times make whole bounds: each bound is about E_s - S_s of one stage, or about the makespan; starts counted from
 S_s and rounded down make a schedule still, so the smallest is whole, and what is proven may be rounded up.
@@ -15,9 +16,12 @@ S_s and rounded down make a schedule still, so the smallest is whole, and what i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
+from threading import Thread
+from types import TracebackType
 
-from recycle.solve.bounds import chunked, fluid, one_chunk
-from recycle.solve.deadline import Deadline
+from recycle.solve.bounds import closed_forms, fluid
+from recycle.solve.effort import Deadline, is_met
 from recycle.solve.problem import Problem
 
 ALL_STAGES = 4
@@ -45,27 +49,84 @@ def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterato
 def closed_form(problem: Problem) -> float:
     """The same without the linear program: less, in a hundredth of the time, and each stage counts by itself.
 
-    As every term looks at the hosts of one stage, the bound of dead workers on several stages is the largest of the
-    bounds of each stage's dead alone, where all workers are alike.
+    As every term looks at the hosts of one rank, the bound of dead workers on several ranks is the largest of the
+    bounds of each rank's dead alone, where all workers are alike.
     """
-    if problem.shape.chunks > 1:
-        return chunked.period(problem) if problem.staggered else chunked.makespan(problem)
-    return one_chunk.period(problem) if problem.staggered else one_chunk.makespan(problem)
+    return closed_forms.period(problem) if problem.staggered else closed_forms.makespan(problem)
 
 
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
     """Stages to look at together: those of the ranks that other bounds point to, and all of a short pipeline."""
-    shape, forms = problem.shape, one_chunk if problem.shape.chunks == 1 else chunked
-    found, ranks = forms.detours(problem), range(shape.ranks)
+    shape, ranks = problem.shape, range(problem.shape.ranks)
+    found = closed_forms.detours(problem)
     if shape.stages <= ALL_STAGES:
         together = [tuple(ranks), max(found)[1:]]
     else:
         _, _, longest = max(one for one in found if one[1] == 0)
-        loaded = max(ranks, key=lambda r: forms.load(problem, r))
-        held = max(ranks, key=lambda r: forms.memory(problem, r))
+        loaded = max(ranks, key=lambda r: closed_forms.work(problem, r))
+        held = max(ranks, key=lambda r: closed_forms.memory(problem, r))
         together = [(0, longest), (0, loaded), (0, held), max(found)[1:], (held,)]
         together = together if shape.chunks == 1 else together[::-1]
     return [
         tuple(s for s in range(shape.stages) if s % shape.ranks in chosen)
         for chosen in dict.fromkeys(map(frozenset, together))
     ]
+
+
+class RisingBound:
+    """The best bound so far; a `Stop` that is set once the best period so far meets it.
+
+    Attributes:
+        value: a proven lower bound on the period.
+    """
+
+    def __init__(self, problem: Problem, deadline: Deadline, *, is_first: bool = False) -> None:
+        """
+        Args:
+            deadline: for the linear programs, and whoever stops it stops the search as well.
+            is_first: the bound is worked out at once and does not rise any more.
+        """
+        self.value = lower_bound(problem, deadline) if is_first else closed_form(problem)
+        self._problem, self._deadline = problem, deadline
+        self._best = inf
+        self._is_over = is_first
+        self._failure: BaseException | None = None
+        self._thread = Thread(target=self._raise, name="bound", daemon=True)
+
+    def __enter__(self) -> RisingBound:
+        if not self._is_over:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Wait for the linear program that is being solved.
+
+        Raises:
+            BaseException: what went wrong in the thread.
+        """
+        self._is_over = True
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def found(self, period: float) -> None:
+        """Tell that an order has this period."""
+        self._best = min(self._best, period)
+
+    def is_set(self) -> bool:
+        stop = self._deadline.stop
+        return is_met(self._problem, self._best, self.value) or (stop is not None and stop.is_set())
+
+    def until(self, deadline: Deadline) -> Deadline:
+        """The deadline, which ends as well when the bound is met."""
+        return Deadline(None if deadline.end is None else deadline.left, self)
+
+    def _raise(self) -> None:
+        try:
+            for bound in rising_bounds(self._problem, self.until(self._deadline)):
+                self.value = max(self.value, bound)
+                if self._is_over:
+                    break
+        except BaseException as failure:
+            self._failure = failure

@@ -19,7 +19,7 @@ ones included. Every schedule gives such functions, whatever its assignment and 
 
 Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
 (with the barrier: at stage 0), which holds for all stages of its rank, as they come later. If no such fluid is through
-with all of these at T - update_seconds, then E - S of that rank is more than T, and so is the period (see `chunked`).
+with all of these at T - update_seconds, then E - S of that rank is more than T, and so is the period (`closed_forms`).
 
 Sampled on a grid (`grids`), a function is replaced by its value at the next grid point, which only weakens the rows. A
 grid that is fine at both ends comes first, then, for chains of few stages, one that is aligned to the lags. As each lag
@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.solve.bounds import grids
-from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.effort import Deadline, Pace
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
 

@@ -6,11 +6,10 @@ ranges          any ranges of units: the shares that they allow, and who hosts w
 linear          linear and integer programs
 hosts           who plays which position, or takes which range, with as little copied as possible
 hostings        the ways to host the model that are worth a try
-routes          the way of each micro-batch through its hosts, as legs
+routes          the way of each micro-batch through its hosts, as legs, and the schedule of all legs
 route_search    the order in which workers run legs
-joint           the schedule of all legs, whose stages lie between the ends of any
-elastic         the plan: the best of re-routing and of hostings, with a bound over all layouts
+elastic         the plan: the best of re-routing and of hostings, with a bound over all layouts; the plan of who is left
+                of a layout, in which nobody copies anything
 limits          why no layer moves, and the smallest memory limits with which layers would
-reroute         the plan of who is left of a layout, in which nobody copies anything
 exact           the integer program of small layouts and their shares, which others are held against
 """

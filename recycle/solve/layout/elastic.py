@@ -8,12 +8,13 @@ without failures, and copied. The period and all other figures are the simulator
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
+from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
@@ -23,15 +24,14 @@ from recycle.job.pricing import byte_limit, profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.sections import AnalyticSection, DataSection, ModelSection, ShapeSection, TimesSection, TrainSection
 from recycle.job.shape import Shape, Worker, node_of
-from recycle.plans import Plan
-from recycle.solve.deadline import Deadline, Pace, Stop
+from recycle.plans import Move, Plan
+from recycle.solve.effort import Deadline, Pace, Stop
 from recycle.solve.layout.chains import Cut
-from recycle.solve.layout.hostings import Hosting, hostings
+from recycle.solve.layout.hostings import Hosting, hosting_as_held, hostings
 from recycle.solve.layout.hosts import moves_to
-from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.route_search import Legs, best_order, legs_of
-from recycle.solve.layout.routes import Routes
-from recycle.solve.layout.units import Units
+from recycle.solve.layout.routes import Routes, joint_schedule
+from recycle.solve.layout.units import Parts, Units
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations
 
 FIXED_SHARE = 0.25
@@ -85,8 +85,7 @@ def elastic_plan(
     begun = time.perf_counter()
     failed = frozenset(failed)
     planner = msgspec.structs.replace(job.planner, layout="fixed")
-    units = Units.of(job, within)
-    live = [worker for worker in job.shape.workers() if worker not in failed]
+    maker = Maker(job, failed, within)
     limit = Deadline(seconds, stop)
     fixed = plan_of(
         msgspec.structs.replace(job, planner=planner),
@@ -94,13 +93,10 @@ def elastic_plan(
         seconds=None if seconds is None else seconds * FIXED_SHARE,
         steps=steps,
     )
-    if units.held and not fixed.moves:
-        back = {worker: units.given[worker.rank] for worker in live}
-        fixed = replace(fixed, moves=moves_to(units, job.shape, live, back, job.prices)[0])
-    bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
+    if maker.units.held and not fixed.moves:
+        fixed = replace(fixed, moves=maker.moves_to({worker: maker.units.given[worker.rank] for worker in maker.live}))
     best = fixed
-    if fixed.gap_to(bound) > 0:
-        maker = Maker(job, units, live, failed)
+    if fixed.gap_to(maker.bound) > 0:
         listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
         plans = [fixed]
         pace = Pace(limit)
@@ -116,9 +112,8 @@ def elastic_plan(
         shortest = min(made.period for made in plans)
         near = [made for made in plans if made.period <= shortest * CLOSE]
         best = min(near, key=lambda made: (_copied(made), made.period))
-    return replace(
-        best, lower_bound=bound, fixed_bound=fixed.lower_bound, seconds=round(time.perf_counter() - begun, 3)
-    )
+    seconds_spent = round(time.perf_counter() - begun, 3)
+    return replace(best, lower_bound=maker.bound, fixed_bound=fixed.lower_bound, seconds=seconds_spent)
 
 
 def listed_plan(
@@ -135,15 +130,35 @@ def listed_plan(
         PlanError, JobError: as `elastic_plan`.
     """
     begun = time.perf_counter()
-    failed = frozenset(failed)
-    units = Units.of(job, within)
-    live = [worker for worker in job.shape.workers() if worker not in failed]
-    maker = Maker(job, units, live, failed)
-    bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
+    maker = Maker(job, frozenset(failed), within)
     for one in maker.listed(float("inf"), deadline):
         for made in maker.plan(one):
-            return replace(made, lower_bound=bound, seconds=round(time.perf_counter() - begun, 3))
+            return replace(made, seconds=round(time.perf_counter() - begun, 3))
     return None
+
+
+def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], deadline: Deadline) -> Plan:
+    """The plan of `job` without `failed` in the layout of a schedule: each live worker hosts the same units as there.
+
+    Args:
+        within: a schedule whose model is cut (`Shape.cut`). Workers that are dead there and not in `failed` have come
+            back and host the units of their given stages.
+        deadline: no further order is tried after it.
+
+    Raises:
+        PlanError: a unit has no live host, or too little memory is left for the order.
+    """
+    begun = time.perf_counter()
+    maker = Maker(job, frozenset(failed))
+    held = {w: parts for w in within.live if w not in maker.failed and (parts := within.unit_runs(w))}
+    held |= {w: maker.units.given[w.rank] for w in within.failed - maker.failed}
+    hosting = hosting_as_held(maker.units, job.shape, held, job.prices)
+    if hosting is None:
+        raise PlanError("in the layout at hand a unit of the model has no live host")
+    listed = maker.listed_one(hosting, float("inf"), deadline)
+    for made in maker.plan(listed) if listed is not None else []:
+        return replace(made, moves=(), seconds=round(time.perf_counter() - begun, 3))
+    raise PlanError("[memory] limit: too little for the layout at hand without the dead workers")
 
 
 def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
@@ -163,10 +178,21 @@ def _copied(made: Plan) -> int:
 class Maker:
     """Makes plans of hostings for one job and one set of dead workers."""
 
-    def __init__(self, job: PricedJob, units: Units, live: Sequence[Worker], failed: frozenset[Worker]) -> None:
-        self.job, self.units, self.live, self.failed = job, units, live, failed
+    def __init__(self, job: PricedJob, failed: frozenset[Worker], within: Schedule | None = None) -> None:
+        self.job, self.units, self.failed = job, Units.of(job, within), failed
+        self.live = [worker for worker in job.shape.workers() if worker not in failed]
         self.split = job.planner.decoupled
         self.room = byte_limit(job, job.prices)
+
+    @property
+    def bound(self) -> float:
+        """A period that no layout can fall below."""
+        speeds = [self.job.prices.speed_of(worker) for worker in self.live]
+        return self.units.bound(self.job.shape.global_micro_batches, speeds)
+
+    def moves_to(self, wanted: Mapping[Worker, Parts]) -> tuple[Move, ...]:
+        """What each worker copies to have what is wanted, and from whom."""
+        return moves_to(self.units, self.job.shape, self.live, wanted, self.job.prices)[0]
 
     def listed(self, below: float, deadline: Deadline) -> list[Listed]:
         """The hostings whose list schedules fall below a period, the shortest period first."""
@@ -232,17 +258,16 @@ class Maker:
         findings = check(schedule, profile=profile, limits=limits if self.room is None else None, byte_limit=self.room)
         if any(finding.severity == "error" for finding in findings):
             return []
-        moves, _ = moves_to(self.units, job.shape, self.live, wanted, job.prices)
         made = Plan(
             schedule=schedule,
             makespan=timeline.makespan,
             period=timeline.period,
-            lower_bound=0.0,
+            lower_bound=self.bound,
             seconds=0.0,
             profile=job.prices.digest(),
             limits=None if limits is None else tuple(limits),
             planner=msgspec.to_builtins(job.planner),
-            moves=moves,
+            moves=self.moves_to(wanted),
         )
         return [made]
 

@@ -15,7 +15,7 @@ import numpy as np
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.chains import Chains, candidates
-from recycle.solve.layout.hosts import assign, assign_ranges
+from recycle.solve.layout.hosts import assign, homes_of
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
 from recycle.solve.layout.routes import Routes, routes_of
 from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
@@ -164,14 +164,14 @@ def _of_interest(units: Units, shape: Shape, live: int, micro_batches: int, belo
 
 
 def _of_chains(units: Units, live: Sequence[Worker], chains: Chains, nodes: Mapping[Worker, int]) -> Hosting:
-    rows, _ = assign(units, live, chains.cuts)
     ranges = [part for cut in chains.cuts for part in ranges_of(cut)]
     groups = [k for k, cut in enumerate(chains.cuts) for _ in cut]
+    homes = dict(enumerate(homes_of(live, len(chains.cuts))))
     quotas = np.zeros((len(ranges), len(units)), dtype=np.int64)
     for i, (group, (begin, end)) in enumerate(zip(groups, ranges, strict=True)):
         quotas[i, begin:end] = chains.shares[group]
-    parts = [(part,) for part in ranges]
-    workers = _apart(units, [worker for row in rows for worker in row], parts, live, nodes)
+    parts: list[Parts] = [(part,) for part in ranges]
+    workers = _apart(units, assign(units, live, parts, [homes.get(k) for k in groups]), parts, live, nodes)
     return Hosting(tuple(workers), tuple(parts), tuple(groups), quotas, chains.seconds, chains)
 
 
@@ -205,7 +205,7 @@ def _of_ranges(
     for speed in sorted({speed for _, speed in wanted}):
         mine = [parts for parts, of in wanted if of == speed]
         alike = [worker for worker in live if profile.speed_of(worker) == speed]
-        chosen = assign_ranges(units, alike, mine)
+        chosen = assign(units, alike, mine)
         workers += _apart(units, chosen, mine, alike, nodes)
         hosted += mine
     found = balanced(units, hosted, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)

@@ -26,7 +26,7 @@ from recycle.job import PricedJob
 from recycle.job.pricing import byte_limit, profile_of_layout, size_text
 from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.layout.elastic import CLOSE, Maker
 from recycle.solve.layout.units import Units, count_of
 
@@ -114,12 +114,10 @@ class _Search:
             raise _OutOfTime
         memory = msgspec.structs.replace(self.job.memory, state_limit=state_limit, limit=limit)
         job = msgspec.structs.replace(self.job, memory=memory)
-        units = Units.of(job, self.within)
-        live = [worker for worker in job.shape.workers() if worker not in self.failed]
+        maker = Maker(job, self.failed, self.within)
         below = self.period
         if limit != self.job.memory.limit:  # the given stages may profit from it as well
-            below = min(below, _work_of_given(job, units, live))
-        maker = Maker(job, units, live, self.failed)
+            below = min(below, _work_of_given(job, maker.units, maker.live))
         listed = maker.listed(below / CLOSE, self.deadline)
         plans = (plan for hosting in listed if hosting.copied for plan in maker.plan(hosting))
         return next((plan for plan in plans if plan.period * CLOSE < below), None)

@@ -17,12 +17,11 @@ import numpy as np
 from recycle.ir.compiled import is_cached, load, run
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape
-from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.effort import Deadline, Pace
 from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units, common
-from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, seeded
 from recycle.solve.search.event_loop import UNLIMITED, Rule, by_worker, list_schedule, queues_of
-from recycle.solve.search.random_numbers import seeded
 
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 """Operations in all orders from which the compiled loops pay, and seconds that must be left where they have not been

@@ -25,11 +25,9 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.deadline import Pace
-from recycle.solve.effort import Effort, Incumbent
+from recycle.solve.effort import Effort, Incumbent, Pace
 from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import Floats, Operations
-from recycle.solve.search.random_numbers import draw, draw_below, seeded
+from recycle.solve.problem_arrays import Floats, Operations, draw, draw_below, seeded
 from recycle.solve.search.timing import timed
 
 LONGER, SHORTER = 1.1, 1.015

@@ -24,8 +24,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays
-from recycle.solve.search.random_numbers import draw_below
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays, draw_below
 
 SAME_INSTANT = 1e-12
 """Seconds within which events count as one instant."""

@@ -14,8 +14,7 @@ from itertools import chain, islice, product
 from math import inf
 
 from recycle.solve.assignment import Assignment, by_slots, possible_assignments
-from recycle.solve.deadline import Deadline, Pace
-from recycle.solve.effort import Effort, Incumbent, by_period
+from recycle.solve.effort import Deadline, Effort, Incumbent, Pace, by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.building_blocks import block_incumbents
 from recycle.solve.search.family_orders import family_orders, greedy_1f1b

@@ -17,7 +17,7 @@ from dataclasses import replace
 from recycle.solve.assignment import by_slots
 from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.improve import improve
+from recycle.solve.search.annealing import improve
 from recycle.solve.search.timing import timed
 from recycle.solve.template import copied_to_all
 

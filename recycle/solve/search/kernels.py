@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load, touch_cache
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import anneal_block
 from recycle.solve.search.event_loop import list_schedule

@@ -33,9 +33,8 @@ import numpy as np
 
 from recycle.solve.assignment import Assignment, possible_assignments
 from recycle.solve.problem import Order, Problem, flat
-from recycle.solve.problem_arrays import Floats, Operations
+from recycle.solve.problem_arrays import Floats, Operations, seeded
 from recycle.solve.search.event_loop import UNLIMITED, Rule, scheduled
-from recycle.solve.search.random_numbers import seeded
 
 
 @dataclass(frozen=True)

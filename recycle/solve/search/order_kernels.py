@@ -27,8 +27,7 @@ import numpy as np
 
 from recycle.ir.compiled import called_by_kernels
 from recycle.solve.problem import Order, Problem, flat
-from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
-from recycle.solve.search.random_numbers import draw, draw_below
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, draw, draw_below
 
 MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4
 """What a step tried: an operation moved, two micro-batches exchanged, a due time shifted, a micro-batch re-hosted."""

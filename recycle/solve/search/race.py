@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median_low
 
-from recycle.solve.deadline import Pace
-from recycle.solve.effort import Effort, Incumbent, by_period
+from recycle.solve.effort import Effort, Incumbent, Pace, by_period
 from recycle.solve.problem import Problem
 from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, Beginning, initial_orders

@@ -12,11 +12,10 @@ import multiprocessing
 from collections.abc import Sequence
 from functools import partial
 
-from recycle.solve.deadline import Deadline, Stop
-from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, by_period
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, by_period
 from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
-from recycle.solve.search.improve import improve
+from recycle.solve.search.annealing import improve
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.refine import refine

@@ -1,5 +1,4 @@
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -71,33 +70,11 @@ def test_the_most_loaded_of_the_peers_has_a_whole_number_of_micro_batches():
     assert raised(Problem.of(job(3, 1, 3), [Worker(0, 0)]), 1.0, [(0,)]) == 15.0  # 9 for 2: one has 5
 
 
-def test_slow_hosts_are_a_crew_of_their_own():
-    """A slow host holds its activations longer, and what runs there comes later to the next stage: 47.8 alone."""
-    problem = Problem.of(job(2, 3, 10, 2, link=0.2))
-    slow = replace(problem, speed=(1.0, 1.0, 1.0, 2.0, 1.0, 1.5))
-    assert closed_form(slow) == pytest.approx(47.8)
-    assert 19 < fluid.through(slow, 50.0, (0, 1, 2)) < 19.9  # of 20 in a schedule of 52.4 that CP-SAT finds
-    assert fluid.through(slow, 52.4, (0, 1, 2)) == pytest.approx(20)
-
-
-def test_hosts_of_many_speeds_are_at_most_three_crews():
-    problem = replace(Problem.of(job(6, 1, 2)), speed=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5))
-    crews = fluid._crews(problem, 0, 1)
-    assert [(crew.hosts, crew.speed) for crew in crews] == [([0], 1.0), ([1], 1.1), ([2, 3, 4, 5], 1.2)]
-
-
 def test_a_program_that_presolve_spoils_is_solved_without():
     times = {"forward": [16, 8, 9], "backward_input": [10, 8, 9], "backward_weight": [14, 11, 7]}
     problem = Problem.of(job(1, 3, 5, 2, **times))
     assert fluid.through(problem, 222.0, (0,)) == pytest.approx(4.85)
     assert raised(problem, 222.0, [(0,)]) == 228
-
-
-@pytest.mark.search
-@pytest.mark.parametrize(("dead", "bound"), [(4, 216), (8, 213)])
-def test_large_instances_are_bounded_by_the_way_through_the_dead_stage(dead, bound):
-    problem = Problem.of(job(16, 16, 64, 16), [Worker(1, dead)])
-    assert raised(problem, 208.0, [(0, dead)]) == bound
 
 
 @pytest.mark.parametrize(

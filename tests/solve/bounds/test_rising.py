@@ -3,9 +3,9 @@ import time
 import pytest
 
 from recycle.job.shape import Worker
-from recycle.solve.bounds import closed_form, lower_bound, rising, rising_bounds
-from recycle.solve.bounds.rising import RisingBound
-from recycle.solve.deadline import Deadline
+from recycle.solve import bounds
+from recycle.solve.bounds import RisingBound, closed_form, lower_bound, rising_bounds
+from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, worked_example
 
@@ -61,9 +61,8 @@ def test_who_stops_the_deadline_stops_the_search_and_the_bound():
 
 def test_what_goes_wrong_beside_a_search_is_raised_at_its_end(monkeypatch):
     def broken(problem, deadline):
-        yield closed_form(problem)
         raise ZeroDivisionError("in the thread")
 
-    monkeypatch.setattr(rising, "rising_bounds", broken)
+    monkeypatch.setattr(bounds, "rising_bounds", broken)
     with pytest.raises(ZeroDivisionError, match="in the thread"), RisingBound(Problem.of(job(1, 2, 2)), Deadline(None)):
         pass

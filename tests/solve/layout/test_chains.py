@@ -47,10 +47,6 @@ def test_no_cut_has_a_faster_slowest_worker(seed: int) -> None:
         assert time == pytest.approx(min(slowest(seconds, other) for other in fitting))
 
 
-def test_more_workers_than_units_are_no_chain() -> None:
-    assert best_cut(units([1.0, 1.0], 2), 3) is None
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_no_shares_end_earlier(seed: int) -> None:
     chance = random.Random(seed)
@@ -80,7 +76,3 @@ def test_no_other_chains_of_the_workers_run_more_micro_batches_a_second(workers:
     for chains in found_chains:
         assert sum(map(len, chains.cuts)) <= workers
         assert sum(chains.shares) == 5_000
-
-
-def test_workers_that_cannot_hold_the_model_make_no_chain() -> None:
-    assert candidates(units([1.0] * 6, 2), 2, 10) == []

@@ -13,10 +13,9 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.solve.deadline import Deadline
-from recycle.solve.layout.joint import joint_schedule
+from recycle.solve.effort import Deadline
 from recycle.solve.layout.route_search import best_order, legs_of
-from recycle.solve.layout.routes import routes_of
+from recycle.solve.layout.routes import joint_schedule, routes_of
 from recycle.solve.layout.units import Units
 from recycle.solve.problem_arrays import Operations
 from tests.solve.layout.spans import spans

@@ -13,7 +13,7 @@ from recycle.job.pricing import parse_bytes
 from recycle.job.sections import MemorySection
 from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.layout.limits import layout_limit
 from recycle.solve.planner import plan, plan_for_training
 from tests.solve.layout.test_elastic import ANALYTIC

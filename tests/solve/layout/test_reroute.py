@@ -16,9 +16,8 @@ from recycle.job.pricing import profile_of_layout
 from recycle.job.shape import Worker
 from recycle.plans import Plan
 from recycle.plans.hosting import Hosts, layers_in
-from recycle.solve.deadline import Deadline
-from recycle.solve.layout.elastic import listed_plan
-from recycle.solve.layout.reroute import rerouted_within
+from recycle.solve.effort import Deadline
+from recycle.solve.layout.elastic import listed_plan, rerouted_within
 from recycle.solve.planner import plan, plan_for_training
 from tests.exec.runs import job
 

@@ -12,12 +12,11 @@ from recycle.ir.simulate import simulate
 from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.layout import route_search
-from recycle.solve.layout.joint import joint_schedule
 from recycle.solve.layout.ranges import balanced
 from recycle.solve.layout.route_search import best_order, legs_of
-from recycle.solve.layout.routes import Routes, routes_of
+from recycle.solve.layout.routes import Routes, joint_schedule, routes_of
 from recycle.solve.layout.units import Parts, Units
 from recycle.solve.search.event_loop import list_schedule
 from tests.solve.layout.spans import spans

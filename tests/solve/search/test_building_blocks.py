@@ -3,10 +3,8 @@ import itertools
 import pytest
 
 from recycle.ir.check import check
-from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
-from recycle.solve.search.initial_orders import best_of_portfolio
 from recycle.solve.search.timing import time_order
 from tests.solve.jobs import job
 
@@ -28,15 +26,6 @@ def test_blocks_are_schedules_without_findings_within_the_caps(chunks, limit, st
     assert found
     for order in found:
         assert check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
-
-
-@pytest.mark.slow
-def test_with_little_memory_and_unlike_stages_blocks_beat_list_scheduling():
-    per_stage = [1.0, 1.0, 1.4, 1.0] * 2
-    times = dict.fromkeys(("forward", "backward_input", "backward_weight"), per_stage)
-    problem = Problem.of(job(1, 4, 12, 4, chunks=2, **times))
-    listed = best_of_portfolio(problem, Effort(0.0))[0].period
-    assert min(time_order(problem, order).period for order in orders(problem, 300)) < listed
 
 
 def test_from_the_first_interval_that_is_met_they_shrink_down_to_the_shortest_that_load_and_memory_admit():

@@ -9,7 +9,7 @@ from recycle.ir.families import FAMILIES, gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.instruction import BackwardWeight
 from recycle.ir.simulate import simulate
 from recycle.job.shape import Worker
-from recycle.solve.assignment import by_load, possible_assignments
+from recycle.solve.assignment import possible_assignments
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.family_orders import family_orders, greedy_1f1b, order_of
@@ -52,15 +52,6 @@ def test_greedy_1f1b_fits_any_job(case):
     for assignment in possible_assignments(problem):
         order = greedy_1f1b(problem, assignment)
         assert check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
-
-
-def test_greedy_1f1b_is_the_one_that_runs_a_backward_pass_whenever_there_is_one():
-    """The figure is that of a greedy 1F1B written on its own, with the same assignment."""
-    per_stage = {key: [1.0, 3.0] for key in ("forward", "backward_input", "backward_weight")}
-    problem = Problem.of(job(4, 2, 12, **per_stage), [Worker(0, 0), Worker(2, 0), Worker(2, 1)])
-    order = greedy_1f1b(problem, by_load(problem))
-    assert time_order(problem, order).period == 160
-    assert problem.schedule(order).text()["1.1"].startswith("1F1.0 1I1.0 1W1.0 1F2.1 1I2.1 1W2.1 1F1.1")
 
 
 @pytest.mark.search

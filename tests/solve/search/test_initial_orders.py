@@ -4,25 +4,11 @@ from recycle.job.shape import Worker
 from recycle.solve.effort import Effort
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
-from recycle.solve.search.timing import time_order
 from tests.solve.jobs import job
 
 
 def begun(made, dead, most):
     return initial_orders(Problem.of(made, [Worker(*one) for one in dead]), Effort(0.0), most)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "limit", "dead", "most", "period"),
-    [((8, 8, 16), 2, [(3, 1)], 8, 619), ((4, 4, 8), 4, [(3, 1)], 8, 94), ((6, 4, 6), 2, [(3, 1)], 8, 132)],
-)
-def test_with_chunks_and_dead_workers_the_template_leads(shape, limit, dead, most, period):
-    found = begun(job(*shape, limit, chunks=2), dead, most)
-    template = found.templates[0].beginning
-    assert found.best.period <= period
-    assert found.best.period <= template.best.period
-    assert time_order(template.problem, template.best.order).period == template.best.period
 
 
 @pytest.mark.slow

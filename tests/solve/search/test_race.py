@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from recycle.job.shape import Worker
-from recycle.solve.deadline import Deadline
-from recycle.solve.effort import Effort
+from recycle.solve.effort import Deadline, Effort
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.race import begin_all, race

@@ -1,4 +1,4 @@
-from recycle.solve.search.random_numbers import draw, seeded
+from recycle.solve.problem_arrays import draw, seeded
 
 
 def test_a_seed_gives_the_same_numbers_for_ever():

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.ir.families import zb_h1
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Link
 from recycle.job.shape import Worker
@@ -82,10 +81,3 @@ def test_a_lane_that_is_busier_than_any_worker_sets_the_period():
     timing = time_order(problem, order)
     assert timing.period == simulate(problem.schedule(order), made.profile()).period
     assert timing.period >= 6 * 3 * 2.5 > 6 * 6  # three transfers per micro-batch each way, six operations
-
-
-def test_a_list_schedule_is_no_worse_than_zb_h1_where_transfers_queue():
-    made = job(1, 16, 19, 16, link=2.0)
-    problem = Problem.of(made)
-    made_here, family = problem.schedule(schedule_by_policy(problem)), zb_h1(made.shape)
-    assert simulate(made_here, made.profile()).period <= simulate(family, made.profile()).period == 195

@@ -14,7 +14,7 @@ from recycle import RecycleError, Schedule, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
 from recycle.plans import PlanLibrary
-from recycle.solve.library.filling import plan_library
+from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import canvases, of_type, plain, words
 from viz.export import export

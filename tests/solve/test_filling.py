@@ -7,8 +7,8 @@ from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary, count_vectors, likely_vectors
-from recycle.solve.library import filling
-from recycle.solve.library.filling import library_vectors, plan_library, serve
+from recycle.solve import filling
+from recycle.solve.filling import library_vectors, plan_library, serve
 from recycle.solve.planner import plan_vector
 from tests.solve.jobs import job, worked_example
 

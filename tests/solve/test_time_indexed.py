@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.job.profile import Profile
 from recycle.job.shape import Worker
 from recycle.solve.bounds import lower_bound
-from recycle.solve.exact.time_indexed import Solved, solve
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.timing import time_order
+from recycle.solve.time_indexed import Solved, solve
 from tests.solve.exhaustive import best_of_all
 from tests.solve.jobs import DEAD, job, worked_example
 
@@ -52,41 +51,38 @@ def worst_start(problem):
         ((1, 2, 1), [], {"limit": 2, "chunks": 2, "staggered": False, "link": 1}, 15),
         ((2, 1, 1), [], {"limit": 2, "chunks": 2}, 6),
         ((1, 2, 1), [], {"limit": 2, "chunks": 2, "backward_weight": [4.0, 1.0, 3.0, 1.0], "weight_stash": 0.5}, 14),
+        ((4, 1, 1), [Worker(1, 0), Worker(3, 0)], {}, 6),
+        ((2, 2, 1), [], {"speed": {"0.0": 2.0}}, 7),
+        ((2, 2, 1), [Worker(1, 1)], {"speed": {"0.1": 2.0}}, 12),
+        (
+            (2, 1, 1),
+            [],
+            {
+                "forward": [1.5, 3.0],
+                "backward_weight": [2.0, 1.0],
+                "chunks": 2,
+                "decoupled": False,
+                "weight_stash": 0.5,
+                "link": 0.5,
+                "speed": {"0.0": 1.5},
+            },
+            14,
+        ),
     ],
 )
 def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, optimum):
+    speed, keys = keys.get("speed", {}), {key: value for key, value in keys.items() if key != "speed"}
     made = job(*shape, **keys)
-    problem = Problem.of(made, dead)
+    profile = replace(made.profile(), speed=speed)
+    problem = Problem.of(made, dead, profile)
     solved = solve(problem, worst_start(problem), 0.0, 20)
     assert (solved.status, solved.period) == ("optimal", optimum)
-    assert best_of_all(problem, made.prices) == optimum
+    assert best_of_all(problem, profile) == optimum
     assert optimum - problem.grain < solved.bound <= optimum
     assert lower_bound(problem) <= optimum
     schedule = problem.schedule(solved.order)
-    assert simulate(schedule, made.profile()).period == optimum
-    assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("speed", "dead", "optimum"),
-    [({"0.0": 2.0}, [], 7), ({"0.1": 2.0}, [Worker(1, 1)], 12), ({"0.1": 2.0, "1.0": 2.0}, [], 7)],
-)
-def test_the_optimum_where_a_worker_is_slow(speed, dead, optimum):
-    profile = Profile(speed=speed)
-    problem = Problem.of(job(2, 2, 1), dead, profile)
-    solved = solve(problem, worst_start(problem), 0.0, 20)
-    assert (solved.status, solved.period) == ("optimal", optimum)
-    assert best_of_all(problem, profile) == simulate(problem.schedule(solved.order), profile).period == optimum
-    assert lower_bound(problem) <= optimum
-
-
-@pytest.mark.process
-def test_a_dead_workers_micro_batches_are_routed_to_all_peers():
-    problem = Problem.of(job(4, 1, 1), [Worker(1, 0), Worker(3, 0)])
-    start = worst_start(problem)
-    assert time_order(problem, start).period == 12
-    assert solve(problem, start, 6.0, 20).period == 6
+    assert simulate(schedule, profile).period == optimum
+    assert check(schedule, profile=profile, limits=made.activation_limits()) == []
 
 
 @st.composite
@@ -132,30 +128,8 @@ def test_a_period_at_the_bound_is_optimal_without_a_solver():
     assert solve(problem, start, 7.0, 0.0) == Solved(start, 7.0, 7.0, "optimal")
 
 
-def test_what_no_order_can_do_with_is_named():
-    problem = Problem.of(job(2, 2, 2, 4))
-    start = schedule_by_policy(problem)
-    short = replace(problem, cap=(4.0, 4.0, 4.0, 0.5))
-    wanted = "infeasible: stage 1, memory: worker 1.1 may hold 0.5 activations and needs 1"
-    assert solve(short, start, 7.0, 1).status == wanted
-    gone = replace(problem, dead=frozenset({Worker(0, 1), Worker(1, 1)}))
-    assert solve(gone, start, 7.0, 1).status == "infeasible: stage 1, workers: none is alive"
-
-
 def test_what_has_no_common_unit_is_not_modelled():
     odd = Problem.of(job(1, 2, 2, forward=[1.0, 3**0.5]))
     assert odd.grain == 0
     assert solve(odd, schedule_by_policy(odd), 0.0, 1).status == "not modelled"
     assert Problem.of(job(1, 2, 2, forward=[1.5, 3.0], backward_input=4.5, backward_weight=6.0)).grain == 1.5
-
-
-@pytest.mark.process
-def test_no_link_is_passed_between_stages_that_a_worker_hosts_both():
-    times = {"forward": [1.5, 3.0], "backward_input": 1.0, "backward_weight": [2.0, 1.0], "link": 0.5}
-    made = job(2, 1, 1, chunks=2, decoupled=False, weight_stash=0.5, **times)
-    profile = replace(made.profile(), speed={"0.0": 1.5})
-    problem = Problem.of(made, [], profile)
-    solved = solve(problem, worst_start(problem), 0.0, 20)
-    assert (solved.status, solved.period) == ("optimal", 14)
-    assert 14 - problem.grain < solved.bound <= 14
-    assert best_of_all(problem, profile) == simulate(problem.schedule(solved.order), profile).period == 14

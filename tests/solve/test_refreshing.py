@@ -5,8 +5,8 @@ import pytest
 from recycle.errors import PlanError
 from recycle.job.profile import Profile
 from recycle.plans import PlanLibrary
-from recycle.solve.library.filling import plan_library
-from recycle.solve.library.refreshing import refresh
+from recycle.solve.filling import plan_library
+from recycle.solve.refreshing import refresh
 from tests.solve.jobs import job
 
 

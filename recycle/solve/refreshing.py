@@ -17,7 +17,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
 from recycle.solve.bounds import lower_bound
-from recycle.solve.library.filling import FillingProgress, fill
+from recycle.solve.filling import FillingProgress, fill
 from recycle.solve.problem import Problem
 
 THRESHOLD = 0.02

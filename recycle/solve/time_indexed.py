@@ -61,8 +61,8 @@ class Solved:
         order: never worse than the start.
         period: its period by right-shift.
         bound: proven lower bound on the period, the given one or better.
-        status: "optimal" (no whole period below is possible), "feasible" (a better order may exist), "infeasible: ..."
-            with the stage and the resource that is too small for any order, "not modelled", or "too large".
+        status: "optimal" (no whole period below is possible), "feasible" (a better order may exist), "not modelled", or
+            "too large".
     """
 
     order: Order
@@ -87,9 +87,6 @@ def solve(
         most: variables above which nothing is tried.
     """
     period = time_order(problem, start).period
-    lacking = _lacking(problem)
-    if lacking:
-        return Solved(start, period, bound, f"infeasible: {lacking}")
     unit = problem.grain
     if not unit or len(problem.links) > 1:
         return Solved(start, period, bound, "not modelled")
@@ -108,17 +105,6 @@ def solve(
             start, period = order, found
     closed = ceil(period / unit - TOLERANCE) == ceil(bound / unit - TOLERANCE)
     return Solved(start, period, bound, "optimal" if closed else "feasible")
-
-
-def _lacking(problem: Problem) -> str | None:
-    for s, hosts in enumerate(problem.hosts):
-        if not hosts:
-            return f"stage {s}, workers: none is alive"
-        for w in hosts:
-            if problem.cap[w] < problem.shape.chunks:
-                worker, needed = f"{w // problem.shape.ranks}.{w % problem.shape.ranks}", problem.shape.chunks
-                return f"stage {s}, memory: worker {worker} may hold {problem.cap[w]:g} activations and needs {needed}"
-    return None
 
 
 def _order(problem: Problem, starts: list[list[int]]) -> Order:

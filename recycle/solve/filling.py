@@ -40,7 +40,7 @@ from recycle.plans import (
     likely_vectors,
 )
 from recycle.solve.bounds import lower_bound
-from recycle.solve.deadline import Deadline
+from recycle.solve.effort import Deadline
 from recycle.solve.normalize import StageBounds, normal_vectors
 from recycle.solve.planner import keep, plan, plan_vector
 from recycle.solve.problem import Problem

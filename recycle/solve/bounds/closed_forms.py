@@ -1,0 +1,254 @@
+"""Closed-form lower bounds on period and makespan: what the hosts of one rank must at least go through.
+
+A rank hosts one stage, or with several chunks per worker the stages r, r + P, ... of the same few workers. A *unit* is
+one micro-batch in one chunk. Units may be assigned to the live hosts of a rank in any way; a bound is the smallest
+period in which the hosts have room for all of them (`_least`). S is the first start among all hosts of rank r, w* the
+host that has it. As w* begins its next program after S + T only, and its reduces wait for every host, all work of the
+rank lies in S to S + T. It begins with a forward of the first chunk (a deeper one comes after it in its micro-batch),
+so no host can run a backward before S + `way`: one micro-batch through all the stages from r on and back to the deepest
+chunk of the rank. Until then a host runs forwards only, no more than its memory admits and than it has units, and waits
+for the rest: `idle`.
+
+    load    every host takes its idle time and its work, and reduces and steps all stages one after the other: those
+            that it reduces after its last W, w* reduces after it too
+    memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts, and the same in whole
+            units; then reduce and step of one stage, as those of the others may come before the last slot is free
+    detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
+            its first backward, all F and backwards of the rank and the W that memory asks for before the last F; the
+            last backward of stage r comes after those of the deeper chunks, and its gradient goes back to q, whose W
+            and step follow
+
+Hosts of the same speed and memory have room for as much, so a bound takes time in the ranks and kinds of host, not in
+the workers. Under the barrier S is at least the arrival of the first micro-batch. A backward that stays whole counts as
+I with no W. Sources: load and round trip after ReCycle's section 4 figures; memory is Little's law on activation slots.
+Limits: links are the fastest ones, workers on the way the fastest hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, floor, gcd, inf
+
+import numpy as np
+
+from recycle.solve.problem import TOLERANCE, Problem
+from recycle.solve.problem_arrays import Floats
+
+_HALVINGS = 45
+_FUZZ = 1e-6
+"""What rounding may add to a whole time."""
+Room = Callable[[float], float]
+"""How much of the work a worker has room for in so much time."""
+
+
+def period(problem: Problem) -> float:
+    """Lower bound on the period with a staggered optimizer."""
+    bound = max(max(load(problem, r), memory(problem, r)) for r in range(problem.shape.ranks))
+    return _rounded(problem, max(bound, max(detours(problem))[0]))
+
+
+def makespan(problem: Problem) -> float:
+    """Lower bound on one iteration from idle, which is the period under the barrier."""
+    bound = max(_fill(problem, r) + max(load(problem, r), memory(problem, r)) for r in range(problem.shape.ranks))
+    return _rounded(problem, max(bound, max(detours(problem, from_idle=True))[0]))
+
+
+def _rounded(problem: Problem, bound: float) -> float:
+    return float(ceil(bound - _FUZZ)) if problem.is_integral else bound
+
+
+def load(problem: Problem, rank: int) -> float:
+    """Work of the hosts and the idle time of each before the first backward, then reduce and step of all stages."""
+    each = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank)]
+    rooms = [(count, _room(problem, rank, each, w)) for w, count in problem.kinds_of_host[rank].items()]
+    return _least(problem, rooms, problem.micro_batches * sum(each)) + problem.rank_update_seconds[rank]
+
+
+def work(problem: Problem, rank: int) -> float:
+    """Work of a rank, spread evenly over its hosts."""
+    each = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank))
+    return problem.micro_batches * each / sum(1 / problem.speed[w] for w in problem.hosts[rank])
+
+
+def memory(problem: Problem, rank: int) -> float:
+    """Slot-seconds that the units need, over the slots; and what the slots have room for in whole units.
+
+    Each unit holds a slot from its F through the trip to the last stage and back until its I, then a share.
+    """
+    slots = sum(problem.cap[w] / _slower(problem, rank, w, problem.stash) for w in problem.hosts[rank])
+    if slots == inf:
+        return 0.0
+    little = problem.micro_batches * sum(_held(problem, rank, problem.fastest[rank], problem.stash)) / slots
+    return max(little, _through_slots(problem, rank, 0.0)) + min(
+        problem.update_seconds[s] for s in _stages(problem, rank)
+    )
+
+
+def _through_slots(problem: Problem, rank: int, after: float) -> float:
+    """Time from the first start of a rank until all units have gone through the whole slots of its hosts.
+
+    What is held at once has distinct slots, and those of a host are first taken one F after another.
+
+    Args:
+        after: part of the last unit of each slot that need not have ended.
+    """
+    share = float(problem.stash == 1)
+    held = _held(problem, rank, problem.fastest[rank], share)
+    shortest = min(problem.forward[s] for s in _stages(problem, rank))
+    units, total = problem.micro_batches * len(held), problem.micro_batches * sum(held)
+
+    def room_of(w: int) -> Room:
+        mine, slower = _held(problem, rank, problem.speed[w], share), _slower(problem, rank, w, share)
+        taken = np.arange(floor(min(problem.cap[w], units) + TOLERANCE)) * shortest * problem.speed[w]
+        return lambda time: float(_filled(np.maximum(0.0, time + after - taken), mine).sum()) / slower
+
+    rooms = [(count, room_of(w)) for w, count in problem.kinds_of_host[rank].items()]
+    return _least(problem, rooms, total, total / sum(min(problem.cap[w], units) for w in problem.hosts[rank]))
+
+
+def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
+    """The most of each of these times that whole units of one or two lengths, the longer one first, can fill."""
+    if len(lengths) > 2:
+        return times
+    longer, shorter = lengths[0], lengths[-1]
+    filled = np.zeros_like(times)
+    for count in range(floor(times.max(initial=0.0) / longer + TOLERANCE) + 1 if longer > shorter else 1):
+        left = times - count * longer
+        whole = count * longer + np.floor(left / shorter + TOLERANCE) * shorter
+        filled = np.where(left >= -TOLERANCE, np.maximum(filled, whole), filled)
+    return filled
+
+
+def _held(problem: Problem, rank: int, speed: float, share: float) -> list[float]:
+    """Per chunk of a rank: least time from the start of an F to the end of its I, and of this share of its W."""
+    return [
+        (problem.forward[s] + problem.backward[s] + share * problem.weight[s]) * speed + problem.way_back[s]
+        for s in _stages(problem, rank)
+    ]
+
+
+def _slower(problem: Problem, rank: int, worker: int, share: float) -> float:
+    """By how much longer than the fastest host a worker holds a unit, of the chunk where that is least."""
+    pairs = zip(
+        _held(problem, rank, problem.speed[worker], share),
+        _held(problem, rank, problem.fastest[rank], share),
+        strict=True,
+    )
+    return min(mine / least for mine, least in pairs)
+
+
+def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:
+    """(length, q, r) for ranks q <= r: first start of stage q, by way of all that rank r must do, until q has stepped.
+
+    Args:
+        from_idle: count from the start of the iteration in place of q's first start.
+
+    Returns:
+        For each rank r the one from rank 0 and the longest.
+    """
+    found: list[tuple[float, int, int]] = []
+    way, longest = 0.0, (-inf, 0)
+    for r in range(problem.shape.ranks):
+        mine = problem.weight[r] * problem.fastest[r] + problem.update_seconds[r]
+        mine += _fill(problem, r) if from_idle else 0.0
+        longest = max(longest, (mine - way, r))
+        if r == 0:
+            first = mine
+        length = way + last_backward(problem, r)
+        found += [(length + first, 0, r), (length + longest[0], longest[1], r)]
+        way += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
+    return found
+
+
+def last_backward(problem: Problem, rank: int) -> float:
+    """From the first start of a rank to the end of its last backward: all F and I, idle time, and some W.
+
+    The idle time lies before the first backward. The last F has to find a free slot: of the `count` units that are
+    started with it at most `cap` may be held, where one between I and W counts as `stash`, and at most count - 1 have
+    had their I. What that leaves over must have had its W, and the last I comes after the last F. With the backward
+    whole nothing follows the last one, so that Little's law bounds it as well.
+    """
+    stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
+    both = [problem.forward[s] + problem.backward[s] for s in stages]
+    rooms = [(count, _room(problem, rank, both, w)) for w, count in kinds.items()]
+    after = max(problem.weight[s] for s in stages) * problem.fastest[rank] if problem.stash == 1 else 0.0
+    bound = max(_held(problem, rank, problem.fastest[rank], 0.0)[0], _through_slots(problem, rank, after))
+    bound = max(bound, _least(problem, rooms, problem.micro_batches * sum(both)))
+    if not problem.split:
+        return max(bound, memory(problem, rank) - min(problem.update_seconds[s] for s in stages))
+    units = np.arange(problem.micro_batches * len(stages) + 1)
+
+    def room_of(w: int) -> Room:
+        over = np.maximum(0.0, units - problem.cap[w] - (1 - problem.stash) * (units - 1))
+        weights = np.ceil(over / problem.stash - TOLERANCE) if problem.stash else 0.0 * over
+        seconds = (units * min(both) + weights * min(problem.weight[s] for s in stages)) * problem.speed[w]
+        seconds = _rising(seconds + _idle(problem, rank, w))
+        return lambda time: float(np.searchsorted(seconds, time + TOLERANCE, "right") - 1)
+
+    return max(bound, _least(problem, [(count, room_of(w)) for w, count in kinds.items()], len(units) - 1))
+
+
+def _idle(problem: Problem, rank: int, worker: int) -> Floats:
+    """[units + 1], time of a host with so many units between S and the first backward that its rank can run."""
+    stages, (out, back) = _stages(problem, rank), problem.rest_of_way
+    hops = (problem.shape.stages - 1 - rank) + (problem.shape.stages - 1 - stages[-1])
+    way = out[rank] + back[stages[-1] + 1] + hops * problem.hop
+    forwards = np.floor(np.minimum(problem.cap[worker], np.arange(problem.micro_batches * len(stages) + 1)) + TOLERANCE)
+    longest = max(problem.forward[s] for s in stages) * problem.speed[worker]
+    return np.where(forwards > 0, np.maximum(0.0, way - forwards * longest), 0.0)
+
+
+def _rising(seconds: Floats) -> Floats:
+    """Of each number of units the least time that as many or more take."""
+    return np.minimum.accumulate(seconds[::-1])[::-1]
+
+
+def _room(problem: Problem, rank: int, each: Sequence[float], worker: int) -> Room:
+    """The most work, at speed 1, that whole units of these times can fill of a worker's time without its idle time."""
+    speed, idle = problem.speed[worker], _idle(problem, rank, worker)
+    times = [t * speed for t in each]
+    seconds = _rising(np.arange(len(idle)) * min(times) + idle)
+    grain = times[0] if max(times) - min(times) < TOLERANCE else 0.0
+    if not grain and problem.is_integral:
+        grain = float(gcd(*(round(t) for t in times)))
+
+    def room(time: float) -> float:
+        units = int(np.searchsorted(seconds, time + TOLERANCE, "right")) - 1
+        left = max(0.0, time - idle[units]) if units > 0 else 0.0
+        return (floor(left / grain + TOLERANCE) * grain if grain else left) / speed
+
+    return room
+
+
+def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, first: float | None = None) -> float:
+    """The smallest time, from below, in which hosts together have room for `total`.
+
+    Args:
+        rooms: (how many hosts, the room of each of them).
+        first: where the search begins.
+    """
+
+    def is_short(time: float) -> bool:
+        return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
+
+    whole = problem.is_integral
+    low, high = -1.0 if whole else 0.0, max(0.0, ceil(first or total) if whole else first or total)
+    fuzz = _FUZZ if whole else 0.0
+    while is_short(high + fuzz):
+        low, high = high, 2 * high + whole
+    for _ in range(_HALVINGS):
+        if whole and high - low <= 1:
+            return high
+        middle = floor((low + high) / 2) if whole else (low + high) / 2
+        low, high = (middle, high) if is_short(middle + fuzz) else (low, middle)
+    return low
+
+
+def _stages(problem: Problem, rank: int) -> range:
+    return range(rank, problem.shape.stages, problem.shape.ranks)
+
+
+def _fill(problem: Problem, rank: int) -> float:
+    """Before this no micro-batch can be at the first chunk of a rank."""
+    out, _ = problem.rest_of_way
+    return out[0] - out[rank] + rank * problem.hop

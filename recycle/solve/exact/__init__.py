@@ -1,1 +1,0 @@
-"""Small problems solved to optimality by an integer program."""

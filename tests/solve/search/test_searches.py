@@ -1,0 +1,86 @@
+"""Every search keeps schedules valid and never makes them worse, keeps its time, and depends on seed and steps only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
+from recycle.job import PricedJob
+from recycle.job.shape import Worker
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent
+from recycle.solve.problem import Problem
+from recycle.solve.search.annealing import improve
+from recycle.solve.search.from_template import search_from
+from recycle.solve.search.initial_orders import Beginning, initial_orders
+from recycle.solve.search.insertion import vary_insertion
+from recycle.solve.search.policy_search import vary_policy
+from recycle.solve.search.refine import refine
+from recycle.solve.search.timing import time_order
+from recycle.solve.search.waves import best_wave
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+
+
+def insertion(begun: Beginning, effort: Effort) -> Incumbent:
+    return begun.best if begun.inserted is None else vary_insertion(begun.problem, *begun.inserted, effort)[0]
+
+
+SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
+    "policies": lambda begun, effort: vary_policy(begun.problem, begun.best, begun.policy, effort),
+    "priorities": lambda begun, effort: refine(begun.problem, begun.orders, effort),
+    "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
+    "insertion": insertion,
+    "waves": lambda begun, effort: best_wave(begun.problem, effort),
+    "all": lambda begun, effort: search_from(begun, effort)[0],
+}
+FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves")]
+
+
+def begun_at(made: PricedJob, dead: list[Worker]) -> Beginning:
+    return initial_orders(Problem.of(made, dead), Effort(0.0), 3)
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("name", SEARCHES)
+@settings(max_examples=12, deadline=None)
+@given(small_jobs())
+def test_searches_keep_schedules_valid_and_never_make_them_worse(
+    name: str, case: tuple[PricedJob, list[Worker]]
+) -> None:
+    made, dead = case
+    begun = begun_at(made, dead)
+    found = SEARCHES[name](begun, Effort(0.0, steps=15 * STEPS_OF_ORDER, seed=1))
+    schedule = begun.problem.schedule(found.order)
+    assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
+    assert simulate(schedule, made.profile()).makespan == time_order(begun.problem, found.order).makespan
+    assert time_order(begun.problem, found.order).period <= found.period + 1e-6
+    if name in FROM_START:
+        assert found.period <= begun.best.period + 1e-9
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_same_seed_and_steps_give_the_same_order(name: str) -> None:
+    begun = begun_at(job(2, 3, 6, 4, chunks=2), [Worker(1, 2)])
+    runs = [SEARCHES[name](begun, Effort(0.0, steps=30 * STEPS_OF_ORDER, seed=4)) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", FROM_START)
+def test_a_search_that_has_no_time_or_meets_its_bound_returns_its_start(name: str) -> None:
+    begun = begun_at(worked_example(4), [DEAD])
+    for effort in (Effort(0.0, Deadline(0.0)), Effort(begun.best.period)):
+        assert SEARCHES[name](begun, effort).period == begun.best.period
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_find_the_same_in_plain_python_and_compiled(name: str, in_both_ways: Callable[..., object]) -> None:
+    made = job(1, 3, 5, 4, chunks=2, link=0.3, weight_stash=0.5, forward=[1.0, 1.1, 0.7] * 2)
+    begun = begun_at(made, [])
+    plain, compiled = in_both_ways(partial(SEARCHES[name], begun, Effort(0.0, steps=4 * STEPS_OF_ORDER, seed=3)))
+    assert plain == compiled
