@@ -29,11 +29,10 @@ from recycle.exec.checkpoint.checkpoint import (
 )
 from recycle.exec.data.loading import load_batches
 from recycle.exec.model.gpt import build_part
-from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.state.optimizer import COUNTED
 from recycle.exec.model.stored_tensors import StoredTensors
-from recycle.exec.model.stored_weights import named_weights, read_weights
-from recycle.exec.model.weights import global_names
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
+from recycle.exec.model.weights import global_names, named_weights, read_weights
 from recycle.exec.protocol import Commit
 from recycle.files import require_absent, whole_folder
 from recycle.job import Job
