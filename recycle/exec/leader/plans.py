@@ -238,9 +238,9 @@ class Plans:
             self._failed, self._has_sought_layout = failed, False
         running = self._running = self._last.get(failed) or self.ready(failed)  # another leader may have begun it
         is_moved, search = self._is_moved(running), self._search
-        watches = self._drift is not None and (self._can_move or not is_moved)
-        if self._drift is not None and watches:
-            self._drift.observe(times, self._profile_of(failed), by_stage=is_moved)
+        drift = self._drift if self._can_move or not is_moved else None
+        if drift is not None:
+            drift.observe(times, self._profile_of(failed), by_stage=is_moved)
         if search is not None and (search.question.failed != failed or search.running is not running):
             search = self._search = None
         if search is not None and search.better is None:
@@ -251,8 +251,8 @@ class Plans:
             self._has_sought_layout = True
             within = running.digest if _repartitioned(running) else ""
             self._ask(_Search(Question(failed, moves=True, within=within), running))
-        elif watches and (self._changed is None or step >= self._changed + self._pause):
-            self._seek_plan_for_times(running)
+        elif drift is not None and (self._changed is None or step >= self._changed + self._pause):
+            self._seek_plan_for_times(drift, running)
 
     def _profile_of(self, failed: _Failed) -> Profile:
         return self._planned_with.get(failed, self._job.prices)
@@ -261,10 +261,9 @@ class Plans:
         self._search = search
         self._answers.ask(search.question, search.profile)
 
-    def _seek_plan_for_times(self, running: PreparedPlan) -> None:
+    def _seek_plan_for_times(self, drift: DriftMonitor, running: PreparedPlan) -> None:
         """Ask for a plan for the times that the last iterations show, where these depart from what was planned with."""
-        assert self._drift is not None
-        departure = self._drift.departed(self._profile_of(self._failed))
+        departure = drift.departed(self._profile_of(self._failed))
         if departure is None:
             return
         for link in departure.slow_links:
