@@ -66,7 +66,7 @@ def compare(job: Job, rounds: int) -> None:
     """Print one line."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stages(job, [0], torch.device("cpu"))[0]
-    saver = Saver(folder, "0.0", {0: stage}, lambda step: True, lambda step, stage, tensor_rank, saved: None)
+    saver = Saver(folder, "0.0", {0: stage}, lambda step: True, lambda saved: None)
     saver.begin_generation(cast(Generation, SimpleNamespace(hosts={0: ["0.0"]})))
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]

@@ -8,7 +8,7 @@ because machines are noisy; what counts is the median over rounds of the ratios 
 interval that holds the median of resampled rounds 95 times out of 100.
 
 Megatron's model is of its own modules. Of a Llama, norms, rotary positions and gates are one step of the graph each in
-ours (`recycle.exec.model.layers.fused`), which gives the same bits; all other layers and kernels are the same.
+ours (`recycle.exec.model.fused`), which gives the same bits; all other layers and kernels are the same.
 
 Below each case stands what the simulator says of its schedules at the F, I, W and step that the ZB-H1 run showed: what
 is left between that and the ratio is the executor's.

@@ -29,7 +29,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle import Job, Profile, Schedule, Shape, lower, simulate
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import sum_groups

@@ -83,9 +83,9 @@ def built(job: Job, place: int, copies: int) -> Stage:
 def update(stage: Stage, transport: GroupTransport, iteration: int) -> dict[str, float]:
     """What ends an iteration; seconds of its parts and of all together."""
     marks = [time.perf_counter()]
-    stage.layout.reduce(stage, transport, 1)
+    stage.layout.reduce(stage, transport, 0, 1)
     marks.append(time.perf_counter())
-    for _ in stage.reduced():
+    for _ in stage.layout.reduced(stage):
         pass
     stage.step(iteration, 1.0)
     marks.append(time.perf_counter())

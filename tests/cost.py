@@ -26,7 +26,7 @@ COSTLY = {
 FIXTURES = {
     **dict.fromkeys(("servers", "profiled", "pair", "runs"), "process"),
     **dict.fromkeys(("etcd", "own_etcd", "locked", "needs_etcd", "network"), "etcd"),
-    **{"browser": "browser", "chromium": "browser"},
+    "chromium": "browser",
 }
 LIMIT = 5.0
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")

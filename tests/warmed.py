@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from recycle.exec.worker.warm_up import warm_up
+from recycle.exec.worker.worker import warm_up
 
 warm_up()
 gc.collect()

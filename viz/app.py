@@ -90,8 +90,8 @@ def _index(page: Page, modules: Mapping[str, str]) -> str:
     """
     fetched = [*page.preloaded_lanes(), *(f"/{answer}" for answer in _ASKED)]
     head = f'<script type="importmap">{import_map(modules)}</script>'
-    head += "".join(f'<link rel="modulepreload" href="{address}">' for address in modules.values())
-    head += f'<script type="module" async src="{modules["main.js"]}"></script>'
+    head += "".join(f'<link rel="modulepreload" fetchpriority="low" href="{address}">' for address in modules.values())
+    head += f'<script type="module" async fetchpriority="low" src="{modules["main.js"]}"></script>'
     head += "".join(f'<link rel="preload" as="fetch" crossorigin href="{address}">' for address in fetched)
     early = _EARLY if page.begins_with_graph else ()  # browsers warn of a preloaded script that is not used
     head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in early)

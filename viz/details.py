@@ -103,12 +103,8 @@ def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
     lines = [f"from {unit.text(start)} to {unit.text(end)}, {unit.amount(end - start)}"]
     worker = _worker(shown, lane)
     if worker is not None and shown.explainer is not None:
-        bubbles = shown.explainer.bubbles
-        slack = 1e-5 * table.span  # the browser's times are rounded to 24 bits
-        gap = bubbles.at(worker, start + slack) if end - start > 2 * slack else None
-        while gap is not None and gap.start < end - slack:
-            lines.append(bubbles.reason(gap, unit))
-            gap = bubbles.next(worker, gap.start)
+        bubbles, slack = shown.explainer.bubbles, 1e-5 * table.span  # the browser's times are rounded to 24 bits
+        lines += [bubbles.reason(gap, unit) for gap in bubbles.between(worker, start + slack, end - slack)]
     return Details(title, lines)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recycle.errors import RecycleError
 from recycle.ir.schedule import Schedule
@@ -20,6 +21,7 @@ from recycle.job.shape import Shape
 from recycle.runs.logs import TRACE, load_trace, read_lines, read_logs
 from viz.run import Run
 
+T = TypeVar("T")
 _NAMED_RUNS = 5
 """Of a folder of runs, in the line that asks for one of them."""
 
@@ -46,18 +48,22 @@ def what_it_is(folder: Path) -> str:
     return f"holds {what}: {names}{more}"
 
 
+def read_or_complain(read: Callable[[], T], problems: list[str], otherwise: T, more: str = "") -> T:
+    """What can be read; `otherwise`, and a problem with `more` behind it, where that fails."""
+    try:
+        return read()
+    except RecycleError as error:
+        problems.append(f"{error}{more}")
+        return otherwise
+
+
 def read_job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
     """The job with its shape and profile; the shape of any plan when the job file does not say."""
-    try:
-        job = Job.of_run(path)
-    except RecycleError as error:
-        problems.append(str(error))
+    job = read_or_complain(lambda: Job.of_run(path), problems, None)
+    if job is None:
         return None, _shape_of_plans(path / "plans"), Profile.uniform()
-    try:
-        return job, job.shape, job.profile()
-    except RecycleError as error:
-        problems.append(f"{error}; plans are drawn with every instruction taking 1")
-        return job, job.shape, Profile.uniform()
+    more = "; plans are drawn with every instruction taking 1"
+    return job, job.shape, read_or_complain(job.profile, problems, Profile.uniform(), more)
 
 
 def _shape_of_plans(folder: Path) -> Shape | None:
@@ -67,19 +73,15 @@ def _shape_of_plans(folder: Path) -> Shape | None:
     return None
 
 
-def read_or_complain(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+def read_objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The lines of a file; none, and a problem, where it cannot be read."""
-    try:
-        return [line for _, line in read_lines(path)]
-    except RecycleError as error:
-        problems.append(str(error))
-        return []
+    return read_or_complain(lambda: [line for _, line in read_lines(path)], problems, [])
 
 
 def read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """The lines that say their step; a step that was written twice counts as last written."""
     by_step: dict[int, dict[str, Any]] = {}
-    for line in read_or_complain(path / "metrics.jsonl", problems):
+    for line in read_objects(path / "metrics.jsonl", problems):
         if isinstance(line.get("step"), int):
             by_step[line["step"]] = line
         else:
@@ -89,16 +91,10 @@ def read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 def read_executed(path: Path, shape: Shape, problems: list[str]) -> Trace | None:
     """What ran, from the merged trace or else from the workers' logs; None where nothing did."""
-    trace = None
-    try:
-        trace = load_trace(path, shape)
-    except RecycleError as error:
-        problems.append(str(error))
-        if (path / TRACE).exists():  # the logs it was merged from may still be whole
-            try:
-                trace = read_logs(path, shape)
-            except RecycleError as another:
-                problems.append(str(another))
+    unread = len(problems)
+    trace = read_or_complain(lambda: load_trace(path, shape), problems, None)
+    if len(problems) > unread and (path / TRACE).exists():  # the logs it was merged from may still be whole
+        trace = read_or_complain(lambda: read_logs(path, shape), problems, None)
     return trace if trace is not None and len(trace) else None
 
 
@@ -114,7 +110,7 @@ def load_run(path: str | Path) -> Run:
     problems: list[str] = []
     job, shape, profile = read_job(path, problems)
     metrics = read_metrics(path, problems)
-    events = read_or_complain(path / "events.jsonl", problems)
+    events = read_objects(path / "events.jsonl", problems)
     trace = read_executed(path, shape, problems) if shape is not None else None
     return Run(path, job, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())
 

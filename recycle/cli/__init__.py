@@ -1,4 +1,4 @@
-"""The `recycle` command: parse, call, print. One file per command; no logic here.
+"""The `recycle` command: parse, call, print; no logic here. `app` says which file a command is in.
 
 Exit codes: 0 done; 1 errors found by `check`, or a run that could not go on; 2 bad input; 130 Ctrl-C; 143 SIGTERM or
 SIGHUP.

@@ -20,7 +20,7 @@ import typer
 from recycle.cli.planner import plan_for_training, require_plannable
 from recycle.cli.terminal import print_table
 from recycle.errors import JobError, errors_as
-from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
+from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
@@ -95,7 +95,7 @@ def resolve_request(
             raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
         mean, seed = parse_punishment(punish)
         faults = draw_faults(job.shape, steps, mean, seed, absent)
-    check_faults_of_job(faults, job, steps, absent)
+    check_faults(faults, job, steps, absent)
     if punish is not None:
         print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
     return own, steps, faults

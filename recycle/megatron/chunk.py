@@ -22,8 +22,8 @@ from megatron.core.pipeline_parallel.schedules import (
 from megatron.core.utils import get_model_type
 
 from recycle.errors import ScheduleWarning
-from recycle.exec.model.split.backward import SplitLinears, WeightGradientStore, holds_matrix
-from recycle.exec.model.split.graph_split import GraphSplit
+from recycle.exec.model.backward import SplitLinears, WeightGradientStore, holds_matrix
+from recycle.exec.model.other_layers import GraphSplit
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.job.shape import MicroBatch
 from recycle.megatron.gradient_sync import GradientSync

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -27,16 +27,20 @@ from recycle.exec.checkpoint.checkpoint import (
     write_stage,
     write_untrained,
 )
+from recycle.exec.data.loading import load_batches
+from recycle.exec.model.gpt import build_part
 from recycle.exec.model.state.optimizer import COUNTED
+from recycle.exec.model.stored_tensors import StoredTensors
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
+from recycle.exec.model.weights import global_names, named_weights, read_weights
 from recycle.exec.protocol import Commit
 from recycle.files import require_absent, whole_folder
 from recycle.job import Job
 from recycle.job.initial_weights import model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
+from recycle.megatron.arguments import EXPORTED, model_arguments, require_arguments
+from recycle.megatron.torch_dist import OF_OPTIMIZER, TorchDistCheckpoint, write
 from recycle.runs.logs import EVENTS, IMPORTED
-
-if TYPE_CHECKING:
-    from recycle.megatron.torch_dist import TorchDistCheckpoint
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,6 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     require_absent(target)
     iteration = verify_files(checkpoint).manifest.step + 1
     part = _unsplit(model)
-    from recycle.exec.model.stored_tensors import StoredTensors
-    from recycle.exec.model.stored_weights import read_weights
-    from recycle.megatron.arguments import EXPORTED, model_arguments
-    from recycle.megatron.torch_dist import OF_OPTIMIZER, write
-
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
     counted = next((name for name in stored.places if name.startswith(COUNTED)), None)
     moments = MOMENTS if counted is not None else ()
@@ -140,8 +139,6 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
         model = msgspec.structs.replace(model, vocabulary=checkpoint.vocabulary)
     part = _unsplit(model)
     unstated = _read(checkpoint, part, model)
-    from recycle.exec.model.stored_weights import named_weights
-
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         write_untrained(folder, model, files)
@@ -161,8 +158,6 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         RecycleError: the folder exists already or cannot be written.
     """
     checkpoint = _opened(source, target)
-    from recycle.megatron.torch_dist import OF_OPTIMIZER
-
     inside, iteration = checkpoint.folder, _iteration(checkpoint.folder)
     if not checkpoint.has(OF_OPTIMIZER):
         raise JobError(f"{inside}: has no moments of an optimizer; import the weights alone, without --run")
@@ -170,10 +165,6 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         raise JobError(f"{inside}: its name does not say how many iterations were done; name it iter_0000012")
     model = job.without_weights().model
     part = _unsplit(model)
-    from recycle.exec.data.loading import load_batches
-    from recycle.exec.model.stored_weights import named_weights
-    from recycle.exec.model.weights import global_names
-
     named: dict[str, torch.Tensor] = {}
     weights = f"{OF_OPTIMIZER}fp32_param." if checkpoint.has(f"{OF_OPTIMIZER}fp32_param.") else ""
     unstated = _read(checkpoint, part, model)
@@ -201,8 +192,6 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
 
 
 def _opened(source: Path, target: Path) -> TorchDistCheckpoint:
-    from recycle.megatron.torch_dist import TorchDistCheckpoint
-
     checkpoint = TorchDistCheckpoint(source)
     require_absent(target)
     return checkpoint
@@ -210,8 +199,6 @@ def _opened(source: Path, target: Path) -> TorchDistCheckpoint:
 
 def _read(checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection) -> tuple[str, ...]:
     """Read the weights, once the checkpoint's arguments are those of the model; returns what it does not state."""
-    from recycle.megatron.arguments import require_arguments
-
     unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
     checkpoint.read(part)
     return unstated
@@ -246,9 +233,6 @@ def _unsplit(model: ModelSection) -> torch.nn.Module:
     job.validate()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # megatron-core tells of every optional package that is missing
-        from recycle.exec.model.gpt import build_part
-        from recycle.exec.model.parallel_state import ensure_parallel_state
-
         ensure_parallel_state()
         try:
             part: torch.nn.Module = build_part(job, 0)

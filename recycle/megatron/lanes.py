@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recycle.exec.transport.base import Pending, lane_places
-from recycle.exec.transport.receives import PostedReceives
+from recycle.exec.transport.base import Pending, PostedReceives, lane_places
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 

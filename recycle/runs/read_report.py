@@ -11,9 +11,9 @@ from recycle.errors import JobError, RecycleError
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.kinds import Compute, Part, kind_of_token
 from recycle.job import Job
-from recycle.runs.report import Activity, RunReport, report_of
-from recycle.runs.logs import EVENTS, TRACE, read_iterations, read_lines
 from recycle.job.shape import Shape
+from recycle.runs.logs import EVENTS, TRACE, read_iterations, read_lines
+from recycle.runs.report import Activity, RunReport, report_of
 
 _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
 """Of an overlapped pair that of its forward, which computes as the other half does."""

@@ -9,10 +9,10 @@ assignment      assignments: which live worker runs each micro-batch at each sta
 template        one pipeline, planned without failures, and copied to all or unfolded
 bounds/         periods that no schedule can fall below: closed forms and a linear program on grids of time
 search/         list scheduling (event_loop, list_scheduling) and timing of orders (order_kernels, timing); where a
-                search begins (initial_orders): policies, schedule families (family_orders), building blocks; the
-                template before the whole (from_template), with and without slow workers (race); searches over
-                policies (policy_search), over latest start times (refine) and over single operations (annealing,
-                improve); several of them at once (walks); compiled loops, and when they are loaded (kernels)
+                search begins (initial_orders): policies, schedule families (family_orders), insertion, with and
+                without slow workers; the template before the whole (from_template); searches over waves, manners of
+                insertion, policies (policy_search), latest start times (refine) and single operations (annealing);
+                several of them at once (walks); compiled loops, and when they are loaded (kernels)
 time_indexed    small problems solved to optimality, as an integer program in a child process
 adapt           a given schedule, on whatever placement, without the dead workers
 fuse_backward   the backward pass is split only where that pays

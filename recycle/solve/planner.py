@@ -43,11 +43,10 @@ from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, listed_plan, rerouted_within
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
-from recycle.solve.problem import TOLERANCE, Order, Problem
-from recycle.solve.search.initial_orders import ALL_POLICIES
-from recycle.solve.search.joint import JOINT_SHARE, copied_to_groups, joint_group, search_jointly
+from recycle.solve.problem import Order, Problem
+from recycle.solve.search.from_template import search_from
+from recycle.solve.search.initial_orders import ALL_POLICIES, begin_all
 from recycle.solve.search.kernels import load_if_worth_it
-from recycle.solve.search.race import begin_all, race
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
@@ -166,7 +165,6 @@ def _plan(
     whole = problem = Problem.of(job, dead, profile)
     if not dead and whole.peers_are_alike and not whole.may_spread:
         problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
-    group = None if quick or problem is whole else joint_group(whole)
     section = job.planner
     if seconds is None and steps is None:
         steps = section.steps
@@ -177,8 +175,7 @@ def _plan(
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick
     is_long = deadline.left * (1 - SEARCH_SHARE) > EXACT_FROM
-    exactly = is_timed and is_long and problem.size <= EXACT_UP_TO and group is None
-    jointly = Incumbent([], inf)
+    exactly = is_timed and is_long and problem.size <= EXACT_UP_TO
 
     def copied(order: Order) -> Order:
         return order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
@@ -211,10 +208,7 @@ def _plan(
         report("searching", found.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            share = SEARCH_SHARE if exactly else 1 - JOINT_SHARE if group else 1.0
-            found = race(beginnings, effort.part(share))
-        if group is not None and not effort.is_met(problem, found.period):
-            jointly = search_jointly(group, problem, found, effort.rest())
+            found = search_from(beginnings[0], effort.part(SEARCH_SHARE if exactly else 1.0))
     proven = bound.value
     if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, proven):
         if progress:
@@ -223,11 +217,8 @@ def _plan(
         found = Incumbent(solved.order, solved.period)
         if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
-    is_joint = group is not None and jointly.period < found.period - TOLERANCE
-    if is_joint or found.order != start.order:
-        searched = schedule_of(
-            copied_to_groups(whole, group, jointly.order) if group is not None and is_joint else copied(found.order)
-        )
+    if found.order != start.order:
+        searched = schedule_of(copied(found.order))
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)
         if problem.is_exact or searched_timeline.period < timeline.period:

@@ -12,7 +12,7 @@ import pytest
 from recycle import systems
 from recycle.errors import JobError
 from recycle.exec.transport.gloo import Gloo
-from recycle.exec.transport.transports import transport_named
+from recycle.exec.transport.plugin import transport_named
 from recycle.ir import plugins
 from recycle.ir.families import BUILT_IN, FAMILIES, register
 from recycle.ir.kinds import KIND_CLASSES

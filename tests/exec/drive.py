@@ -130,6 +130,16 @@ def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -
     return sum(stages[-1].loss_sum() for stages in pipelines)
 
 
+def run_deferred(stages: Sequence[Stage], step: int, order: Sequence[int] = (3, 1, 0, 2)) -> None:
+    """The same of one pipeline, with every B as I, and all W at the end in this order of the micro-batches."""
+    batches = micro_batches(0, len(order))
+    for stage in stages:
+        stage.begin_iteration(step)
+    late = [batches[place] for place in order]
+    execute((stage, split(one_f_one_b(stage.index, len(stages), batches), late)) for stage in stages)
+    reduce_tied(stages)
+
+
 def norm_squared_of(stages: Iterable[Stage]) -> float:
     """Squared norm of the mean gradient of the stages."""
     return math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
@@ -150,6 +160,12 @@ def mean_gradients(stage: MegatronStage) -> dict[str, torch.Tensor]:
 def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:
     """Mean gradients of a whole pipeline by global parameter name."""
     return {name: gradient for stage in stages for name, gradient in mean_gradients(stage).items()}
+
+
+def iterated(job: Job, step: int = 0) -> tuple[float, dict[str, torch.Tensor]]:
+    """Sum of the losses and mean gradients of one iteration of a fresh pipeline."""
+    stages = build_pipeline(job)
+    return run_pipelines([stages], step, job.shape.micro_batches), gradients_by_name(stages)
 
 
 def differing(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:

@@ -30,7 +30,7 @@ import torch
 
 from recycle.cli.planner import plan_for_training
 from recycle.errors import JobError
-from recycle.exec.faults.faults import Fault, check_faults_of_job, parse_fault
+from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer, last_lines
@@ -150,7 +150,7 @@ def _draw_faults(draw: random.Random, drawn: PricedJob) -> tuple[str, ...]:
                 continue
             fault = parse_fault(text)
             try:
-                check_faults_of_job([*faults, fault], drawn, STEPS)
+                check_faults([*faults, fault], drawn, STEPS)
             except JobError:
                 continue
             faults.append(fault)

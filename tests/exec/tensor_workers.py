@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.model.state.stored_names import HALVES
+from recycle.exec.model.state.optimizer import HALVES
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.protocol import Report
 from recycle.exec.transport.gloo import Gloo

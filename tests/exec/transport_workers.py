@@ -137,7 +137,7 @@ def _iterate(
             pending[instruction] = transport.receive(instruction)
         elif isinstance(instruction, ReduceBucket):
             begun[instruction] = _addend(role, instruction.stage, iteration + instruction.bucket)
-            transport.begin_reduce(instruction.stage, instruction.bucket, [begun[instruction], torch.zeros(0)])
+            transport.reduce(instruction.stage, [begun[instruction], torch.zeros(0)], instruction.bucket)
         elif isinstance(instruction, ReduceGradients):
             found_of = {receive: pending.pop(receive)() for receive in list(pending)}
             transport.settle()

@@ -103,7 +103,7 @@ def _loads_as_here(folder: Path, checkpoint: Path, case: Case) -> int:
     """Parameters of this process that are the bits which recycle reads from its own checkpoint; else -1."""
     from megatron.core import parallel_state
 
-    from recycle.exec.model.stored_weights import read_weights
+    from recycle.exec.model.weights import read_weights
 
     equal = 0
     for theirs in _loaded(case, folder):
@@ -223,7 +223,7 @@ def _moments_as_here(there: Path, checkpoint: Path, case: Case) -> tuple[int, se
     """
     from megatron.core import parallel_state
 
-    from recycle.exec.model.stored_weights import read_weights
+    from recycle.exec.model.weights import read_weights
 
     chunk, optimizer, _ = _with_optimizer(there, case)
     rank, first_layer = parallel_state.get_tensor_model_parallel_rank(), chunk.module.decoder.layers[0].layer_number - 1

@@ -108,9 +108,6 @@ def test_the_page_shows_one_trace_and_lets_another_be_chosen(comparison: SystemC
     assert "Goodput: two.csv" in found
     assert "does not fit" in found
     assert any(text.startswith("bamboo: ") and "micro-batches" in text for text in found)
-    graphs = of_type(plain(page.shown(1)), "Graph")
-    assert len(graphs) == 3
-    assert all(graph["config"]["showSendToCloud"] is False for graph in graphs)
     client: Any = build_app([], comparisons={"comparison.json": comparison}).server.test_client()
     assert "Goodput: one.csv" in client.get("/_dash-layout").get_data(as_text=True)
 

@@ -18,7 +18,6 @@ from viz.run_files import load_run
 def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:
     cache = LaneCache()
     found = cache.get(cache.put(LaneTable.from_timeline(timeline), Explainer(timeline, limits=limits)))
-    assert found is not None
     return found
 
 
@@ -28,7 +27,6 @@ def place(shown: CachedLanes, text: str) -> int:
 
 def details_of(shown: CachedLanes, **choice: Any) -> Details:
     answer = details(shown, choice)
-    assert answer is not None
     return answer
 
 
@@ -52,12 +50,9 @@ def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline)
 def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
     run = load_run(run_dir)
     ran = run.executed(4)
-    assert ran is not None
     table, explainer = ran
-    assert explainer is not None
     cache = LaneCache()
     shown = cache.get(cache.put(table, explainer))
-    assert shown is not None
     for operation in range(len(table)):
         row = explainer.row(table, operation)
         assert str(explainer.timeline.schedule.instruction(row)) == str(table.instruction(operation))

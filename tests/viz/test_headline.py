@@ -50,7 +50,6 @@ def test_of_unlike_workers_there_is_no_usual_period() -> None:
 
 def test_what_ran_has_no_period_and_lanes_alone_have_nothing() -> None:
     source = schedule_source(Path("x"), one_f_one_b(Shape(1, 2, 2)))
-    assert source.timeline is not None
     ran = CachedLanes(source.lanes, b"", Explainer(source.timeline, executed=True))
     assert [figure.name for figure in headline(ran)] == ["makespan", "bubbles"]
     assert headline(CachedLanes(source.lanes, b"", None)) == []

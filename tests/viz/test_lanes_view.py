@@ -69,10 +69,8 @@ def test_everything_told_of_lanes_has_the_unit_of_the_axis_they_were_drawn_under
     explainer = Explainer(scaled(simulate(healthy), 0.2), executed=True)
     alone = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer)))[0]
     shown = cache.get(alone["data-address"])
-    assert shown is not None
     assert (alone["data-word"], headline(shown)[0].value) == ("ms", "1800 ms")
     beside = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer, span=2.5)))[0]
     shown = cache.get(beside["data-address"])
-    assert shown is not None
     assert (beside["data-word"], headline(shown)[0].value) == ("s", "1.8 s")
     assert alone["data-address"] == beside["data-address"]

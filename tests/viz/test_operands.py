@@ -53,7 +53,6 @@ def test_a_plan_is_stretched_to_the_clock_of_what_ran_and_that_is_said(operands:
 
 def test_a_step_of_clocks_that_disagree_is_refused(run_dir: Path) -> None:
     run = load_run(run_dir)
-    assert run.trace is not None
     ahead = np.isin(run.trace.process, [2, 3])
     run.trace = replace(run.trace, start=run.trace.start + 5.0 * ahead, end=run.trace.end + 5.0 * ahead)
     operands = Operands(lambda: [run])

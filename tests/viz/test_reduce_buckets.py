@@ -10,7 +10,6 @@ from recycle import Profile, Shape, simulate
 from recycle.ir.families import zb_h1
 from recycle.ir.instruction import ReduceBucket, WeightPart
 from viz.figures.boxes import STRIP_BOTTOM, STRIP_TOP, WORK_BOTTOM, WORK_TOP, boxes
-from viz.kinds import describe
 from viz.lanes import LaneTable
 
 SCHEDULE = replace(zb_h1(Shape(2, 3, 4)), buckets=3)
@@ -27,16 +26,9 @@ def test_sums_of_buckets_are_strips_below_the_parts_that_hide_them() -> None:
     assert {(box.top, box.bottom) for box in sums} == {(STRIP_TOP, STRIP_BOTTOM)}
     assert {(box.top, box.bottom) for box in parts} == {(WORK_TOP, WORK_BOTTOM)}
     assert any(one.start < part.end and part.start < one.end for one in sums for part in parts)
-    assert {box.label for box in sums} == {""}
-    assert {box.label for box in parts} == {"W3"}
-    place = next(place for place, box in drawn.items() if isinstance(place, ReduceBucket))
-    lines = describe(table, drawn[place].operation, 0)
-    assert any(str(place) in line for line in lines)
-    assert any("reduction of a bucket" in line for line in lines)
 
 
 def test_work_and_gaps_still_cover_the_makespan_of_every_worker() -> None:
     lost = TIMELINE.gaps().seconds.sum(axis=1)
     for worker, busy in enumerate(TIMELINE.busy):
-        assert busy is not None
         assert busy + lost[worker] == pytest.approx(TIMELINE.makespan)

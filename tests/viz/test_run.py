@@ -40,23 +40,18 @@ def test_a_step_that_was_broken_off_keeps_both_attempts(run_dir: Path) -> None:
     assert (run.plan_of(3, 0), run.plan_of(3)) == ("aaaa0000", "bbbb1111")
     assert run.failed_in(3, 0) == run.failed_in(3) == DEAD
     early, late, planned = run.executed(3, 0), run.executed(3), run.planned(3, 0)
-    assert early is not None
-    assert late is not None
     first, second = early.lanes, late.lanes
     assert len(first) < len(second)
     assert first.failed.tolist() == second.failed.tolist() == [False, False, False, True, False, False]
     assert not first.has(Flag.REROUTED).any()
     assert second.has(Flag.REROUTED).any()
-    assert planned is not None
     assert not planned.lanes.failed.any()
 
 
 def test_figures_are_the_planners_own_or_simulated(run_dir: Path) -> None:
     run = load_run(run_dir)
     stated, simulated = run.figures("bbbb1111"), run.figures("aaaa0000")
-    assert stated is not None
     assert (stated.period, stated.lower_bound, stated.gap) == (11.0, 10.0, 0.1)
-    assert simulated is not None
     assert simulated.period == pytest.approx(9.7)
     assert simulated.lower_bound is None
     assert run.measured(4, 4) == pytest.approx(0.0173 * stated.makespan, abs=1e-6)
@@ -67,10 +62,7 @@ def test_a_live_run_is_read_from_its_logs(tmp_path: Path, make_run: Callable[...
     live, finished = load_run(make_run(tmp_path / "live", live=True)), load_run(run_dir)
     assert (live.live, finished.live) == (True, False)
     for run in (live, finished):
-        assert run.trace is not None
         assert run.trace.steps == list(range(9))
-    assert live.trace is not None
-    assert finished.trace is not None
     assert np.array_equal(live.trace.columns.kind, finished.trace.columns.kind)
 
 

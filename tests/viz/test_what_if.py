@@ -124,7 +124,6 @@ def test_where_layers_may_move_the_answer_without_moving_stands_beside() -> None
     what_if = WhatIf(job, None, lambda failed: plan(job, failed, steps=5), lambda failed: plan(job, failed, quick=True))
     moved = what_if.answer([Worker(0, 1)])
     rerouted = what_if.without_moving([Worker(0, 1)])
-    assert rerouted is not None
     assert moved.plan.moves
     assert not rerouted.plan.moves
     assert moved.plan.period < rerouted.plan.period

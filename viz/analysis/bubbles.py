@@ -36,20 +36,12 @@ class Bubbles:
         workers = self.gaps.schedule.shape.worker_count
         self._offsets = np.searchsorted(self.gaps.worker, np.arange(workers + 1))
 
-    def at(self, worker: int, time: float) -> Gap | None:
-        """The bubble of a worker (index) at a time; None when it works then, or has failed."""
-        place = self._first_after(worker, time) - 1
-        inside = self._offsets[worker] <= place and time < self.gaps.end[place]
-        return self.gaps.at(np.array([place]))[0] if inside else None
-
-    def next(self, worker: int, time: float) -> Gap | None:
-        """The first bubble of a worker that begins after `time`."""
-        place = self._first_after(worker, time)
-        return self.gaps.at(np.array([place]))[0] if place < self._offsets[worker + 1] else None
-
-    def _first_after(self, worker: int, time: float) -> int:
-        begin, end = self._offsets[worker], self._offsets[worker + 1]
-        return int(begin + np.searchsorted(self.gaps.start[begin:end], time, side="right"))
+    def between(self, worker: int, begin: float, end: float) -> list[Gap]:
+        """The bubbles of a worker (index) that lie between two times, whole or in part."""
+        low, high = self._offsets[worker], self._offsets[worker + 1]
+        first = np.searchsorted(self.gaps.end[low:high], begin, side="right")
+        last = np.searchsorted(self.gaps.start[low:high], end, side="left")
+        return list(self.gaps.at(np.arange(low + first, low + last)))
 
     def reason(self, gap: Gap, unit: TimeUnit = PLAN_UNIT) -> str:
         """Why the worker does nothing, in a sentence; its times in `unit`."""

@@ -55,7 +55,7 @@ MUCH_LATER = Paint("much-later", "Much later", "#6E3B12", "#FFFFFF", "#4E290C")
 NO_PARTNER = Paint("no-partner", "Only here", "#F0E442", INK, "#F8F2A8")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
 """How much later than in another timeline, from purple to brown, which no kind of work has; in the order in which
-`assets/lanes_derived.js` numbers them."""
+`assets/modules/derived.js` numbers them."""
 PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)
 
 

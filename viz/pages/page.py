@@ -172,7 +172,7 @@ def open_by_buttons(app: Dash, kind: str) -> None:
 
 def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:
     """Keep a control's `value` in the page's address, so that a link opens what was looked at and Back leads to the
-    value before (see `address.js`).
+    value before (see `assets/modules/address.js`).
 
     Args:
         choices: the tabs or options whose values it may have, or a list of them; an address that says another is passed

@@ -1,17 +1,122 @@
-"""Opens the data of a job, for training and for evaluations."""
+"""Opens the data of a job, for training and for evaluations, a user's own too; and makes batches ahead.
+
+A user's function is `[data] provider`, or the `data` of `recycle.exec.train` and `run`. It takes the job, once in each
+process that reads data, and returns what makes batches: a callable of (iteration, global id of a micro-batch), or an
+object with a method `batch` of these. Its result maps names to tensors, "tokens" and "labels" among them; it must
+follow from the two numbers alone, since any worker may run any micro-batch. An attribute `digest`, a text, lets a
+resumed run tell whether it trains on the same.
+
+Batches are made before they are asked for, by a thread, so that reading and cutting them takes no time of a forward.
+Which ones come is known: those of the worker's program, in its order, and then the same ones of the next iteration. For
+a GPU they lie in pinned memory, from which they are copied while it computes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
+import torch
 
-from recycle.errors import JobError, errors_as
-from recycle.exec.data.batches import Batches, load_corpus
+from recycle.errors import JobError, RunError, errors_as
+from recycle.exec.data.batches import Batch, Batches, load_corpus
 from recycle.exec.data.gpt_dataset import VALIDATION, GptDatasetBatches
 from recycle.exec.data.indexed import IndexedRows
-from recycle.exec.data.provided import DataProvider, ProvidedBatches
 from recycle.job import Job
+
+DataProvider = Callable[[Job], Any]
+
+
+class ProvidedBatches(Batches):
+    """Batches of a user's function.
+
+    Args:
+        job: that it is given.
+        provider: the function.
+
+    Raises:
+        JobError: what it returns makes no batches.
+    """
+
+    def __init__(self, job: Job, provider: DataProvider) -> None:
+        self._name = f"[data] provider: {job.data.provider or repr(provider)}"
+        made = provider(job)
+        self._source: Any = made
+        self._make: Any = getattr(made, "batch", made)
+        if not callable(self._make):
+            raise JobError(
+                f"{self._name} returned {type(made).__name__}; it must return a function of (iteration, micro-batch),"
+                " or an object with a method `batch` of these"
+            )
+
+    @property
+    def digest(self) -> str | None:
+        found = getattr(self._source, "digest", None)
+        return None if found is None else str(found)
+
+    def batch(self, iteration: int, micro_batch: int) -> Batch:
+        """What the user's function gives. Raises RunError when that is no mapping of names to tensors."""
+        batch = self._make(iteration, micro_batch)
+        if not isinstance(batch, Mapping) or not all(isinstance(part, torch.Tensor) for part in batch.values()):
+            found = (
+                f"a mapping of {', '.join(sorted({type(part).__name__ for part in batch.values()}))}"
+                if isinstance(batch, Mapping)
+                else type(batch).__name__
+            )
+            raise RunError(f"{self._name} gave {found} as a batch; it must map names to tensors")
+        return dict(batch)
+
+
+DEPTH = 2
+"""Batches that are made ahead: one is asked for while the next is being made."""
+BatchKey = tuple[int, int]
+"""Iteration and global id of a micro-batch."""
+
+
+class BatchesAhead:
+    """Batches of one stage, made ahead.
+
+    Args:
+        batches: that make them; asked from the thread and, for what was not expected, from the caller's.
+        pinned: whether they are copied to a GPU.
+    """
+
+    def __init__(self, batches: Batches, pinned: bool) -> None:
+        self._batches, self._pinned = batches, pinned
+        self._expected: deque[BatchKey] = deque()
+        self._made: dict[BatchKey, Future[Batch]] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def expect(self, keys: Iterable[BatchKey]) -> None:
+        """From now on batches are asked for in this order; what was expected before is forgotten."""
+        self._expected = deque(keys)
+        wanted = set(self._expected)
+        for key in self._made.keys() - wanted:
+            self._made.pop(key).cancel()
+        self._begin_next()
+
+    def batch(self, iteration: int, micro_batch: int) -> Batch:
+        """As `Batches.batch` gives it. Raises RunError as it does."""
+        key = iteration, micro_batch
+        made = self._made.pop(key, None)
+        with contextlib.suppress(ValueError):
+            self._expected.remove(key)
+        self._begin_next()
+        return self._make(key) if made is None else made.result()
+
+    def _begin_next(self) -> None:
+        for key in list(self._expected)[:DEPTH]:
+            if key not in self._made:
+                self._thread = self._thread or ThreadPoolExecutor(1)
+                self._made[key] = self._thread.submit(self._make, key)
+
+    def _make(self, key: BatchKey) -> Batch:
+        batch = self._batches.batch(*key)
+        return {name: part.pin_memory() for name, part in batch.items()} if self._pinned else batch
 
 
 def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:

@@ -133,40 +133,25 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
     return value
 
 
-def check_faults_of_job(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
-    """`check_faults` for a run of `steps` iterations of a job."""
-    compares, replays = job.integrity.compares_states, bool(job.integrity.every)
-    copies = job.train.optimizer_copies if job.train.sharded_optimizer else None
-    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel, compares, copies, replays)
-
-
-def check_faults(
-    faults: Sequence[Fault],
-    shape: Shape,
-    steps: int,
-    absent: frozenset[Worker] = frozenset(),
-    tensor_parallel: int = 1,
-    are_compared: bool = False,
-    copies: int | None = MAJORITY_HOSTS,
-    are_replayed: bool = False,
-) -> None:
+def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
 
+    Where hosts compare their states whoever is struck in memory is fenced some time later, and where they replay each
+    other's work whoever computes wrong is.
+
     Args:
-        absent: workers that the job starts without.
-        tensor_parallel: processes of each worker.
-        are_compared: hosts compare their states, so that whoever is struck in memory is fenced some time later.
-        copies: hosts of each shard of the optimizer's state; None where each host has all of it.
-        are_replayed: hosts replay each other's work, so that whoever computes wrong is.
+        steps: iterations of the run.
+        absent: workers that it starts without.
     """
+    shape, copies = job.shape, job.train.optimizer_copies if job.train.sharded_optimizer else None
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
         kind = KINDS[fault.kind]
         shape.require(fault.worker, f"fault {fault}")
-        if fault.tensor_rank >= tensor_parallel:
+        if fault.tensor_rank >= job.grid.tensor_parallel:
             raise JobError(
-                f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
-                " ranks count from 0"
+                f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel ="
+                f" {job.grid.tensor_parallel}; ranks count from 0"
             )
         if fault.phase == "gather" and copies is None:
             raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; take phase step")
@@ -176,16 +161,20 @@ def check_faults(
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
         if not kind.struck and alive[fault.worker] is True:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
-        if kind.of_link:
-            _check_link(fault, shape, alive)
-        elif fault.other is not None:
-            fenced = _check_pair(fault, shape, alive)
-            if fenced is not None:
+        if fault.other is not None:
+            shape.require(fault.other, f"fault {fault}")
+            if alive[fault.other] is False:
+                raise JobError(f"fault {fault}: worker {fault.other} is already dead at step {fault.step}")
+            if kind.of_link:
+                _check_link(fault, fault.other, shape)
+            elif (fenced := _check_pair(fault, fault.other, shape, alive)) is not None:
                 alive[fenced] = False
         else:
             hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
             target = None if fault.target is None else kind.targets[fault.target]
-            is_found = target is not None and (are_compared if target.shows_in_state else are_replayed)
+            is_found = target is not None and (
+                job.integrity.compares_states if target.shows_in_state else bool(job.integrity.every)
+            )
             if target is not None and is_found and not target.ends:
                 alive[fault.worker] = None
             elif target is not None and target.ends:
@@ -194,13 +183,9 @@ def check_faults(
                 alive[fault.worker] = not kind.ends
 
 
-def _check_link(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> None:
-    """Raise JobError when the second worker is dead, or when no stage of one comes behind a stage of the other."""
-    worker, other = fault.worker, fault.other
-    assert other is not None
-    shape.require(other, f"fault {fault}")
-    if alive[other] is False:
-        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
+    """Raise JobError when no stage of one worker comes behind a stage of the other."""
+    worker = fault.worker
     apart = (worker.rank - other.rank) % shape.ranks
     wraps = shape.chunks > 1 and apart in (1, shape.ranks - 1)
     if abs(worker.rank - other.rank) != 1 and (not wraps or worker.rank == other.rank):
@@ -209,17 +194,13 @@ def _check_link(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) ->
         )
 
 
-def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
+def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
     """The worker that a cut ends; None where the two send each other nothing as long as no other worker is dead.
 
     Raises:
-        JobError: one of the two is dead, or each is the last host of its stage.
+        JobError: each of the two is the last host of its stage.
     """
-    worker, other = fault.worker, fault.other
-    assert other is not None
-    shape.require(other, f"fault {fault}")
-    if alive[other] is False:
-        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+    worker = fault.worker
     apart = abs(worker.rank - other.rank)
     if apart > 1 and not (shape.chunks > 1 and apart == shape.ranks - 1):
         return None

@@ -18,8 +18,8 @@ from recycle.exec.faults.kinds import BETWEEN, KINDS
 from recycle.exec.hooks.hook import IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.members import member_name, members_of, split_member
-from recycle.exec.transport.forming_store import FormingStore
-from recycle.exec.transport.paced_links import PacedLinks
+from recycle.exec.transport.formation import FormingStore
+from recycle.exec.transport.outgoing import PacedLinks
 from recycle.ir.instruction import Instruction
 
 EXCHANGE_SECONDS = 10.0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, get_args
 
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.transport.connections import cut, open_sockets, own_connections
-from recycle.exec.transport.paced_links import LOST_SECONDS
+from recycle.exec.transport.outgoing import LOST_SECONDS
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,

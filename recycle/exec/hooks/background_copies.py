@@ -28,7 +28,7 @@ import torch
 
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
-from recycle.exec.protocol import Copied, Copy
+from recycle.exec.protocol import Copied, Copy, CopyProgress
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
 from recycle.exec.worker.hosted_shards import HostedShards
 from recycle.ir.instruction import Instruction
@@ -141,7 +141,7 @@ class BackgroundCopies(IterationHook):
     Args:
         worker: position that the process started in.
         shards: that it holds.
-        has_copied: takes what has come so far in a generation.
+        say: tells the leader what has come so far in a generation.
         reach: told when an iteration begins in which something is copied, as `IterationHook.reach`.
         most: as of `BackgroundCopy`.
     """
@@ -150,11 +150,11 @@ class BackgroundCopies(IterationHook):
         self,
         worker: str,
         shards: HostedShards,
-        has_copied: Callable[[Sequence[Copied]], object],
+        say: Callable[[CopyProgress], object],
         reach: Callable[[Phase, int], object],
         most: int | None,
     ) -> None:
-        self._worker, self._shards, self._has_copied, self._reach, self._most = worker, shards, has_copied, reach, most
+        self._worker, self._shards, self._say, self._reach, self._most = worker, shards, say, reach, most
 
     def begin_generation(self, generation: Generation) -> None:
         self._copies, self._copied, self._is_first = list[BackgroundCopy](), list[Copied](), True
@@ -200,4 +200,4 @@ class BackgroundCopies(IterationHook):
                 for one in complete:
                     self._shards.complete(range(one.first, one.last))
                 self._copied += complete
-                self._has_copied(self._copied)
+                self._say(CopyProgress(list(self._copied)))

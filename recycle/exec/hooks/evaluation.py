@@ -10,29 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from recycle.exec.device.clock import HostClock
-from recycle.exec.device.device_progress import DeviceProgress
+from recycle.exec.device import DeviceProgress, HostClock, Progress
 from recycle.exec.hooks.hook import Generation, IterationHook, overridden
 from recycle.exec.leader.commit import evaluation_report
 from recycle.exec.model.stage import Stage
-from recycle.exec.protocol import Evaluated, EvaluationReport
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.exec.worker.progress import Progress
 from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
-
-
-class Results(Protocol):
-    """What makes one result of all workers' reports."""
-
-    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """This worker's part of the evaluation after `step`."""
-
-    def evaluated(self, step: int) -> Evaluated:
-        """Wait for the result. Raises GenerationOver when there will be none."""
 
 
 @dataclass(kw_only=True)
@@ -41,14 +27,12 @@ class Evaluation(IterationHook):
 
     Args:
         job: says when they are, and of how many batches.
-        results: takes this worker's reports.
         stages: that the worker hosts, at any time.
         hooks: of the worker, that take part in evaluations.
         progress, device: as of `Iterations`.
     """
 
     job: Job
-    results: Results
     stages: Mapping[int, Stage]
     hooks: Sequence[IterationHook] = ()
     progress: Progress = field(default_factory=Progress)
@@ -93,7 +77,7 @@ class Evaluation(IterationHook):
                     hook.end_iteration(step, self._interpreter.executed, whole, batch)
             self.end()
         self.finish(step)
-        self.results.evaluated(step)
+        self._generation.commits.evaluated(step)
 
     def begin(self, step: int, batch: int) -> None:
         """Begin a batch."""
@@ -121,7 +105,7 @@ class Evaluation(IterationHook):
 
     def finish(self, step: int) -> None:
         """All batches are done."""
-        self.results.report_evaluation(step, evaluation_report(self._losses))
+        self._generation.commits.report_evaluation(step, evaluation_report(self._losses))
 
 
 def evaluation_schedule(schedule: Schedule, job: Job) -> Schedule | None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol
 
-from recycle.exec.device.clock import ExecutedInstruction
+from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks.phases import Phase
-from recycle.exec.protocol import Commit, GenerationRecord, Report
+from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, GenerationRecord, Report
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.transport.local import LocalTransport
 from recycle.ir.instruction import Instruction
@@ -20,7 +20,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Commits(Protocol):
-    """What decides the commits of iterations, for one worker: the leader, or the workers' reports themselves
+    """What decides commits and results of evaluations, for one worker: the leader, or the workers' reports themselves
     where nothing fails (`commit_of`)."""
 
     def report(self, step: int, report: Report) -> None:
@@ -28,6 +28,12 @@ class Commits(Protocol):
 
     def decision(self, step: int) -> Commit:
         """Wait for the commit of `step`. Raises GenerationOver when there will be none."""
+
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        """This worker's part of the evaluation after `step`."""
+
+    def evaluated(self, step: int) -> Evaluated:
+        """Wait for the result of that. Raises GenerationOver when there will be none."""
 
 
 @dataclass(kw_only=True)

@@ -8,14 +8,12 @@ import msgspec
 
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.leader.commit import Comparison, comparison
-from recycle.exec.model.checksum import layout_of
+from recycle.exec.model.integrity import layout_of
 from recycle.exec.model.stage import Stage
-from recycle.exec.protocol import Report
+from recycle.exec.protocol import Report, StateTensors
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
-
-Describe = Callable[[int, str, list[tuple[str, int, int, int]]], object]
 
 
 class StateComparison(IterationHook):
@@ -25,7 +23,8 @@ class StateComparison(IterationHook):
         job: says when they are.
         stages: that the worker hosts, at any time.
         updates: of these.
-        describe: takes where the tensors of a compared state lie, as `Member.describe_state`, for events that name one.
+        say: tells the leader where the tensors of a compared state lie, for events that name one.
+        tensor_rank: of this process.
     """
 
     def __init__(
@@ -33,9 +32,11 @@ class StateComparison(IterationHook):
         job: Job,
         stages: Mapping[int, Stage],
         updates: Updates,
-        describe: Describe = lambda number, plan, tensors: None,
+        say: Callable[[StateTensors], object] = lambda message: None,
+        tensor_rank: int = 0,
     ) -> None:
-        self._job, self._stages, self._updates, self._describe = job, stages, updates, describe
+        self._job, self._stages, self._updates = job, stages, updates
+        self._say, self._tensor_rank = say, tensor_rank
         self._described: set[tuple[int, str]] = set()
         self._comparison: Comparison | None = None
 
@@ -47,7 +48,8 @@ class StateComparison(IterationHook):
                 if (number, plan) not in self._described:
                     self._described.add((number, plan))
                     layout = layout_of(part.tensors, part.named(part.tensors))
-                    self._describe(number, plan, [(one.name, one.first, one.elements, one.size) for one in layout])
+                    tensors = [(one.name, one.first, one.elements, one.size) for one in layout]
+                    self._say(StateTensors(number, self._tensor_rank, plan, tensors))
 
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
         record = self._generation.record

@@ -21,8 +21,8 @@ from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_st
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.leader.checkpoints import writer_of
 from recycle.exec.members import split_member
-from recycle.exec.model.stage import Stage, StoredPart
-from recycle.exec.protocol import Commit, GenerationRecord, Saved
+from recycle.exec.model.stage import Stage, StoredPart, copy_state
+from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 
 
 class Saver(IterationHook):
@@ -33,7 +33,7 @@ class Saver(IterationHook):
         name: of the process.
         stages: that it hosts, at any time.
         stand_at: whether every stage's last step was that of an iteration (`Updates.stand_at`).
-        announce: called with (step, stage, tensor rank, what was saved), from any thread.
+        say: tells the leader what was saved; from any thread.
         tensor_parallel: T. Each tensor rank writes its own part.
         deadline: seconds that writing may take.
         waits: called with whether this process begins or ends a wait for the disk.
@@ -45,7 +45,7 @@ class Saver(IterationHook):
         name: str,
         stages: Mapping[int, Stage],
         stand_at: Callable[[int], bool],
-        announce: Callable[[int, int, int, Saved], object],
+        say: Callable[[SavedPart], object],
         tensor_parallel: int = 1,
         deadline: float = math.inf,
         waits: Callable[[bool], None] = lambda whether: None,
@@ -55,7 +55,7 @@ class Saver(IterationHook):
         self._hosts: Mapping[int, Sequence[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
-        self._announce = announce
+        self._say = say
         self._announced: set[tuple[int, int]] = set()
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -112,13 +112,11 @@ class Saver(IterationHook):
         if not self._writing.done():
             raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; see to the disk")
 
-    @torch.no_grad()
     def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         copies = self._copies.get(index)
         if copies is None or [tensor.shape for tensor in copies] != [tensor.shape for tensor in live]:
             self._copies[index] = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in live]
-        for into, tensor in zip(self._copies[index], live, strict=True):
-            into.copy_(tensor, non_blocking=True)
+        copy_state(self._copies[index], live)
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.current_stream().synchronize()  # the next step changes them
         return self._copies[index]
@@ -137,4 +135,4 @@ class Saver(IterationHook):
     def _post(self, step: int, index: int, saved: Saved) -> None:
         self._announced.add((step, index))
         with contextlib.suppress(RunError):  # the agent is gone, and this process ends in a moment
-            self._announce(step, index, self._tensor_rank, saved)
+            self._say(SavedPart(step, index, self._tensor_rank, saved))

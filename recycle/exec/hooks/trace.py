@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from recycle.errors import RecycleError
-from recycle.exec.device.clock import ExecutedInstruction, has_reached
+from recycle.exec.device import ExecutedInstruction, has_reached
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.runs.logs import append_iteration
 

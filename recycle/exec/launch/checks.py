@@ -20,7 +20,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import asks_for_gpu
 from recycle.exec.launch.request import FAILED, Findings, refuse_at_once
 from recycle.exec.model.providers import Providers
-from recycle.exec.transport.transports import transport_named, transport_of
+from recycle.exec.transport.plugin import transport_named, transport_of
 from recycle.exec.worker.specification import REFUSED
 from recycle.job import Job
 from recycle.job.shape import Worker

@@ -34,7 +34,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job
 
 if TYPE_CHECKING:  # both have torch, which this process lacks
-    from recycle.exec.data.provided import DataProvider
+    from recycle.exec.data.loading import DataProvider
     from recycle.exec.model.loss import LossFunction
 
 

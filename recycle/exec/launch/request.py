@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from recycle.errors import JobError, RunError
-from recycle.exec.faults.faults import Fault, check_faults_of_job
+from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.dials import Observer, require_packages
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.detector import profiled_seconds
@@ -174,7 +174,7 @@ def refuse_at_once(job: Job, steps: int, faults: Sequence[Fault], absent: frozen
     if job.model.kind != "emulated" and job.model.provider is None:
         _require_memory(job)
     require_packages(job)
-    check_faults_of_job(faults, job, steps, absent)
+    check_faults(faults, job, steps, absent)
 
 
 def check_settings(job: Job, steps: int) -> None:

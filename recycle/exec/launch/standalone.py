@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recycle.errors import JobError
-from recycle.exec.data.provided import DataProvider
+from recycle.exec.data.loading import DataProvider
 from recycle.exec.hooks.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.integrity import StateComparison
@@ -18,7 +18,7 @@ from recycle.exec.leader.metrics import finite_or_none
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.stage import bucket_key
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
@@ -186,9 +186,9 @@ class LocalRun:
         reports: dict[str, EvaluationReport] = {}
         running: dict[Worker, Evaluation] = {}
         for worker, stages in self.stages.items():
-            results = _LocalCommits(self.job, str(worker), reports)
-            running[worker] = Evaluation(job=self.job, results=results, stages=stages)
-            running[worker].begin_generation(self._generation(worker, step, results))
+            commits = _LocalCommits(self.job, str(worker), reports)
+            running[worker] = Evaluation(job=self.job, stages=stages)
+            running[worker].begin_generation(self._generation(worker, step, commits))
         order = _global_order(self.evaluated_by)
         for batch in range(self.job.evaluation.batches):
             for evaluation in running.values():
@@ -206,22 +206,18 @@ class LocalRun:
         self.exchange.reduced.clear()
         self.exchange.sums.clear()
         self.exchange.gathered.clear()
-        self.exchange.gradients.clear()
         buckets = self.schedule.buckets
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():
                 for bucket in range(buckets):
-                    key = (index, bucket if bucket < buckets - 1 else None)
-                    if isinstance(stage.layout, Shards):
-                        parts = stage.layout.bucket(stage, bucket, buckets)
-                        self.exchange.gradients.setdefault(key, {})[worker] = parts
-                    self.exchange.sums.setdefault(key, []).append(stage.gradient_bucket(bucket, buckets))
+                    parts = stage.layout.bucket(stage, bucket, buckets)
+                    self.exchange.sums.setdefault((index, bucket_key(bucket, buckets)), {})[worker] = parts
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):
                     if index in tie:
                         # Tied stages of one worker have one sum.
                         tied = self.stages[worker][index].tied_buffers()
-                        self.exchange.sums.setdefault((group, None), []).append(tied)
+                        self.exchange.sums.setdefault((group, None), {})[worker] = [[buffer] for buffer in tied]
                         break
 
 

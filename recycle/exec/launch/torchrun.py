@@ -34,8 +34,7 @@ from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.exec.transport.plugin import TransportSettings
-from recycle.exec.transport.transports import transport_of
+from recycle.exec.transport.plugin import TransportSettings, transport_of
 from recycle.exec.worker.hosted_shards import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
@@ -122,7 +121,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     if job.integrity.compares_states:
         hooks.append(StateComparison(job, stages, updates))
     if job.evaluation.every:
-        hooks.append(Evaluation(job=job, results=commits, stages=stages))
+        hooks.append(Evaluation(job=job, stages=stages))
     generation = Generation(
         record=msgspec.structs.replace(only_generation(workers), rounds=rotation.rounds),
         role=role,

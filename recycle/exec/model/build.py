@@ -13,10 +13,9 @@ import torch
 
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.loading import load_batches, load_evaluation
-from recycle.exec.emulation.stage import EmulatedStage
-from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.stage import Stage, UnitState
+from recycle.exec.model.stage import PRECISIONS, Stage, UnitState
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price
@@ -82,8 +81,9 @@ def build_stages(
         # megatron-core tells of every optional package that is missing, in every process.
         warnings.simplefilter("ignore")
         # It also takes seconds to import; emulated stages and the protocol do without.
-        from recycle.exec.model.parallel_state import ensure_parallel_state
-        from recycle.exec.model.split.backward import require_tested_version
+        from recycle.exec.model.backward import require_tested_version
+        from recycle.exec.model.megatron_stage import MegatronStage
+        from recycle.exec.model.tensor_ranks import ensure_parallel_state
 
         require_tested_version()
         ensure_parallel_state(tensor_group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any, get_type_hints
@@ -17,10 +17,10 @@ from typing import Any, get_type_hints
 import msgspec
 import torch
 from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
+from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.errors import JobError, first_line
-from recycle.exec.model.layers import transformer_engine
 from recycle.job import Job
 from recycle.job.architecture import config_of
 
@@ -34,120 +34,153 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 }
 """`activation_func` by name, as a job file can state it."""
 
-_SAID_ELSEWHERE = {
-    "num_layers": "[model] layers says it",
-    "hidden_size": "[model] hidden says it",
-    "num_attention_heads": "[model] heads says it",
-    "ffn_hidden_size": "[model] ffn says it",
-    "hidden_dropout": "[model] dropout says it",
-    "attention_dropout": "[model] attention_dropout says it",
-    "tensor_model_parallel_size": "[shape] tensor_parallel says it",
-    "sequence_parallel": "[shape] sequence_parallel says it",
-    "expert_model_parallel_size": "[shape] expert_parallel says it",
-    **dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers"), "[model] recompute says it"),
-    **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16"), "[train] precision says it"),
-    **dict.fromkeys(
-        (
-            *("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
-            *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
-            *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-            "microbatch_group_size_per_vp_stage",
-        ),
-        "[shape], [model] split and the schedule say it",
-    ),
-}
-_NO_FUNCTIONS = "it takes a function, which a job file cannot hold; build the model with [model] provider"
-_NO_KERNELS = "it needs kernels of Transformer Engine or Apex, which the executor does without"
-_NO_GROUP = "the executor has no such group of processes"
-_NO_OFFLOADING = "the executor keeps activations on the device"
-_NO_GRAPHS = "the executor does not capture CUDA graphs"
-_OWN_BUILDER = "stages built by recycle have no such layers; build the model with [model] provider"
+TRANSFORMER_ENGINE = "transformer_engine"
+"""The value of megatron-core's `transformer_impl` that asks for these modules; "local" are its own."""
 _OWN_STATE = "what it updates between iterations is not part of the state that workers copy"
-_UNSEEDED = "what it draws depends on which worker runs the micro-batch"
-_NO_DROPPING = "no token is dropped here, so that a result does not depend on which worker ran it"
-_OWN_ATTENTION = "attention is torch's scaled_dot_product_attention"
-
-_UNSUPPORTED: Mapping[str, str] = {
-    **_SAID_ELSEWHERE,
-    **dict.fromkeys(
-        (
-            *("init_method", "output_layer_init_method", "embedding_init_method", "timers", "grad_scale_func"),
-            *("finalize_model_grads_func", "no_sync_func", "grad_sync_func", "param_sync_func", "quant_recipe"),
-        ),
-        _NO_FUNCTIONS,
+_REASONS: Mapping[str, Sequence[str]] = {
+    "[model] layers says it": ("num_layers",),
+    "[model] hidden says it": ("hidden_size",),
+    "[model] heads says it": ("num_attention_heads",),
+    "[model] ffn says it": ("ffn_hidden_size",),
+    "[model] dropout says it": ("hidden_dropout",),
+    "[model] attention_dropout says it": ("attention_dropout",),
+    "[shape] tensor_parallel says it": ("tensor_model_parallel_size",),
+    "[shape] sequence_parallel says it": ("sequence_parallel",),
+    "[shape] expert_parallel says it": ("expert_model_parallel_size",),
+    "[model] recompute says it": (
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        "num_microbatches_with_partial_activation_checkpoints",
+        "moe_layer_recompute",
     ),
-    **dict.fromkeys(("init_method_std", "embedding_init_method_std"), "weights are drawn by name with deviation 0.02"),
-    **dict.fromkeys(
-        (
-            *("use_te_activation_func", "use_te_rng_tracker", "use_kitchen"),
-            *("use_kitchen_attention", "kitchen_attention_backend", "fp8", "fp4", "fp8_param", "fp4_param"),
-            *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion"),
-            *("fused_single_qkv_rope", "persist_layer_norm", "memory_efficient_layer_norm", "moe_permute_fusion"),
-            *("layernorm_zero_centered_gamma", "moe_router_fusion", "moe_grouped_gemm", "moe_latent_size"),
-            *("moe_use_legacy_grouped_gemm", "moe_enable_deepep", "cross_entropy_loss_fusion", "tp_comm_overlap"),
-            *("use_fused_weighted_squared_relu", "batch_invariant_mode", "delay_wgrad_compute"),
-        ),
-        _NO_KERNELS,
+    "[train] precision says it": ("params_dtype", "pipeline_dtype", "bf16"),
+    "[shape], [model] split and the schedule say it": (
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "pipeline_model_parallel_layout",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "microbatch_group_size_per_vp_stage",
     ),
-    **dict.fromkeys(
-        (
-            *("context_parallel_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
-            *("expert_tensor_parallel_size", "cp_comm_type"),
-            *("overlap_moe_expert_parallel_comm", "moe_shared_expert_overlap", "moe_token_dispatcher_type"),
-            *("moe_flex_dispatcher_backend", "distribute_saved_activations"),
-        ),
-        _NO_GROUP,
+    "it takes a function, which a job file cannot hold; build the model with [model] provider": (
+        "init_method",
+        "output_layer_init_method",
+        "embedding_init_method",
+        "timers",
+        "grad_scale_func",
+        "finalize_model_grads_func",
+        "no_sync_func",
+        "grad_sync_func",
+        "param_sync_func",
+        "quant_recipe",
     ),
-    **dict.fromkeys(
-        (
-            *("cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"),
-            *("fine_grained_activation_offloading", "offload_modules"),
-        ),
-        _NO_OFFLOADING,
+    "weights are drawn by name with deviation 0.02": ("init_method_std", "embedding_init_method_std"),
+    "it needs kernels of Transformer Engine or Apex, which the executor does without": (
+        "use_te_activation_func",
+        "use_te_rng_tracker",
+        "use_kitchen",
+        "use_kitchen_attention",
+        "kitchen_attention_backend",
+        "fp8",
+        "fp4",
+        "fp8_param",
+        "fp4_param",
+        "masked_softmax_fusion",
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "apply_rope_fusion",
+        "fused_single_qkv_rope",
+        "persist_layer_norm",
+        "memory_efficient_layer_norm",
+        "moe_permute_fusion",
+        "layernorm_zero_centered_gamma",
+        "moe_router_fusion",
+        "moe_grouped_gemm",
+        "moe_latent_size",
+        "moe_use_legacy_grouped_gemm",
+        "moe_enable_deepep",
+        "cross_entropy_loss_fusion",
+        "tp_comm_overlap",
+        "use_fused_weighted_squared_relu",
+        "batch_invariant_mode",
+        "delay_wgrad_compute",
     ),
-    **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope"), _NO_GRAPHS),
-    **dict.fromkeys(
-        (
-            *("mtp_num_layers", "multi_latent_attention", "experimental_attention_variant", "is_hybrid_model"),
-            *("heterogeneous_block_specs", "linear_attention_freq", "mrope_section", "attention_output_gate"),
-            *("moe_layer_freq", "no_rope_freq"),
-        ),
-        _OWN_BUILDER,
+    "the executor has no such group of processes": (
+        "context_parallel_size",
+        "hierarchical_context_parallel_sizes",
+        "hybrid_context_parallel",
+        "expert_tensor_parallel_size",
+        "cp_comm_type",
+        "overlap_moe_expert_parallel_comm",
+        "moe_shared_expert_overlap",
+        "moe_token_dispatcher_type",
+        "moe_flex_dispatcher_backend",
+        "distribute_saved_activations",
+        "moe_router_topk_limited_devices",
     ),
-    **dict.fromkeys(
-        ("moe_router_enable_expert_bias", "moe_router_bias_update_rate", "qk_clip", "log_max_attention_logit"),
-        _OWN_STATE,
+    "the executor keeps activations on the device": (
+        "cpu_offloading",
+        "cpu_offloading_num_layers",
+        "cpu_offloading_activations",
+        "cpu_offloading_weights",
+        "fine_grained_activation_offloading",
+        "offload_modules",
     ),
-    **dict.fromkeys(("moe_input_jitter_eps", "moe_router_force_load_balancing"), _UNSEEDED),
-    **dict.fromkeys(
-        (
-            *("moe_token_dropping", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
-            "moe_token_drop_policy",
-        ),
-        _NO_DROPPING,
+    "the executor does not capture CUDA graphs": (
+        "enable_cuda_graph",
+        "external_cuda_graph",
+        "cuda_graph_impl",
+        "cuda_graph_scope",
     ),
-    **dict.fromkeys(
-        (
-            *("attention_backend", "window_size", "window_attn_skip_freq", "softmax_type", "flash_decode"),
-            *("apply_query_key_layer_scaling", "attention_softmax_in_fp32"),
-        ),
-        _OWN_ATTENTION,
+    "stages built by recycle have no such layers; build the model with [model] provider": (
+        "mtp_num_layers",
+        "multi_latent_attention",
+        "experimental_attention_variant",
+        "is_hybrid_model",
+        "heterogeneous_block_specs",
+        "linear_attention_freq",
+        "mrope_section",
+        "attention_output_gate",
+        "moe_layer_freq",
+        "no_rope_freq",
     ),
-    **dict.fromkeys(("fp16", "enable_autocast", "autocast_dtype"), '[train] precision is "fp32" or "bf16"'),
-    "moe_enable_routing_replay": "which experts a token goes to is not kept between runs",
-    "moe_router_topk_limited_devices": _NO_GROUP,
-    "gradient_accumulation_fusion": "it adds to one buffer in the order of execution, inside I",
-    "defer_embedding_wgrad_compute": "W of the output layer is an instruction of its own here",
-    "calculate_per_token_loss": "each micro-batch's mean loss counts alike here, however many tokens its mask leaves",
-    "num_microbatches_with_partial_activation_checkpoints": "[model] recompute says it",
-    "moe_layer_recompute": "[model] recompute says it",
-    "variable_seq_lengths": "messages between stages have one shape",
-    "init_model_with_meta_device": "weights are drawn on the host",
-    "perform_initialization": "weights are drawn by name",
-    "use_cpu_initialization": "weights are drawn on the host",
-    "config_logger_dir": "a run's directory has its job as resolved",
+    _OWN_STATE: ("moe_router_enable_expert_bias", "moe_router_bias_update_rate", "qk_clip", "log_max_attention_logit"),
+    "what it draws depends on which worker runs the micro-batch": (
+        "moe_input_jitter_eps",
+        "moe_router_force_load_balancing",
+    ),
+    "no token is dropped here, so that a result does not depend on which worker ran it": (
+        "moe_token_dropping",
+        "moe_expert_capacity_factor",
+        "moe_pad_expert_input_to_capacity",
+        "moe_token_drop_policy",
+    ),
+    "attention is torch's scaled_dot_product_attention": (
+        "attention_backend",
+        "window_size",
+        "window_attn_skip_freq",
+        "softmax_type",
+        "flash_decode",
+        "apply_query_key_layer_scaling",
+        "attention_softmax_in_fp32",
+    ),
+    '[train] precision is "fp32" or "bf16"': ("fp16", "enable_autocast", "autocast_dtype"),
+    "which experts a token goes to is not kept between runs": ("moe_enable_routing_replay",),
+    "it adds to one buffer in the order of execution, inside I": ("gradient_accumulation_fusion",),
+    "W of the output layer is an instruction of its own here": ("defer_embedding_wgrad_compute",),
+    "each micro-batch's mean loss counts alike here, however many tokens its mask leaves": (
+        "calculate_per_token_loss",
+    ),
+    "messages between stages have one shape": ("variable_seq_lengths",),
+    "weights are drawn on the host": ("init_model_with_meta_device", "use_cpu_initialization"),
+    "weights are drawn by name": ("perform_initialization",),
+    "a run's directory has its job as resolved": ("config_logger_dir",),
 }
-"""Field -> why it cannot be set."""
+"""Why fields cannot be set -> these."""
+_UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in refused}
 
 
 def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
@@ -190,7 +223,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
             config = TransformerConfig(**(settings | changes))
     except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
         raise JobError(f"[model.config]: megatron-core refuses these values: {first_line(error)}") from None
-    transformer_engine.prepare(config)
+    prepare_for_engine(config)
     return config
 
 
@@ -207,8 +240,8 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             raise JobError(f"{key}: megatron-core's TransformerConfig has no such field{hint}")
         if name == "moe_router_load_balancing_type" and "global_aux_loss" in value:
             raise JobError(f"{key}: cannot be global_aux_loss: {_OWN_STATE}")
-        if name == "transformer_impl" and value not in ("local", transformer_engine.NAME):
-            raise JobError(f"{key}: {value!r} is none of local, {transformer_engine.NAME}")
+        if name == "transformer_impl" and value not in ("local", TRANSFORMER_ENGINE):
+            raise JobError(f"{key}: {value!r} is none of local, {TRANSFORMER_ENGINE}")
         if name == "activation_func":
             if value not in ACTIVATIONS:
                 raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")
@@ -226,3 +259,20 @@ def _types() -> dict[str, Any]:
     """Fields of TransformerConfig that can be given -> their types."""
     hints = get_type_hints(TransformerConfig)
     return {each.name: hints[each.name] for each in fields(TransformerConfig) if each.init and each.name[0] != "_"}
+
+
+def prepare_for_engine(config: TransformerConfig) -> None:
+    """Have linear layers delay their weight gradients, if the configuration asks for Transformer Engine's.
+
+    Raises:
+        JobError: it is not installed, or there are several tensor ranks.
+    """
+    if config.transformer_impl != TRANSFORMER_ENGINE:
+        return
+    key = f'[model.config] transformer_impl = "{TRANSFORMER_ENGINE}"'
+    if config.tensor_model_parallel_size > 1:
+        raise JobError(f'{key}: cannot be used with [shape] tensor_parallel > 1; write "local"')
+    if not HAVE_TE:
+        raise JobError(f'{key}: Transformer Engine is not installed: pip install "transformer-engine[pytorch]"')
+    # Set behind megatron-core's checks, which allow it only with an overlap of experts that no stage here has.
+    config.delay_wgrad_compute = True

@@ -1,35 +1,130 @@
 """One stage's part of a megatron-core GPTModel of any family, with weights that depend on nothing but their name.
 
-They are drawn, or those of a checkpoint.
+They are drawn, or those of a checkpoint. The part runs on any device: the local layer spec with a core attention around
+torch's `scaled_dot_product_attention` and no fused kernel. A mixture of experts drops no token; its tensor ranks have
+all experts each, or share them.
 
-The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
-and no fused kernel, or with Transformer Engine's linear layers and norms in it (layers/transformer_engine.py). A
-mixture of experts drops no token; its tensor ranks have all experts each, or share them.
+`[model.config] transformer_impl` puts Transformer Engine's linear layers and norms into the spec. They stand one for
+one in the places of megatron-core's own, no norm is fused with a linear layer, so parameters have the same names and
+checkpoints fit both. The linear layers delay their weight gradients themselves (`delay_wgrad_compute`), which W then
+computes (other_layers.py).
 
-Limits: no context parallelism; a mixture of experts has no sequence parallelism.
+Limits: no context parallelism, no bias in attention, no packed sequences, causal masks only; a mixture of experts has
+no sequence parallelism. Transformer Engine has one tensor rank: it sums over tensor ranks in groups of its own, whose
+order of adding is not that of `TensorGroup`. Not run with Transformer Engine itself, which needs a GPU.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recycle.exec.model.config import transformer_config
-from recycle.exec.model.layers import transformer_engine
-from recycle.exec.model.layers.attention import CausalAttention
-from recycle.exec.model.layers.expert_parallel import groups_with_shared_experts, prepare_mixtures
-from recycle.exec.model.layers.fused import fuse
-from recycle.exec.model.layers.sequence_parallel import cut_sequences
-from recycle.exec.model.stored_weights import read_weights
-from recycle.exec.model.weights import initialise
+from recycle.errors import RunError
+from recycle.exec.model.config import TRANSFORMER_ENGINE, transformer_config
+from recycle.exec.model.fused import fuse
+from recycle.exec.model.tensor_ranks import cut_sequences, groups_with_shared_experts, prepare_mixtures
+from recycle.exec.model.weights import initialise, read_weights
 from recycle.job import Job
 from recycle.job.architecture import is_rotary
+
+
+class CausalAttention(MegatronModule):  # type: ignore[misc]
+    """Core attention by `scaled_dot_product_attention`. Takes megatron-core's constructor arguments."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        super().__init__(config=config)
+        if config.context_parallel_size != 1:
+            raise RunError("core attention: context parallelism is not supported")
+        self._scale = softmax_scale
+        self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> torch.Tensor:
+        """Causal attention.
+
+        Args:
+            query: [sequence, batch, heads, dim]; key and value alike, with as many or fewer (grouped) heads.
+
+        Returns:
+            [sequence, batch, heads * dim].
+        """
+        if attention_bias is not None or packed_seq_params is not None:
+            raise RunError("core attention: a bias or packed sequences are not supported")
+        query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            dropout_p=self._dropout if self.training else 0.0,
+            is_causal=True,
+            scale=self._scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        sequence, batch = output.shape[2], output.shape[0]
+        return output.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
+
+
+def backend() -> BackendSpecProvider:
+    """What Transformer Engine has for each place of a layer."""
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider  # imports Apex where it is
+
+    provider: BackendSpecProvider = TESpecProvider()
+    return provider
+
+
+def _put_engine_into(spec: Any, config: TransformerConfig) -> None:
+    """Replace megatron-core's linear layers and norms in a spec, those of experts too, by Transformer Engine's.
+
+    Args:
+        spec: a `ModuleSpec` or the submodules of one.
+    """
+    own, provider, rms = LocalSpecProvider(), backend(), config.normalization == "RMSNorm"
+    _replace(
+        spec,
+        {
+            own.column_parallel_linear(): provider.column_parallel_linear(),
+            own.row_parallel_linear(): provider.row_parallel_linear(),
+            own.layer_norm(rms_norm=rms): provider.layer_norm(rms_norm=rms),
+        },
+    )
+
+
+def _replace(part: Any, by: dict[Any, Any]) -> None:
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, type) and value in by:
+            setattr(part, field.name, by[value])
+        elif is_dataclass(value) and not isinstance(value, type):
+            _replace(value, by)
 
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
@@ -38,16 +133,16 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
     spec.submodules.self_attention.submodules.core_attention = CausalAttention
-    if config.transformer_impl == transformer_engine.NAME:
-        transformer_engine.put_into(spec, config)
+    if config.transformer_impl == TRANSFORMER_ENGINE:
+        _put_engine_into(spec, config)
     return spec
 
 
 def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmodules:
     """So many layers and the norm behind the last, stated one by one, as a split need not be even or may have none."""
     block = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=WrappedTorchNorm)
-    if config.transformer_impl == transformer_engine.NAME:
-        transformer_engine.put_into(block, config)
+    if config.transformer_impl == TRANSFORMER_ENGINE:
+        _put_engine_into(block, config)
     return block
 
 

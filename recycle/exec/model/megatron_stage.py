@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
-from recycle.exec.model.checksum import ChecksumBuilder
-from recycle.exec.model.flips import flipped, flipped_tokens, strike_first_layer
+from recycle.exec.data.loading import BatchesAhead
+from recycle.exec.model.backward import WeightGradientStore, split_linears
+from recycle.exec.model.integrity import ChecksumBuilder, flipped, flipped_tokens, strike_first_layer
+from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
+from recycle.exec.model.part import StageModule
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.split.incoming_gradients import Half, IncomingGradients
-from recycle.exec.model.stage import Naming, Stage, StoredPart, UnitState
+from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StoredPart, UnitState
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
-from recycle.exec.model.state.gradient_sums import GradientSums
-from recycle.exec.model.state.optimizer import decays
-from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.state.stored_names import StoredNames, without_shared
+from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
+from recycle.exec.model.state.optimizer import StoredNames, decays, without_shared
+from recycle.exec.model.state.shards import ShardedOptimizer
 from recycle.exec.model.state.unit_states import UnitOptimizers
+from recycle.exec.model.tensor_ranks import own_experts, partly_computed
+from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head, units_of
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -42,15 +44,8 @@ from recycle.job.shape import MicroBatch
 from recycle.plans.hosting import stage_units
 from recycle.plans.shards import has_unit_shards
 
-if TYPE_CHECKING:
-    from recycle.exec.model.split.backward import WeightGradientStore
-
-
 LOSS_EXPONENT = 16
 """A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""
-
-PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""`[train] precision` -> type of weights, activations and messages."""
 
 
 class MegatronStage(Stage):
@@ -85,13 +80,6 @@ class MegatronStage(Stage):
         evaluation: Batches | None = None,
         held: Mapping[int, UnitState] = MappingProxyType({}),
     ) -> None:
-        from recycle.exec.model.layers.expert_parallel import own_experts
-        from recycle.exec.model.layers.sequence_parallel import partly_computed
-        from recycle.exec.model.part import StageModule
-        from recycle.exec.model.split.backward import WeightGradientStore, split_linears
-        from recycle.exec.model.split.delayed_layers import DelayedLayers
-        from recycle.exec.model.split.graph_split import GraphSplit
-        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]
         self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
@@ -129,9 +117,10 @@ class MegatronStage(Stage):
         )
         is_shared = shared in self.parameters
         self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device, units)
+        hosted = range(*stage_units(job.layers_per_stage())[index])
         if job.train.sharded_optimizer:
-            count, hosted = job.shape.pipelines, range(*stage_units(job.layers_per_stage())[index])
-            sharded = ShardedOptimizer(
+            count = job.shape.pipelines
+            self.layout = ShardedOptimizer(
                 self.parameters,
                 self._names,
                 self._sums.joined(),
@@ -142,13 +131,22 @@ class MegatronStage(Stage):
                 (hosted, units) if is_by_unit else None,
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
-            self.layout = sharded.shards
         else:
-            self.layout = self._unit_optimizers(job, named, held)
+            self.layout = UnitOptimizers(
+                hosted,
+                self._units_of(job, named),
+                self.parameters,
+                self._sums.all(),
+                job.train,
+                self._type,
+                self._divisor,
+                held,
+                self._names,
+            )
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
-        self._store: WeightGradientStore = WeightGradientStore(self._incoming.add, self._incoming.add_product)
+        self._store = WeightGradientStore(self._incoming.add, self._incoming.add_product)
         split_linears(part, self._store, strict=providers.model is None)
         self._delayed = DelayedLayers(part, self._store, self._incoming.add)
         # Matrices of recycle's own families outside of linear layers are tables and routers, which stay in I.
@@ -165,24 +163,8 @@ class MegatronStage(Stage):
         """Sum of the gradients of the weight that first and last stage share; None where there is none."""
         return self._sums.tied
 
-    def _unit_optimizers(
-        self, job: Job, named: Mapping[str, torch.nn.Parameter], held: Mapping[int, UnitState]
-    ) -> UnitOptimizers:
-        return UnitOptimizers(
-            range(*stage_units(job.layers_per_stage())[self.index]),
-            self._units_of(job, named),
-            self.parameters,
-            self._sums.all(),
-            job.train,
-            self._type,
-            self._divisor,
-            held,
-            self._names,
-        )
-
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
         """The unit of each parameter."""
-        from recycle.exec.model.weights import units_of
 
         layers, index = job.layers_per_stage(), self.index
         head = stage_units(layers)[-1][1] - 1
@@ -262,7 +244,7 @@ class MegatronStage(Stage):
         if micro_batch in self._activations or micro_batch in self._store.waiting():
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
         entry, making = self._entry(Replay, micro_batch, activation), ChecksumBuilder()
-        with self._incoming.for_checksums_only(making):
+        with self._incoming.of(making, is_scratch=True):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)
             making.activation(output)
@@ -291,15 +273,10 @@ class MegatronStage(Stage):
         with self._store.record(micro_batch), self._incoming.of(self._making(micro_batch), "I"):
             return self._run_backward(BackwardInput, micro_batch, gradient)
 
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
+    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
         if micro_batch not in self._store.waiting():
-            raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
-        with self._incoming.of(self._making(micro_batch), "W"):
-            self._store.flush(micro_batch)
-
-    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
-        if micro_batch not in self._store.waiting():
-            raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+            cls = BackwardWeight if buckets == 1 else WeightPart
+            raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
         with self._incoming.of(self._making(micro_batch), "W"):
             if bucket == buckets - 1:
                 self._store.flush(micro_batch)
@@ -310,7 +287,7 @@ class MegatronStage(Stage):
         return self._sums.bucket_bounds(buckets)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        with self._incoming.of(self._making(micro_batch), None):
+        with self._incoming.of(self._making(micro_batch)):
             return self._run_backward(Backward, micro_batch, gradient)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
@@ -330,7 +307,6 @@ class MegatronStage(Stage):
 
     def stored(self) -> dict[int, StoredPart]:
         """Of tied stages with shards the first stores the shared weight."""
-        from recycle.exec.model.weights import SHARED_WEIGHT
 
         parts = super().stored()
         if self._is_first or self._sums.tied is None or not self.layout.gathered():
@@ -354,10 +330,6 @@ class MegatronStage(Stage):
         return len(self._activations.keys() | self._store.waiting())
 
     def placement(self) -> dict[str, Half]:
-        """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
-
-        Those that had none since the stage was built are left out.
-        """
         placed = self._incoming.placed
         return {name: placed[one] for name, one in self.parameters.items() if one in placed}
 

@@ -1,30 +1,156 @@
-"""A stage's module, and how a micro-batch goes through it.
+"""A stage's module, and how a micro-batch goes through it: what it is called with, what it draws, what runs again.
 
 A module with `set_input_tensor` is called as Megatron-LM calls its models: with the tokens, positions and, on the last
 stage, labels, of which it returns the losses. Any other is called with one tensor, the tokens on the first stage and
 what the stage before returned elsewhere; the last one returns whatever the loss function takes, by default logits.
 
+Dropout. The embedding and every layer of the whole model start each micro-batch from a state of the device's generator
+that is their own. So a micro-batch draws the same numbers whoever runs it, in whatever order, on however many stages,
+and again when its forward is run a second time. The process's own random state is put back afterwards. With tensor
+parallelism all ranks draw alike for what they hold alike, and each its own for its attention heads. Those draws follow
+from the tensor rank, so that with attention dropout another T gives another course of the loss. Where each rank has a
+part of the sequences, all draws but those of attention weights do, too.
+
+Recomputation. `[model] recompute = "layers"` is what Megatron calls full recomputation of every layer: it keeps its
+input between F and I and runs again in I. "selective" is that of parts which hold much and take little: those that
+`[model.config] recompute_modules` lists. What W needs is made again in I and held from there on as ever. By torch's
+checkpointing, which restores the random state as it was.
+
 Assumes of a module that a user brings: its forward draws random numbers from torch's generator only, and changes no
 buffer, since workers copy parameters and not buffers; the latter is looked at once.
+Limits: of Megatron's parts, core attention, the feed-forward part and shared experts run again; its "layernorm" and
+"moe_act" free an output that the next layer keeps here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
-from recycle.exec.model.layers.dropout import DropoutSeeds
-from recycle.exec.model.layers.on_device import stay_on_device
-from recycle.exec.model.layers.recompute import DEFAULT_PARTS, recompute_layers, recompute_parts
+from recycle.exec.model.fused import stay_on_device
 from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.weights import SHARED_WEIGHT, global_names, layers_of
+from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
 from recycle.job import Job
+
+
+class DropoutSeeds:
+    """Seeds the draws of one model part.
+
+    Args:
+        part: a module, on its device; its layers are found by name (see `weights.layers_of`).
+        first_layer: of the part, in the whole model.
+        seed: of the model.
+        device: where the part computes.
+        tensor: tensor rank of the part, and T.
+        is_cut: each tensor rank has a part of the sequences.
+    """
+
+    def __init__(
+        self,
+        part: Any,
+        first_layer: int,
+        seed: int,
+        device: torch.device,
+        tensor: tuple[int, int] = (0, 1),
+        is_cut: bool = False,
+    ) -> None:
+        self._seed, self._device = seed, device
+        self._iteration = self._micro_batch = 0
+        cuda = device.type == "cuda"
+        self._generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
+        # What lies outside of layers and the embedding draws as the stage does that it is a part of.
+        own = f" {tensor[0]}" if is_cut else ""
+        part.register_forward_pre_hook(self._start(f"part {first_layer}{own}"))
+        embedding = getattr(part, "embedding", None)
+        if embedding is not None:
+            embedding.register_forward_pre_hook(self._start(f"embedding{own}"))
+        config: Any = getattr(part, "config", None)
+        for name, layer in layers_of(part, first_layer).values():
+            number = name.rpartition(".")[2]
+            layer.register_forward_pre_hook(self._start(f"layer {number}{own}"))
+            attention = getattr(getattr(layer, "self_attention", None), "core_attention", None)
+            if tensor[1] > 1 and attention is not None and config is not None and config.attention_dropout:
+                attention.register_forward_pre_hook(self._start(f"attention {number} {tensor[0]}"))
+                attention.register_forward_hook(self._start(f"behind attention {number}{own}"))
+
+    @contextmanager
+    def of(self, iteration: int, micro_batch: int) -> Iterator[None]:
+        """Forwards inside the block are of this iteration and micro-batch (global id)."""
+        self._iteration, self._micro_batch = iteration, micro_batch
+        before = self._generator.get_state()
+        try:
+            yield
+        finally:
+            self._generator.set_state(before)
+
+    def _start(self, where: str) -> Callable[..., None]:
+        def start(*_: Any) -> None:
+            key = f"dropout {self._seed} {self._iteration} {self._micro_batch} {where}".encode()
+            drawn = hashlib.blake2b(key, digest_size=8).digest()
+            self._generator.manual_seed(int.from_bytes(drawn, "little") >> 1)
+
+        return start
+
+
+PARTS: Mapping[str, str] = {
+    "core_attn": "self_attention.core_attention",
+    "mlp": "mlp",
+    "moe": "mlp",
+    "shared_experts": "mlp.shared_experts",
+}
+"""Name in `recompute_modules` -> the module of a layer."""
+DEFAULT_PARTS = ("core_attn",)
+
+
+class _Again:
+    """A forward that is run again in the backward. As an attribute of its module it takes the place of the method."""
+
+    def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
+        self._forward, self._draws = forward, draws
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*arguments, **named)
+        return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=self._draws, **named)
+
+
+def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
+    """Have every layer of a part run again from its input.
+
+    Args:
+        draws: whether they draw random numbers.
+
+    Raises:
+        JobError: no layers are found in it.
+    """
+    if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
+        raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
+    for _, layer in layers_of(part, 0).values():
+        layer.forward = _Again(layer.forward, draws)
+
+
+def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) -> None:
+    """Have parts of every layer run again from their input. Raises JobError for a name that no layer has."""
+    for name in names:
+        if name not in PARTS:
+            raise JobError(f"[model.config] recompute_modules: {name!r} is none of {', '.join(PARTS)}")
+    modules = dict(part.named_modules())
+    for place in layers_of(part, 0):
+        if f"{place}.self_attention" not in modules:
+            raise JobError('[model] recompute: "selective" knows the layers of megatron-core; take "layers" or "full"')
+        for wanted in dict.fromkeys(PARTS[name] for name in names):
+            found = modules.get(f"{place}.{wanted}")
+            if found is not None:
+                found.forward = _Again(found.forward, draws)
+
 
 MESSAGE_SHAPE = "message_shape"
 """Attribute of a module: the shape of the activations between stages, where it is not that of Megatron."""
@@ -126,12 +252,13 @@ class StageModule:
             self._require_same_buffers()
 
     def _returned(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        return self._megatrons(entry, batch) if self._is_megatrons else self._plain(entry, batch)
-
-    def _megatrons(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        output: torch.Tensor
+        if not self._is_megatrons:
+            output = self.module(batch["tokens"] if entry is None else entry)
+            return output
         if entry is not None:
             self.module.set_input_tensor(entry)
-        output: torch.Tensor = self.module(
+        output = self.module(
             input_ids=batch.get("tokens"),
             position_ids=batch.get("position_ids", self._positions),
             attention_mask=None,
@@ -140,10 +267,6 @@ class StageModule:
         if entry is not None:
             # The model would keep the last micro-batch's input alive.
             self.module.set_input_tensor(None)
-        return output
-
-    def _plain(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        output: torch.Tensor = self.module(batch["tokens"] if entry is None else entry)
         return output
 
     def require_message(self, output: torch.Tensor, of: torch.dtype) -> None:

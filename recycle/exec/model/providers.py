@@ -18,7 +18,7 @@ from recycle.job.named import function_named, name_of
 from recycle.job.sections import DataSection
 
 if TYPE_CHECKING:  # both have torch, which the process that names the functions for others lacks
-    from recycle.exec.data.provided import DataProvider
+    from recycle.exec.data.loading import DataProvider
     from recycle.exec.model.loss import LossFunction
 
 ModelProvider = Callable[..., Any]
@@ -30,6 +30,13 @@ _KEYS = {
     "loss": "[train] loss",
     "evaluation": "[eval] data.provider",
 }
+_FIELDS = {
+    "model": ("model", "provider"),
+    "data": ("data", "provider"),
+    "loss": ("train", "loss"),
+    "evaluation": ("evaluation", "provider"),
+}
+"""Section and field of a job that name it; of evaluations in the section's own data."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Providers:
 
     Attributes:
         model: builds a stage's module.
-        data: takes the job and returns what makes batches (see `recycle.exec.data.provided`).
+        data: takes the job and returns what makes batches (see `recycle.exec.data.loading`).
         loss: gives a micro-batch's sum and count of losses (see `recycle.exec.model.loss`).
         evaluation: as `data`, of what evaluations read.
     """
@@ -113,26 +120,17 @@ class Providers:
 
 def _stated(job: Job, name: str) -> str | None:
     """What the job names as this one of `Providers`."""
-    others = job.evaluation.data
-    return {
-        "model": job.model.provider,
-        "data": job.data.provider,
-        "loss": job.train.loss,
-        "evaluation": None if others is None else others.provider,
-    }[name]
+    section = job.evaluation.data if name == "evaluation" else getattr(job, _FIELDS[name][0])
+    return None if section is None else getattr(section, _FIELDS[name][1])
 
 
 def _stating(job: Job, name: str, text: str) -> Job:
     """The job, naming this one of `Providers`."""
-    replace = msgspec.structs.replace
-    if name == "model":
-        return replace(job, model=replace(job.model, provider=text))
-    if name == "data":
-        return replace(job, data=replace(job.data, provider=text))
-    if name == "loss":
-        return replace(job, train=replace(job.train, loss=text))
-    data = replace(job.evaluation.data or DataSection(), provider=text)
-    return replace(job, evaluation=replace(job.evaluation, data=data))
+    replace, (section, field) = msgspec.structs.replace, _FIELDS[name]
+    if name == "evaluation":
+        data = replace(job.evaluation.data or DataSection(), provider=text)
+        return replace(job, evaluation=replace(job.evaluation, data=data))
+    return replace(job, **{section: replace(getattr(job, section), **{field: text})})
 
 
 def _require_one(job: Job, name: str) -> None:

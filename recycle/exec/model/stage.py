@@ -16,13 +16,14 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
-from recycle.exec.model.checksum import ChecksumBuilder
-from recycle.exec.model.flips import FlipsOfForwards, flip_largest
+from recycle.exec.model.integrity import ChecksumBuilder, FlipsOfForwards, flip_largest
 from recycle.exec.transport.base import Transport
 from recycle.ir.instruction import Compute, Instruction
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""`[train] precision` -> type of weights, activations and messages."""
 Naming = Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
 
 
@@ -65,6 +66,14 @@ class StatePiece(UnitState, Protocol):
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
 
+    def publish(self) -> None:
+        """Write the live parameters that follow from the state."""
+
+
+def bucket_key(bucket: int, buckets: int) -> int | None:
+    """A bucket as `Transport.reduce` is told of it: None for the last."""
+    return bucket if bucket < buckets - 1 else None
+
 
 class StateLayout(ABC):
     """How the optimizer's state of a stage lies over its hosts: what this one has of it, piece by piece.
@@ -82,7 +91,7 @@ class StateLayout(ABC):
 
     @abstractmethod
     def units(self) -> Mapping[int, UnitState]:
-        """What moves with units of the model, in order."""
+        """What moves with units of the model, in order; complete before the first step."""
 
     @abstractmethod
     def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
@@ -91,10 +100,6 @@ class StateLayout(ABC):
     @abstractmethod
     def weights(self) -> list[torch.Tensor]:
         """The live tensors that forwards compute with."""
-
-    @abstractmethod
-    def moments(self) -> list[torch.Tensor]:
-        """The live tensors of the optimizer's first moments."""
 
     @abstractmethod
     def gathered(self) -> list[torch.Tensor]:
@@ -106,15 +111,20 @@ class StateLayout(ABC):
 
     @abstractmethod
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """As `Stage.reduced`."""
+        """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
+        each owned shard, by the shard's number."""
 
     @abstractmethod
-    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        """Of each buffer of gradients that is reduced with a bucket the parts of all shards, in order."""
 
     @abstractmethod
-    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
-        """Sum the last bucket, and wait for the others."""
+    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        """Begin to sum a bucket of the stage's gradients over its hosts; with the last, wait for all."""
+
+    def moments(self) -> list[torch.Tensor]:
+        """The live tensors of the optimizer's first moments, which come second in each piece."""
+        return [piece.state_tensors()[1] for piece in self.pieces.values()]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors, one piece behind the other."""
@@ -180,11 +190,11 @@ class ReplicatedState(StateLayout):
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
         yield stage.index, stage.gradient_norms_squared(), stage.replicated(), stage.gradient_checksum()
 
-    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        transport.begin_reduce(stage.index, bucket, stage.gradient_bucket(bucket, buckets))
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        return [[buffer] for buffer in stage.gradient_bucket(bucket, buckets)]
 
-    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
-        transport.reduce(stage.index, stage.gradient_bucket(buckets - 1, buckets))
+    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.reduce(stage.index, stage.gradient_bucket(bucket, buckets), bucket_key(bucket, buckets))
 
 
 class Stage(ABC):
@@ -287,12 +297,12 @@ class Stage(ABC):
         """
 
     @abstractmethod
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
-        """W of a micro-batch whose I is done."""
+    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
+        """W of a micro-batch whose I is done.
 
-    @abstractmethod
-    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
-        """The share of a W that adds to a bucket, of `buckets` in all; the last one also does what belongs to none."""
+        Args:
+            bucket, buckets: only the share that adds to this bucket, of so many; the last has what belongs to none.
+        """
 
     @abstractmethod
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -330,7 +340,7 @@ class Stage(ABC):
             buffer.fill_(math.nan)
 
     def flip(self, target: str, bit: int) -> None:
-        """Flip one bit of the largest entry of what a fault of the hardware strikes (flips.py).
+        """Flip one bit of the largest entry of what a fault of the hardware strikes (integrity.py).
 
         Args:
             target: weight, moment, gradient (the sum), input, activation (of the next forward), or kernel: an
@@ -399,10 +409,6 @@ class Stage(ABC):
         """
         return self.layout.keep(before, start)
 
-    def units(self) -> Mapping[int, UnitState]:
-        """What this stage holds of each of its units, in order, complete before the first step."""
-        return self.layout.units()
-
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors of all units, one unit behind the other; or of the owned shards."""
         return self.layout.state_tensors()
@@ -443,10 +449,12 @@ class Stage(ABC):
         """`state_digest` by the stage's number; or the digest of each owned shard that is complete by the shard's."""
         return {number: digest(part.tensors) for number, part in self._complete().items()}
 
-    def reduced(self) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
-        each owned shard, by the shard's number."""
-        return self.layout.reduced(self)
+    def placement(self) -> Mapping[str, str]:
+        """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
+
+        Those that had none since the stage was built are left out.
+        """
+        return {}
 
     @abstractmethod
     def held_micro_batches(self) -> int:

@@ -1,7 +1,8 @@
-"""The weights of a model part: their names in the whole model, how tensor ranks cut them, and how they are drawn.
+"""The weights of a model part: their names in the whole model, how tensor ranks cut them, and where they come from.
 
 Each parameter that recycle draws comes from a generator seeded by (seed, name in the whole model), so that P = 1, 2, 4
-and every re-spawned worker start from equal bits; whole, and then cut, so that every T does too.
+and every re-spawned worker start from equal bits; whole, and then cut, so that every T does too. Others are read from a
+checkpoint of any split into stages and tensor ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLP
 
 from recycle.errors import JobError
-from recycle.exec.model.layers.expert_parallel import first_expert
+from recycle.exec.model.state.optimizer import HALVES
+from recycle.exec.model.stored_tensors import StoredTensors
+from recycle.exec.model.tensor_ranks import first_expert
 from recycle.job.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
@@ -183,3 +187,45 @@ def initialise(
             parameter.copy_(part_of(whole, cut[parameter], tensor_rank, tensor_parallel, count))
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Views of a part's parameters by the names that they have in checkpoints, the halves of gated layers apart."""
+    return {name: piece for name, _, piece in _pieces(part, 0)}
+
+
+def _pieces(part: torch.nn.Module, first_layer: int) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+    halves = gated(part)
+    for name, parameter in global_names(part, first_layer).items():
+        pieces = zip(HALVES, parameter.chunk(2), strict=True) if parameter in halves else [("", parameter)]
+        for half, piece in pieces:
+            yield name + half, parameter, piece
+
+
+@torch.no_grad()
+def read_weights(
+    part: torch.nn.Module,
+    checkpoint: Path,
+    first_layer: int,
+    tensor_rank: int,
+    tensor_parallel: int,
+    prefix: str = "",
+) -> None:
+    """Copy a checkpoint's parameters into a part, one at a time, and of each what this tensor rank has.
+
+    Args:
+        part: a part of recycle's own model, on the CPU.
+        first_layer: of the part, in the whole model.
+        prefix: of the names there: "exp_avg." reads the first moments into the place of the parameters.
+
+    Raises:
+        JobError: a parameter is missing there, or has another shape.
+    """
+    stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
+    cut = cut_dimensions(part)
+    for name, parameter, piece in _pieces(part, first_layer):
+        dimension, shape = cut.get(parameter, 0), list(piece.shape)
+        rank, count = (tensor_rank, tensor_parallel) if parameter in cut else (0, 1)
+        shape[dimension] *= count
+        start = rank * piece.shape[dimension]
+        piece.copy_(stored.rows(prefix + name, shape, dimension, start, start + piece.shape[dimension]))

@@ -44,13 +44,7 @@ SEND_SECONDS = 0.1
 WORKER = "recycle.exec.worker.worker:run_worker"
 PRELOADED = {
     **dict.fromkeys(
-        ("gpt", "llama", "qwen", "mixtral"),
-        (
-            "recycle.exec.model.gpt",
-            "recycle.exec.model.part",
-            "recycle.exec.model.parallel_state",
-            "recycle.exec.model.split.backward",
-        ),
+        ("gpt", "llama", "qwen", "mixtral"), ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")
     ),
     "emulated": (),
     "checkpoints": (
@@ -257,7 +251,7 @@ def main(launcher: str) -> None:
     try:
         _import(["recycle.exec.worker.worker"])
         importlib.import_module("recycle.ir.plugins").load_plugins()
-        importlib.import_module("recycle.exec.worker.warm_up").warm_up()
+        importlib.import_module("recycle.exec.worker.worker").warm_up()
     except RecycleError as refusal:
         print(refusal, file=sys.stderr)
         sys.exit(REFUSED)

@@ -5,7 +5,7 @@ measurement disturbs another, or one process per peer for what takes several. Th
 input, figures are JSON lines on standard output.
 
 Times are those of the instructions as a worker runs them: on a GPU the device is waited for before and after. Bytes are
-the allocator's (allocations.py): what building a stage and its first step leave behind, what a second micro-batch adds
+the allocator's (memory.py): what building a stage and its first step leave behind, what a second micro-batch adds
 to a first, and what an instruction has beside these while it runs.
 
 Limits: one micro-batch at a time, with nothing else on the machine: workers that share cores or a memory bus take
@@ -30,16 +30,13 @@ from msgspec import Struct
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from recycle.child import serve
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
-from recycle.exec.profile.allocations import allocated_by
-from recycle.exec.profile.capacity import capacity
+from recycle.exec.profile.memory import allocated_by, capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu
-from recycle.exec.transport.transports import ANYWHERE, transport_named
+from recycle.exec.transport.plugin import ANYWHERE, TransportSettings, gpu_or_cpu, transport_named
 from recycle.exec.worker.updates import Updates
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
@@ -170,7 +167,7 @@ class Subject:
 
     def update(self, iteration: int) -> None:
         """What ends an iteration, but for the sum over the stage's hosts."""
-        for _ in self.stage.reduced():
+        for _ in self.stage.layout.reduced(self.stage):
             pass
         if self._job.planner.staggered:
             self._updates.step_ahead(self._index, iteration)
@@ -271,7 +268,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
         _size_of(stage.layout.gathered()),
-        dict(stage.placement()) if isinstance(stage, MegatronStage) else {},
+        dict(stage.placement()),
     )
 
 

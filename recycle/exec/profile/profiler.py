@@ -34,7 +34,7 @@ from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.protocol import LINE_SEPARATOR, with_last_lines
-from recycle.exec.transport.transports import transport_of
+from recycle.exec.transport.plugin import transport_of
 from recycle.job import Job, price
 from recycle.job.footprint import reducing_bytes
 from recycle.job.profile import Link, Profile

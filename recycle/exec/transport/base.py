@@ -1,4 +1,4 @@
-"""What the interpreter stands on to move tensors: the Transport protocol, and the lanes both transports share.
+"""What the interpreter stands on to move tensors: the Transport protocol, and what all transports share of lanes.
 
 A lane is a directed pair of workers. Sends and receives of a lane pair up in program order, so each transfer is
 named by (lane, place in it); a schedule that passed `check` has the same order at both ends.
@@ -6,8 +6,8 @@ named by (lane, place in it); a schedule that passed `check` has the same order 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -71,30 +71,23 @@ class Transport(Protocol):
     def receive(self, instruction: Transfer) -> Pending:
         """The receive that `instruction` names, posted at the latest now."""
 
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`.
+    def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
+        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, who sum in one order.
 
-        Returns when the sum is there, and those are that `begin_reduce` began for the stage.
+        Args:
+            bucket: whose sum only begins here; nothing may touch its buffers until that of the last one, None, returns.
+                That is when the sums of all are there.
         """
 
-    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Begin to sum `buffers` of a bucket in place over all hosts of `stage`, who begin their sums in one order.
-
-        Returns at once; nothing may touch the buffers until `reduce` of the stage returns.
-        """
-
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         """Sum the parts of a stage's gradients over all its hosts, each in place on the owners of its shard alone.
 
-        What the other hosts have of a part is of no meaning afterwards. Returns when the sums are there, and those that
-        `begin_reduce_scatter` began for the stage.
+        What the other hosts have of a part is of no meaning afterwards.
 
         Args:
             buffers: of each the parts of all shards, in order.
+            bucket: as of `reduce`.
         """
-
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Begin to do so with a bucket, as `begin_reduce` does."""
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         """Fill the parts of a stage's parameters whose shard this worker does not own with what its first owner has.
@@ -135,3 +128,57 @@ def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:
             places[instruction] = counts[lane]
             counts[lane] += 1
     return places
+
+
+class PostedReceives:
+    """Receives of one program, of which the next few are posted before it comes to them.
+
+    They are posted in the program's order, all lanes together, so a sender finds its receive there and memory for
+    messages stays bounded.
+
+    Args:
+        post: posts a receive; what it returns waits for the message.
+        ahead: how many may be posted that the program has not come to.
+        may_join: whether a receive may be posted ahead beside those that are.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Transfer], Pending],
+        ahead: Callable[[], int],
+        may_join: Callable[[Transfer, Collection[Transfer]], bool] = lambda receive, posted: True,
+    ) -> None:
+        self._post, self._ahead, self._may_join = post, ahead, may_join
+        self._unposted: deque[Receive] = deque()
+        self._posted: dict[Transfer, Pending] = {}
+
+    def begin(self, program: Sequence[Instruction]) -> None:
+        """The receives are those of `program` from here on."""
+        self._unposted = deque(one for one in program if isinstance(one, Receive))
+        self._posted = {}
+        self._post_ahead()
+
+    def take(self, instruction: Transfer) -> Pending:
+        """The receive that the program comes to, posted at the latest now."""
+        while instruction not in self._posted:
+            self._post_next()
+        pending = self._posted.pop(instruction)
+        self._post_ahead()
+        return pending
+
+    def clear(self) -> None:
+        """Forget the receives that are posted, and post no other."""
+        self._posted = {}
+        self._unposted.clear()
+
+    def _post_ahead(self) -> None:
+        while (
+            self._unposted
+            and len(self._posted) < self._ahead()
+            and self._may_join(self._unposted[0], self._posted.keys())
+        ):
+            self._post_next()
+
+    def _post_next(self) -> None:
+        instruction = self._unposted.popleft()
+        self._posted[instruction] = self._post(instruction)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -117,8 +117,7 @@ class Communicators:
     def keep_among(self, live: Collection[str]) -> None:
         """Free the communicators that have a member outside of these processes."""
         with self._lock:
-            for key in [key for key in self._held if not set(key[1]) <= set(live)]:
-                self._unfit.append(self._held.pop(key))
+            self._let_go(key for key in self._held if not set(key[1]) <= set(live))
 
     def held(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
         """Those of `keys` that there is a communicator of."""
@@ -152,8 +151,7 @@ class Communicators:
         A backend may say that an operation is completed that has failed.
         """
         with self._lock:
-            self._unfit += self._held.values()
-            self._held.clear()
+            self._let_go(self._held)
 
     def forget_completed(self) -> None:
         """Free the tensors that the works of completed operations hold."""
@@ -165,31 +163,20 @@ class Communicators:
         """The generation is over; the backends that are to be aborted for that."""
         with self._lock:
             self._is_over = True
-            for key, one in list(self._held.items()):
-                if not one.is_idle():
-                    self._unfit.append(self._held.pop(key))
+            self._let_go(key for key, one in self._held.items() if not one.is_idle())
         return self.take_unfit()
 
     def retire(self, needed: Collection[CommunicatorKey]) -> None:
         """Free the spares beyond the most that are kept; `needed` are not spares."""
         with self._lock:
             spare = [key for key in self._held if key not in needed]
-            for key in spare[: max(0, len(spare) - SPARES)]:
-                self._unfit.append(self._held.pop(key))
+            self._let_go(spare[: max(0, len(spare) - SPARES)])
+
+    def _let_go(self, keys: Iterable[CommunicatorKey]) -> None:
+        self._unfit += [self._held.pop(key) for key in list(keys)]
 
     def take_unfit(self) -> list[Any]:
         """The backends that nobody uses any more, each once."""
         with self._lock:
             unfit, self._unfit = self._unfit, []
         return [one.backend for one in unfit]
-
-
-def offer_text(offer: Mapping[str, int]) -> str:
-    """What is left with the agent."""
-    return "\n".join(f"{name} {begun}" for name, begun in offer.items())
-
-
-def offer_of(text: str) -> dict[str, int]:
-    """What was left with the agent."""
-    pairs: Sequence[list[str]] = [line.rsplit(" ", 1) for line in text.splitlines()]
-    return {name: int(begun) for name, begun in pairs}

@@ -84,20 +84,15 @@ def open_sockets() -> dict[str, int]:
     return found
 
 
-def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int:
-    """Shut every connected socket of this process but those in `keep` or connected to `peers`; returns how many."""
-    shut = 0
+def shut_sockets(keep: set[str]) -> None:
+    """Shut every connected socket of this process but those in `keep`."""
     for identity, descriptor in open_sockets().items():
         if identity in keep:
             continue
         with contextlib.suppress(OSError), _socket_of(descriptor) as connection:
-            if connection.family == socket.AF_UNIX:
-                continue
-            if connection.getpeername()[:2] in peers:
-                continue
-            connection.shutdown(socket.SHUT_RDWR)
-            shut += 1
-    return shut
+            if connection.family != socket.AF_UNIX:
+                connection.getpeername()  # fails where it is not connected
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def give_up_after(connection: Connection, seconds: float) -> None:

@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from recycle.errors import first_line
 from recycle.exec.transport.base import Messaged, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, leave_behind
 from recycle.exec.transport.outgoing import OutgoingLane, Sending
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
@@ -79,7 +79,7 @@ class Gloo(TransportPlugin):
 
     def wake(self) -> None:
         if self._kept is not None:
-            shut_sockets(self._kept, self.settings.kept_addresses)
+            shut_sockets(self._kept)
 
 
 class GlooTransport(GroupTransport):
@@ -212,32 +212,32 @@ class GlooTransport(GroupTransport):
                 found.append(Messaged(self._process(peer), len(seconds), quartile, waited.get(peer, 0.0)))
         return found
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        if stage in self._sums:
-            begun, rest = self._begun.pop(stage, []), self._scattered(stage, buffers)
-            self._settle_behind(partial(_all_of, begun, rest), self._sums[stage])
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
+        if stage not in self._sums:
+            return
+        sums, begun = self._sharded(stage), self._begun.setdefault(stage, [])
 
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        if stage in self._sums:
+        def run() -> None:
+            for parts in buffers:
+                sums.reduce_scatter(parts)
+
+        if bucket is not None:
             # Hosts of a stage begin its sums in one order, those of different stages need not.
             if stage not in self._scattering:
                 self._scattering[stage] = ThreadPoolExecutor(1)
-            thread = self._scattering[stage]
-            self._begun.setdefault(stage, []).append(_Begun(thread.submit(self._scattered(stage, buffers))))
+            begun.append(Sending(self._scattering[stage].submit(run)))
+            return
+        del self._begun[stage]
 
-    def _scattered(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> Callable[[], None]:
-        sums = self._sharded(stage)
-        runs = [sums.reduce_scatter(parts) for parts in buffers]
+        def finish() -> None:
+            _wait_for(begun)
+            run()
 
-        def run() -> None:
-            for one in runs:
-                one()
-
-        return run
+        self._settle_behind(finish, self._sums[stage])
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage in self._sums:
-            self._settle_behind(self._sharded(stage).gather(parts), self._sums[stage])
+            self._settle_behind(partial(self._sharded(stage).gather, parts), self._sums[stage])
 
     def _sharded(self, stage: int) -> ShardedSums:
         hosts = self._groups.hosts[stage]
@@ -299,33 +299,9 @@ class GlooTransport(GroupTransport):
         return {peer for peer, of_peer in ends.items() if gone & set(of_peer)}
 
 
-class _Begun:
-    """A sum of a bucket that a thread adds up.
-
-    Args:
-        running: what the thread does.
-    """
-
-    def __init__(self, running: Future[None]) -> None:
-        self._running = running
-
-    def is_completed(self) -> bool:
-        return self._running.done()
-
-    def wait(self) -> None:
-        """Wait until the sum is there. Raises RuntimeError when it cannot be."""
-        self._running.result()
-
-
 def _wait_for(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()
-
-
-def _all_of(begun: Sequence[Any], run: Callable[[], None]) -> None:
-    """What was begun, and then the rest."""
-    _wait_for(begun)
-    run()
 
 
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:

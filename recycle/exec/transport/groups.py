@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from recycle.errors import first_line
-from recycle.exec.transport.base import Lane, Messaged, Pending, TransportError, lane_places
-from recycle.exec.transport.receives import PostedReceives
+from recycle.exec.transport.base import Lane, Messaged, Pending, PostedReceives, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 from recycle.job.shape import Worker
@@ -209,10 +208,16 @@ class GroupTransport(ABC):
         self._drop_sent(self._iteration - 2)
         return self._receives.take(instruction)
 
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        group, begun = self._sums.get(stage), self._begun.pop(stage, [])
+    def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
+        group, begun = self._sums.get(stage), self._begun.setdefault(stage, [])
         if group is None:
             return
+        if bucket is not None:
+            for buffer in buffers:
+                if buffer.numel():
+                    begun.append(self._try(partial(group.allreduce, [buffer])))
+            return
+        del self._begun[stage]
 
         def add_up() -> None:
             for work in [*begun, *(group.allreduce([buffer]) for buffer in buffers)]:
@@ -221,20 +226,8 @@ class GroupTransport(ABC):
 
         self._settle_behind(add_up, group)
 
-    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
-        group = self._sums.get(stage)
-        if group is None:
-            return
-        for buffer in buffers:
-            if buffer.numel():
-                self._begun.setdefault(stage, []).append(self._try(partial(group.allreduce, [buffer])))
-
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         """As `Transport.reduce_scatter`; a plug-in that has it says so (`TransportPlugin.has_shards`)."""
-        raise NotImplementedError
-
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        """As `Transport.begin_reduce_scatter`; likewise."""
         raise NotImplementedError
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:

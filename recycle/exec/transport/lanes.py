@@ -27,16 +27,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from recycle.errors import RunError, first_line
 from recycle.exec.transport.base import TransportError
-from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators, offer_of, offer_text
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
+from recycle.exec.transport.formation import TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.parts import TENSOR, CommunicatorPart, live_members, member_of, parts_of
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
-from recycle.exec.transport.rooted_sums import RootedSums, communicators_of, with_owners
+from recycle.exec.transport.sharded_sums import RootedSums, with_owners
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.shape import Worker
 
@@ -54,7 +54,7 @@ class LanePlugin(TransportPlugin):
 
     def offer(self, generation: str, process: Worker) -> None:
         key = _offer_key(generation, member_of(process, *self.settings.tensor))
-        self.settings.store.set(key, offer_text(self.communicators.offer()))
+        self.settings.store.set(key, msgspec.json.encode(self.communicators.offer()).decode())
 
 
 def _offer_key(generation: str, member: str) -> str:
@@ -135,7 +135,9 @@ class LaneTransport(GroupTransport):
 
     def _kept(self) -> dict[CommunicatorKey, Communicator]:
         """The communicators that go on, as all their members agree."""
-        self._communicators.keep_among(live_members(self._groups, self._settings.tensor[1]))
+        size = self._settings.tensor[1]
+        live = [self._groups.processes.get(role, role) for role in self._groups.members]
+        self._communicators.keep_among({member_of(process, rank, size) for process in live for rank in range(size)})
         held = self._communicators.held([part.key for part in self._parts])
         others = {
             part.key: [member for rank, member in enumerate(part.members) if rank != part.rank]
@@ -146,7 +148,9 @@ class LaneTransport(GroupTransport):
         def read() -> dict[str, Mapping[str, int]]:
             members = sorted({member for of_key in others.values() for member in of_key})
             keys = {member: _offer_key(self._groups.name, member) for member in members}
-            return {member: offer_of(self._store.get(key).decode()) for member, key in keys.items()}
+            return {
+                member: msgspec.json.decode(self._store.get(key), type=dict[str, int]) for member, key in keys.items()
+            }
 
         offers = self._wait_in_thread(read) if others else {}
         agreed = {
@@ -211,11 +215,14 @@ class LaneTransport(GroupTransport):
         self._communicators.forget_completed()
         super().send(instruction, tensor)
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         if stage not in self._sums:
             return
-        self.begin_reduce_scatter(stage, 0, buffers)
-        begun, sums = self._scattering.pop(stage), self._sharded(stage)
+        sums, begun = self._sharded(stage), self._scattering.setdefault(stage, [])
+        begun.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
+        if bucket is not None:
+            return
+        del self._scattering[stage]
 
         def add_up() -> None:
             for works, _ in begun:
@@ -225,12 +232,6 @@ class LaneTransport(GroupTransport):
             self._synchronize()
 
         self._settle_behind(add_up, self._sums[stage])
-
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        if stage in self._sums:
-            sums = self._sharded(stage)
-            works = [work for parts in buffers for work in sums.reduce(parts)]
-            self._scattering.setdefault(stage, []).append((works, buffers))
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage not in self._sums:
@@ -250,7 +251,10 @@ class LaneTransport(GroupTransport):
     def _sharded(self, stage: int) -> RootedSums:
         groups, role = self._groups, self._groups.role
         owners = groups.owners[stage]
-        of_owners = communicators_of(self._owner_groups[stage], owners, role, self._sums)
+        of_owners = [
+            self._sums[number] if number is not None and role in mine else None
+            for number, mine in zip(self._owner_groups[stage], owners, strict=True)
+        ]
         givers = (groups.givers or groups.owners)[stage]
         return RootedSums(self._sums[stage], role, owners, givers, of_owners, self._rank_of, self._try)
 

@@ -23,20 +23,18 @@ class Exchange:
 
     Attributes:
         lanes: (sender, receiver, place in the lane) -> tensor under way.
-        sums: (stage, bucket; None for the last) -> its gradient buffers on each host of the stage.
+        sums: (stage, bucket; None for the last) -> host -> of each buffer of its gradients the parts by shard, of which
+            there is one where each host has all of the stage's state.
         reduced: those whose sum of this iteration is done.
-        owners: stage -> of each of its shards, who owns it, the first first.
-        gradients: (stage, bucket; None for the last) -> host -> of each buffer of sums of its gradients the parts by
-            shard.
+        owners: stage -> of each of its shards, who owns it, the first first; of a sharded optimizer.
         weights: stage -> host -> the parts of its parameters, by shard.
         gathered: stages whose parameters are gathered in this iteration.
     """
 
     lanes: dict[tuple[Worker, Worker, int], torch.Tensor] = field(default_factory=dict)
-    sums: dict[tuple[int, int | None], list[list[torch.Tensor]]] = field(default_factory=dict)
+    sums: dict[tuple[int, int | None], dict[Worker, list[list[torch.Tensor]]]] = field(default_factory=dict)
     reduced: set[tuple[int, int | None]] = field(default_factory=set)
     owners: dict[int, Owners] = field(default_factory=dict)
-    gradients: dict[tuple[int, int | None], dict[Worker, list[list[torch.Tensor]]]] = field(default_factory=dict)
     weights: dict[int, dict[Worker, list[torch.Tensor]]] = field(default_factory=dict)
     gathered: set[int] = field(default_factory=set)
 
@@ -64,34 +62,13 @@ class LocalTransport:
 
         return pending
 
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        self._sum(stage, None)
-
-    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
-        self._sum(stage, bucket)
-
-    def _sum(self, stage: int, bucket: int | None) -> None:
+    def reduce(self, stage: int, buffers: object, bucket: int | None = None) -> None:
+        """Sum what all hosts have; who comes to it first does it for all."""
         if (stage, bucket) in self._exchange.reduced:
             return
         self._exchange.reduced.add((stage, bucket))
-        for parts in zip(*self._exchange.sums[stage, bucket], strict=True):
-            for part in parts[1:]:
-                parts[0].add_(part)
-            for part in parts[1:]:
-                part.copy_(parts[0])
-
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        self._scatter(stage, None)
-
-    def begin_reduce_scatter(self, stage: int, bucket: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        self._scatter(stage, bucket)
-
-    def _scatter(self, stage: int, bucket: int | None) -> None:
-        if (stage, bucket) in self._exchange.reduced:
-            return
-        self._exchange.reduced.add((stage, bucket))
-        every = self._exchange.gradients[stage, bucket]
-        for place, owners in enumerate(self._exchange.owners[stage]):
+        every = self._exchange.sums[stage, bucket]
+        for place, owners in enumerate(self._exchange.owners.get(stage, [tuple(every)])):
             for buffer, parts in enumerate(every[owners[0]]):
                 first = parts[place]
                 for host, of_host in every.items():
@@ -99,6 +76,8 @@ class LocalTransport:
                         first.add_(of_host[buffer][place])
                 for owner in owners[1:]:
                     every[owner][buffer][place].copy_(first)
+
+    reduce_scatter = reduce
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage in self._exchange.gathered:

@@ -1,22 +1,24 @@
-"""What a transport is to everything outside of this folder: `TransportPlugin`, one subclass per transport.
+"""What a transport is to everything outside of this folder, `TransportPlugin`, and which there are.
 
 A worker process has one plug-in object, which opens the groups of each generation in turn. To add a transport: a
-subclass in a file of its own, and its line in transports.py; docs/transports.md has an example.
+subclass in a file of its own, and its line in `TRANSPORTS`; docs/transports.md has an example.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
-from recycle.exec.device.clock import Clock, clock_of
-from recycle.exec.device.device_progress import DeviceProgress, DeviceState
+from recycle.errors import JobError
+from recycle.exec.device import Clock, DeviceProgress, DeviceState, clock_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.paced_links import PacedLinks
+from recycle.exec.transport.outgoing import PacedLinks
+from recycle.ir.plugins import TRANSPORTS_GROUP, entry_points, import_failure, load_entry_point, refusal_of
 from recycle.job import Job
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Worker
@@ -31,7 +33,6 @@ class TransportSettings:
         device: that the stages of this process compute on.
         address: of this machine, by which peers reach it.
         tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
-        kept_addresses: (address, port) of connections that are not the transport's and may be made at any time.
         links: what makes messages take longer; None for nothing. Of a plug-in that has `paces_links`.
         limits: seconds of a wait (`transport_timeout`, the last resort), of forming groups (`form_timeout`), and of a
             connection without an answer, whose peer is out of reach then (`dead_after`).
@@ -41,7 +42,6 @@ class TransportSettings:
     device: torch.device = torch.device("cpu")  # noqa: RUF009  (immutable)
     address: str = "127.0.0.1"
     tensor: tuple[int, int] = (0, 1)
-    kept_addresses: Collection[tuple[str, int]] = ()
     limits: MembershipSection = MembershipSection()  # noqa: RUF009  (immutable)
     links: PacedLinks | None = None
 
@@ -143,3 +143,60 @@ def gpu_or_cpu(local_index: int = 0) -> torch.device:
 def computes_on_gpu(job: Job) -> bool:
     """Whether the job's stages compute on GPUs here."""
     return job.model.kind != "emulated" and torch.cuda.device_count() > 0
+
+
+TRANSPORTS = {
+    "nccl": "recycle.exec.transport.nccl:Nccl",
+    "gloo": "recycle.exec.transport.gloo:Gloo",
+}
+"""Name -> `module:class` of its plug-in; "auto" takes the first that can move what the job's stages make. Entry points
+of other packages add names."""
+ANYWHERE = "gloo"
+"""The transport that needs nothing of a machine: what links are measured over."""
+
+
+def transport_named(name: str) -> type[TransportPlugin]:
+    """The plug-in with this name, or at this `package.module:Class`. Raises JobError when there is none."""
+    entries = {entry.name: entry for entry in entry_points(TRANSPORTS_GROUP, ("auto", *TRANSPORTS))}
+    if name in entries:
+        value = load_entry_point(entries[name])
+        if not _is_plugin(value):
+            raise JobError(refusal_of(entries[name], f"{entries[name].value} does not derive from TransportPlugin"))
+        return value
+    module, _, attribute = TRANSPORTS.get(name, name).partition(":")
+    try:
+        value = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError):
+        value = None
+    except Exception as error:
+        raise JobError(f'[membership] transport: "{name}": {import_failure(error, module)}') from None
+    if not _is_plugin(value):
+        names = ", ".join(f'"{known}"' for known in ("auto", *entries, *TRANSPORTS))
+        raise JobError(f'[membership] transport: "{name}" is none of {names}, nor the "package.module:Class" of one')
+    return value
+
+
+def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
+    return isinstance(value, type) and issubclass(value, TransportPlugin)
+
+
+def transport_of(job: Job) -> type[TransportPlugin]:
+    """The transport that `[membership] transport` asks for on this machine.
+
+    Raises:
+        JobError: there is none, or it cannot move what the stages make.
+    """
+    wanted = job.membership.transport
+    plugins = [transport_named(name) for name in (TRANSPORTS if wanted == "auto" else [wanted])]
+    refusals = [plugin.refusal(job) or _shards_refusal(plugin, job) for plugin in plugins]
+    for plugin, refusal in zip(plugins, refusals, strict=True):
+        if refusal is None:
+            return plugin
+    raise JobError(refusals[0] or "")
+
+
+def _shards_refusal(plugin: type[TransportPlugin], job: Job) -> str | None:
+    """Why it cannot do what the job's optimizer needs; None when it can."""
+    if job.train.sharded_optimizer and not plugin.has_shards:
+        return f"[train] sharded_optimizer: the transport {plugin.__name__} does not have it yet; set it to false"
+    return None

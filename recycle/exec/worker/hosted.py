@@ -9,7 +9,6 @@ when the generation comes to nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 
@@ -21,21 +20,8 @@ from recycle.ir.schedule import Schedule
 from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
 
-
-class Build(Protocol):
-    """Makes stages, as `recycle.exec.model.build.build_stages` does for a job."""
-
-    def __call__(
-        self,
-        indices: Iterable[int],
-        *,
-        cut: Sequence[int] = ...,
-        held: dict[int, UnitState] = ...,
-        is_filled: bool = ...,
-    ) -> dict[int, Stage]:
-        """The stages, by their index."""
-
-
+Build = Callable[..., dict[int, Stage]]
+"""Makes stages, as `recycle.exec.model.build.build_stages` does for a job."""
 Read = Callable[[Collection[Stage]], object]
 """Fills stages from a checkpoint."""
 HostedStages = tuple[tuple[int, ...], tuple[int, ...]]
@@ -170,7 +156,7 @@ class Hosted:
 
     def _placed(self) -> Iterator[tuple[int, UnitState]]:
         for stage in self.stages.values():
-            yield from stage.units().items()
+            yield from stage.layout.units().items()
 
 
 def copied_to(worker: Worker, copies: Iterable[Copy]) -> set[int]:

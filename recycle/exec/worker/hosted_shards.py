@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.stage import Stage, copy_state
-from recycle.exec.model.state.shards import Shard, Shards
+from recycle.exec.model.stage import Stage, StatePiece, copy_state
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.protocol import GenerationRecord
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.hosted import Build, Hosted, OwnersOfStages, Read, copied_to, tensors_of
@@ -71,7 +71,7 @@ class HostedShards(Hosted):
         self._job = job
         self._read: Read | None = None
         self._initial: list[Stage] | None = list(self.stages.values()) if holds else None
-        self._shards: dict[int, Shard] = {}
+        self._shards: dict[int, StatePiece] = {}
         self._wanted: set[int] = set()
         self._behind: set[int] = set()
         self._run: set[int] = set()
@@ -194,7 +194,7 @@ class HostedShards(Hosted):
                 transport.gather(index, stage.layout.weights())
         return True
 
-    def _placed_shard(self, number: int) -> Shard:
+    def _placed_shard(self, number: int) -> StatePiece:
         """A shard as the stage has it that is hosted now."""
         return self._shards_with(number).pieces[number]
 

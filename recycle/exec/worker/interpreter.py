@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from recycle.exec.device.clock import ExecutedInstruction, HostClock, Mark
-from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.device.streams import Streams
-from recycle.exec.model.checksum import ChecksumBuilder
+from recycle.exec.device import DeviceProgress, ExecutedInstruction, HostClock, Mark, Streams
+from recycle.exec.model.integrity import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Pending, Transport
@@ -106,7 +104,8 @@ class Interpreter:
         self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
-            self._of_stage = {stage: _computes(program, stage) for stage in self.stages}
+            computes = [one for one in _unpaired(program) if isinstance(one, Compute)]
+            self._of_stage = {stage: [one for one in computes if one.stage == stage] for stage in self.stages}
         self._reads_left = dict(self._reads_again)
         self._beside.clear()
         for index, stage in self.stages.items():
@@ -122,10 +121,9 @@ class Interpreter:
     def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:
         """How often the values that have several readers in the program are read once the first has read them."""
         reads: Counter[Value] = Counter()
-        for one in program:
-            for piece in (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,):
-                if isinstance(piece, Send | Compute):
-                    reads.update(value for value in inputs(piece, self.model_stages) if value is not None)
+        for piece in _unpaired(program):
+            if isinstance(piece, Send | Compute):
+                reads.update(value for value in inputs(piece, self.model_stages) if value is not None)
         return {value: count - 1 for value, count in reads.items() if count > 1}
 
     def execute(self, instruction: Instruction) -> None:
@@ -249,8 +247,7 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
-        summed = self.stages[stage]
-        summed.layout.reduce(summed, self.transport, self.buckets)
+        self.begin_reduce(stage, self.buckets - 1)
 
     def gather(self, stage: int) -> None:
         """Have the parameters of the stage that other hosts have stepped come from them, and give them this one's."""
@@ -259,14 +256,10 @@ class Interpreter:
     def begin_reduce(self, stage: int, bucket: int) -> None:
         """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
         summed = self.stages[stage]
-        summed.layout.begin_reduce(summed, self.transport, bucket, self.buckets)
+        summed.layout.reduce(summed, self.transport, bucket, self.buckets)
 
 
-def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:
-    """What a program computes on a stage, those in overlapped pairs too."""
-    every = (
-        piece
-        for one in program
-        for piece in ((one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,))
-    )
-    return [one for one in every if isinstance(one, Compute) and one.stage == stage]
+def _unpaired(program: Sequence[Instruction]) -> Iterator[Instruction]:
+    """The instructions of a program, those in overlapped pairs one by one."""
+    for one in program:
+        yield from (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,)

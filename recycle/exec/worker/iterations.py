@@ -15,18 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from recycle.exec.device.clock import HostClock
-from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.device.streams import Streams
+from recycle.exec.device import DeviceProgress, HostClock, Progress, Streams
 from recycle.exec.hooks.hook import Generation, IterationHook, overridden
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.leader.commit import MOST_LINKS, exact_parts
 from recycle.exec.leader.disagreement import replayed_as
-from recycle.exec.model.checksum import ChecksumBuilder
+from recycle.exec.model.integrity import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, Computed, LinkTime, Report, StepMode
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.exec.worker.progress import Progress
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import (
     Compute,
@@ -256,7 +253,9 @@ def report_of(
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
     checksums: dict[int, int] = {}
-    for number, found, all_have, checksum in (part for stage in stages.values() for part in stage.reduced()):
+    for number, found, all_have, checksum in (
+        part for stage in stages.values() for part in stage.layout.reduced(stage)
+    ):
         common = set(all_have)
         norms[number] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
         if common:

@@ -19,7 +19,7 @@ import torch
 
 from recycle.exec.checksums import PARAMETERS, Checksum
 from recycle.exec.leader.commit import Comparison
-from recycle.exec.model.checksum import PIECE, RunningChecksum
+from recycle.exec.model.integrity import PIECE, RunningChecksum
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.worker.hosted import Hosted, HostedStages
 

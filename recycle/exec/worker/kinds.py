@@ -37,7 +37,7 @@ RUNS: dict[type[Instruction], Callable[..., Any]] = {
     Backward: lambda worker, one, gradient: worker.stages[one.stage].backward(one.micro_batch, gradient),
     BackwardInput: lambda worker, one, gradient: worker.stages[one.stage].backward_input(one.micro_batch, gradient),
     BackwardWeight: lambda worker, one: worker.stages[one.stage].backward_weight(one.micro_batch),
-    WeightPart: lambda worker, one: worker.stages[one.stage].backward_weight_part(
+    WeightPart: lambda worker, one: worker.stages[one.stage].backward_weight(
         one.micro_batch, one.bucket, worker.buckets
     ),
     OverlappedPair: lambda worker, pair: worker.overlap(pair),

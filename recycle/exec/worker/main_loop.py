@@ -3,10 +3,15 @@
 Whenever a generation ends a worker drops its groups and brings its stages to the iteration that the register says is
 committed: it rolls forward (the reduced gradient is still there) or takes a step back that it took too early. The next
 generation starts from there.
+
+The plan of a generation reaches its workers as a file of the run directory, named by the hash in the record. Plans of
+large jobs have megabytes, and all processes need the same one; a file system serves that better than messages. Only
+where the disk takes no file, because it is full, does the proposal carry the plan's text.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +19,13 @@ from pathlib import Path
 
 import torch
 
-from recycle.exec.device.streams import streams_of
+from recycle.errors import RecycleError, RunError
+from recycle.exec.device import streams_of
 from recycle.exec.hooks.evaluation import evaluation_schedule
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.protocol import Commit, Copied, GenerationRecord
+from recycle.exec.protocol import Acknowledged, Commit, Copied, CutOff, Formed, GenerationRecord, Trouble
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -27,14 +33,55 @@ from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.member import GenerationOver, Member
-from recycle.exec.worker.plan_files import read_plan
 from recycle.exec.worker.updates import REHOST, Updates
 from recycle.ir.check import check, require_no_errors
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
+from recycle.plans import schedule_hash
 from recycle.plans.replaying import programs_of
+from recycle.runs.logs import plan_file
+
+PATIENCE_SECONDS = 60.0
+"""How long a worker looks for a plan; a shared file system may show a new file late."""
+PAUSE_SECONDS = 0.1
+
+
+def read_plan(
+    folder: Path,
+    text: str,
+    generation: int,
+    digest: str,
+    over: threading.Event,
+    patience: float = PATIENCE_SECONDS,
+) -> Schedule:
+    """The plan of a generation.
+
+    Args:
+        folder: of the plans.
+        text: of the plan file, where the proposal carries it; else empty.
+        digest: hash of the schedule, as the generation's record states it.
+        over: set when the generation is over.
+        patience: seconds.
+
+    Raises:
+        GenerationOver: it is not needed any more.
+        RunError: it is missing, or what is there is not that schedule.
+    """
+    path, deadline = plan_file(folder, digest), time.monotonic() + patience
+    while True:
+        try:
+            schedule = Schedule.loads(text, f"plan {digest}") if text else Schedule.load(path)
+            if schedule_hash(schedule) == digest:
+                return schedule
+            why = f"{path}: holds another schedule"
+        except RecycleError as error:
+            why = str(error)
+        if over.wait(PAUSE_SECONDS):
+            raise GenerationOver
+        if time.monotonic() > deadline:
+            raise RunError(f"the plan of generation {generation} could not be read within {patience:g} s: {why}")
 
 
 @dataclass(kw_only=True)
@@ -111,7 +158,8 @@ class MainLoop:
         self._reach("acknowledge", record)
         self.member.progress.ended()
         self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
-        self.member.acknowledge(self._undone == record.committed + 1, self.updates.is_stale(record.committed))
+        took_back = self._undone == record.committed + 1
+        self.member.say(Acknowledged(took_back, self.updates.is_stale(record.committed)))
         if not self.member.permitted("form"):
             return None
         self._undone = None
@@ -131,7 +179,7 @@ class MainLoop:
             if self.tensor_group is not None:
                 self.tensor_group.exchange = transport.exchange
             self.member.progress.ended()
-            self.member.formed(copied=copied)
+            self.member.say(Formed(copied=copied))
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
@@ -156,12 +204,12 @@ class MainLoop:
         except TransportError as error:
             if isinstance(error, Unreachable):
                 (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
-                self.member.cut_off(peer)
+                self.member.say(CutOff(peer))
             elif transport is None:
                 expired = time.monotonic() - began >= self.job.membership.form_timeout
-                self.member.formed(str(error), expired)
+                self.member.say(Formed(str(error), expired))
             else:
-                self.member.trouble(str(error))
+                self.member.say(Trouble(f"worker {self.member.name}: {error}"))
             return None
         except GenerationOver:
             return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Literal, TypeVar
 
 from recycle.errors import RunError
-from recycle.exec.device.device_progress import DeviceState
+from recycle.exec.device import DeviceState, Progress
 from recycle.exec.links import LinkClosed, connect_locally
 from recycle.exec.members import split_member
 from recycle.exec.protocol import (
@@ -17,30 +16,23 @@ from recycle.exec.protocol import (
     AgentMessage,
     Commit,
     Committed,
-    Copied,
     CopyProgress,
     CutOff,
     Evaluated,
     EvaluationReport,
     EvaluationResult,
     FaultReached,
-    FinalState,
     Formed,
     GenerationRecord,
     GetKeys,
     Join,
     LeaderMessage,
     Leave,
-    Leaving,
     Permit,
     Propose,
-    Ready,
     Report,
     Said,
-    Saved,
-    SavedPart,
     SetKey,
-    StateTensors,
     StepReport,
     Stop,
     Strike,
@@ -49,10 +41,11 @@ from recycle.exec.protocol import (
     Warned,
     WorkerMessage,
 )
-from recycle.exec.worker.progress import Progress
 
 AGENT = "the agent of this node"
 INTERRUPT_SECONDS = 0.02
+OF_GENERATION = (Acknowledged, Formed, CopyProgress, StepReport, Trouble, CutOff)
+"""What a process says of the generation that it is in."""
 _Answer = TypeVar("_Answer")
 
 
@@ -173,8 +166,8 @@ class Member:
         device: Callable[[], DeviceState] = DeviceState,
     ) -> None:
         self.name, self.progress = name, Progress(device)
-        self.worker, self._tensor_rank = split_member(name)
-        self._incarnation, self._interrupt, self._lost = incarnation, interrupt, lost
+        self.worker, _ = split_member(name)
+        self._interrupt, self._lost = interrupt, lost
         self._state = MemberState(name, incarnation, generation)
         self._changed = threading.Condition()
         self.over = threading.Event()
@@ -273,71 +266,27 @@ class Member:
 
     # What the process says.
 
-    def _say(self, message: WorkerMessage, generation: int = 0) -> None:
+    def say(self, message: WorkerMessage) -> None:
+        """Tell the leader; what is of the present generation with its number. Raises RunError when the agent is gone.
+
+        From any thread.
+        """
         try:
-            self._link.send(Said(message, generation))
+            self._link.send(Said(message, self._state.generation if isinstance(message, OF_GENERATION) else 0))
         except OSError:
             raise RunError(f"{AGENT} is gone") from None
 
-    def _say_of_generation(self, message: WorkerMessage) -> None:
-        self._say(message, self._state.generation)
-
-    def ready(self) -> None:
-        """Start-up is done."""
-        self._say(Ready(self._incarnation))
-
-    def leaves(self) -> None:
-        """This process was told to leave. Raises RunError when the agent is gone."""
-        self._say(Leaving(self._incarnation))
-
-    def acknowledge(self, took_back: bool, stale: bool = False) -> None:
-        """Ready to form the generation.
-
-        Args:
-            took_back: this process took back a step, which was not committed, for that.
-            stale: live parameters here are not those of the committed iteration.
-        """
-        self._say_of_generation(Acknowledged(took_back, stale))
-
-    def formed(self, error: str = "", expired: bool = False, copied: Sequence[Copied] = ()) -> None:
-        """The groups stand and what was to be copied is there, or why not, and whether others did not come in time."""
-        self._say_of_generation(Formed(error, expired, list(copied)))
-
-    def has_copied(self, copied: Sequence[Copied]) -> None:
-        """What has come so far of that which is copied while the generation runs."""
-        self._say_of_generation(CopyProgress(list(copied)))
-
     def report(self, step: int, report: Report) -> None:
         """This process's part of the commit of `step`."""
-        self._say_of_generation(StepReport(step, report))
+        self.say(StepReport(step, report))
 
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
         """This process's part of the evaluation after `step`."""
-        self._say_of_generation(StepReport(step, report))
-
-    def trouble(self, message: str) -> None:
-        """The transport broke here."""
-        self._say_of_generation(Trouble(f"worker {self.name}: {message}"))
-
-    def cut_off(self, peer: str) -> None:
-        """A live connection to `peer` does not answer."""
-        self._say_of_generation(CutOff(peer))
+        self.say(StepReport(step, report))
 
     def warn(self, message: str) -> None:
         """Something failed here that training can do without; only the first such message of a run is kept."""
-        self._say(Warned(message))
-
-    def saved(self, step: int, stage: int, tensor_rank: int, saved: Saved) -> None:
-        """A part of a checkpoint is written, or why not."""
-        self._say(SavedPart(step, stage, tensor_rank, saved))
-
-    def describe_state(self, number: int, plan: str, tensors: list[tuple[str, int, int, int]]) -> None:
-        """Where the tensors of a compared state lie, as of `StateTensors`."""
-        self._say(StateTensors(number, self._tensor_rank, plan, tensors))
-
-    def leave_digests(self, digests: dict[int, str]) -> None:
-        """The run is over: sha256 of each hosted stage's final state."""
-        self._say(FinalState(digests))
+        self.say(Warned(message))
 
     # Faults.
 
@@ -352,7 +301,7 @@ class Member:
         strikes = self._state.strikes
         if fault in strikes:
             return False
-        self._say(FaultReached(fault))
+        self.say(FaultReached(fault))
         with self._changed:
             self._changed.wait_for(lambda: fault in strikes)
         return strikes[fault] == self.name
@@ -386,7 +335,7 @@ class FormingKeys:
     """
 
     def __init__(self, address: str) -> None:
-        self._link, self._lock, self._pid = connect_locally(address, Values, AGENT), threading.Lock(), os.getpid()
+        self._link, self._lock = connect_locally(address, Values, AGENT), threading.Lock()
 
     def _ask(self, request: SetKey | GetKeys) -> list[bytes | None]:
         try:

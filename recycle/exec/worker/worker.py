@@ -4,6 +4,11 @@ It connects to the agent of its node, builds its stages, reports that it is read
 (main_loop.py). The first SIGTERM has it leave at the next boundary, a second ends the process: the signal is blocked in
 all threads but one that waits for it, so that it interrupts no transfer and is noticed however long the main thread
 waits. It ends with the launcher or agent that started it, never the other way round.
+
+What every worker does first the fork server does once (`warm_up`), so that no worker that it forks does it again. Some
+modules are imported at their first use (a part of numpy by `np.unique`, transports by name), and msgspec looks at the
+annotations of a type when it first decodes one. That took a third of a second per worker on a machine that starts many
+at once: at the start of a run, and whenever a worker comes back.
 """
 
 from __future__ import annotations
@@ -35,16 +40,19 @@ from recycle.exec.members import member_name
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.transport.forming_store import FormingStore
-from recycle.exec.transport.paced_links import PacedLinks
-from recycle.exec.transport.plugin import TransportSettings
-from recycle.exec.transport.transports import transport_of
+from recycle.exec.protocol import Commit, FinalState, GenerationRecord, Leaving, Ready, Report
+from recycle.exec.transport.formation import FormingStore
+from recycle.exec.transport.outgoing import PacedLinks
+from recycle.exec.transport.plugin import TRANSPORTS, TransportSettings, transport_named, transport_of
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.hosted_shards import HostedShards
 from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
 from recycle.exec.worker.updates import Updates
+from recycle.ir.families import one_f_one_b
+from recycle.ir.lower import lower, with_barrier
+from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.runs.logs import log_path
@@ -77,17 +85,8 @@ def run_worker(text: str) -> None:
     device = plugin.device(specification.local_index)
     links = PacedLinks.of(job, worker)
     keys = FormingKeys(run.agent)
-    transport = plugin(
-        TransportSettings(
-            keys,
-            device,
-            run.address,
-            (tensor_rank, tensor_parallel),
-            (),
-            job.membership,
-            links,
-        )
-    )
+    tensor = tensor_rank, tensor_parallel
+    transport = plugin(TransportSettings(keys, device, run.address, tensor, job.membership, links))
 
     def end(reason: str, code: int = 3) -> NoReturn:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
@@ -104,7 +103,8 @@ def run_worker(text: str) -> None:
         specification.generation,
         transport.device_state,
     )
-    threading.Thread(target=_await_termination, args=(member.leaves, end), daemon=True).start()
+    leave = partial(member.say, Leaving(specification.incarnation))
+    threading.Thread(target=_await_termination, args=(leave, end), daemon=True).start()
     try:
         build = partial(build_stages, job, device=device, tensor_group=tensor_group)
         usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
@@ -136,25 +136,24 @@ def run_worker(text: str) -> None:
     )
     hooks: list[IterationHook] = [faults] if run.faults else []
     if isinstance(hosted, HostedShards):
-        hooks.append(BackgroundCopies(member.worker, hosted, member.has_copied, faults.reach, job.train.copy_bytes))
+        hooks.append(BackgroundCopies(member.worker, hosted, member.say, faults.reach, job.train.copy_bytes))
     if job.integrity.compares_states:
-        hooks.append(StateComparison(job, stages, updates, member.describe_state))
+        hooks.append(StateComparison(job, stages, updates, member.say, tensor_rank))
     deadline, waits = job.train.checkpoint_deadline, member.progress.set_waiting
-    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.saved, tensor_parallel, deadline, waits))
+    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.say, tensor_parallel, deadline, waits))
     every = trace_every(job.train.trace)
     if tensor_rank == 0 and every is not None:
         hooks.append(TraceLog(log_path(run.directory, worker), run.started, member.warn, every))
     if job.evaluation.every:
         evaluation = Evaluation(
             job=job,
-            results=member,
             stages=stages,
             hooks=list(hooks),
             progress=member.progress,
             device=transport.progress,
         )
         hooks.append(evaluation)
-    member.ready()
+    member.say(Ready(specification.incarnation))
     try:
         is_finished = MainLoop(
             job=job,
@@ -171,7 +170,8 @@ def run_worker(text: str) -> None:
         if not is_finished:
             return
         member.progress.begins("digest")
-        member.leave_digests({number: text for stage in stages.values() for number, text in stage.digests().items()})
+        digests = {number: text for stage in stages.values() for number, text in stage.digests().items()}
+        member.say(FinalState(digests))
     except RunError as error:
         end(str(error))
 
@@ -195,3 +195,17 @@ def _spoil(stages: Mapping[int, Stage]) -> None:
     """What a `nan` fault does."""
     for stage in stages.values():
         stage.spoil_gradients()
+
+
+_SMALLEST = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
+
+
+def warm_up() -> None:
+    """Read a job and a plan, lower it, and make the decoders of messages; starts no thread."""
+    for transport in TRANSPORTS:
+        transport_named(transport)
+    for message in (WorkerSpecification, GenerationRecord, Commit, Report):
+        msgspec.json.Decoder(message)
+    schedule = one_f_one_b(Job.from_toml(_SMALLEST).shape)
+    lower(Schedule.loads(with_barrier(schedule).dumps()))
+    lower(schedule)

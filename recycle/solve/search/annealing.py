@@ -5,13 +5,11 @@ unless the deadline cuts the search short.
 
 Moves: one operation, or in a single pipeline a run of them, to another place of its program (the worker's memory
 depends on that program alone, so it is tested first); two micro-batches of a stage exchange places, on one worker or,
-if both are mobile, between hosts; a mobile one
-goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
-where its home is dead, or slower than some other host, or has a slower link than one; in a wide round all others of
-such a stage are too. Where pipelines are planned together (`joint`) all are. With the
-barrier every due time is the target, and none shifts. Many of the operations and micro-batches that are tried lie on
-the critical path of a worker that is late, since no other change makes it end earlier. What a state costs is said in
-`order_kernels`.
+if both are mobile, between hosts; a mobile one goes to another live host, which runs it at about the same time; a due
+time shifts. A micro-batch is mobile at a stage where its home is dead, or slower than some other host, or has a slower
+link than one; in a wide round all others of such a stage are too. With the barrier every due time is the target, and
+none shifts. Many of the operations and micro-batches that are tried lie on the critical path of a worker that is late,
+since no other change makes it end earlier. What a state costs is said in `order_kernels`.
 """
 
 from __future__ import annotations
@@ -72,7 +70,6 @@ def anneal(
     steps: int,
     seed: int = 0,
     wide: bool = False,
-    are_free: bool = False,
     hot: float = 1.0,
     cold: float = 0.1,
 ) -> Annealed:
@@ -84,11 +81,9 @@ def anneal(
         target: the period to reach.
         steps: moves to try.
         wide: whether a micro-batch may leave a home that is as fast as any, where others of its stage have to.
-        are_free: whether any micro-batch may leave its home.
         hot, cold: first and last temperature, in the problem's typical operation time.
     """
-    count = problem.shape.stages * problem.micro_batches
-    is_mobile = np.full(count, problem.reroute) if are_free else _is_mobile(problem, wide)
+    is_mobile = _is_mobile(problem, wide)
     annealing = Annealing(
         due=np.array(due if problem.staggered else [target] * len(due), dtype=np.float64),
         target=float(target),
@@ -148,12 +143,11 @@ def _has_slow_link(problem: Problem) -> Flags:
     return slow
 
 
-def improve(problem: Problem, start: Incumbent, effort: Effort, *, are_free: bool = False) -> Incumbent:
+def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
     """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
 
     Args:
         start: where to begin; the result is never worse.
-        are_free: any live worker of its rank may take any micro-batch, in every round.
     """
     deadline, patience = effort.deadline, max(PATIENCE, problem.size // 100)
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
@@ -170,7 +164,7 @@ def improve(problem: Problem, start: Incumbent, effort: Effort, *, are_free: boo
         load_if_worth_it(problem, effort.left, deadline)
         begun = time.monotonic()
         size = int(min(length, effort.left))
-        result = _round(problem, order, order_due, target, size, effort.seed, turn, deadline, are_free)
+        result = _round(problem, order, order_due, target, size, effort.seed, turn, deadline)
         effort.spend(result.steps)
         order, order_due, turn = result.order, result.due, turn + 1
         timing = time_order(problem, order)
@@ -199,7 +193,6 @@ def _round(
     seed: int,
     turn: int,
     deadline: Deadline,
-    are_free: bool,
 ) -> Annealed:
     """One round, from hot to cold, in parts, between which the deadline can end it; wide every other time."""
     hot, cold = HEATS[turn % len(HEATS)]
@@ -220,7 +213,6 @@ def _round(
             steps=size,
             seed=part_seed,
             wide=wide,
-            are_free=are_free,
             hot=first,
             cold=last,
         )

@@ -17,7 +17,6 @@ from recycle.job import Job, price
 from recycle.solve.assignment import possible_assignments
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import anneal
-from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.insertion import inserted, plain
 from recycle.solve.search.kernels import all_are_called, load_all
 from recycle.solve.search.list_scheduling import schedule_by_policy
@@ -33,7 +32,6 @@ def compile_all() -> None:
     order = schedule_by_policy(problem)
     timing = time_order(problem, order)
     anneal(problem, order, timing.due, timing.period, steps=1)
-    next(block_orders(problem, steps=1))
     inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
     all_are_called()
     graph.compile_all()

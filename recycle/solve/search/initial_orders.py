@@ -2,8 +2,12 @@
 
 Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
 as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike, the
-workers of a template are as slow as the slowest of their rank, or have its mean pace; what both lose, slow workers that
-are left out (`race`) may win back.
+workers of a template are as slow as the slowest of their rank, or have its mean pace.
+
+A worker that holds up its peers more than it helps them is best left without work. Leaving it out as if it were dead
+makes the others alike, so that slots and the template apply, and every order of what is left is one of the whole
+problem, with the same period. Which workers are best left out is not known beforehand: all that are slower than the
+median of their peers, and each of them alone, are begun beside the whole problem. What has the best order is searched.
 """
 
 from __future__ import annotations
@@ -11,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, product
-from math import inf
+from statistics import median_low
 
 from recycle.solve.assignment import Assignment, by_slots, possible_assignments
 from recycle.solve.effort import Deadline, Effort, Incumbent, Pace, by_period
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.building_blocks import block_incumbents
 from recycle.solve.search.family_orders import family_orders, greedy_1f1b
 from recycle.solve.search.insertion import Manner, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
@@ -26,9 +29,6 @@ from recycle.solve.template import one_pipeline, unfold
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Of the time that is left, what each may take at most."""
-BLOCK_SHARE, BLOCK_STEPS, LEAST_BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 200, 4_000, 40_000
-"""Of the time that is left, what building blocks may take at most; steps at each of their first intervals, and at all
-of them, without a deadline and with one."""
 SIMPLE_SHARE = 0.25
 """Of the time that is left, what greedy 1F1B, insertion and the families may take where workers host several chunks: a
 search of waves gains more then."""
@@ -47,6 +47,11 @@ INSERTION_UP_TO = 200_000
 """Operations up to which orders are made by insertion."""
 OF_EACH_DEAL = 4
 """Policies tried with each assignment before the rest is tried with the best of them."""
+BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
+"""Of the time that is left, what beginning with the whole problem, without all slow workers, and without each may take.
+"""
+MOST_LEFT_OUT = 4
+"""Slow workers that are left out alone, the slowest first."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,15 @@ class Beginning:
         problem: the one to be searched.
         orders: one at least, the best first.
         policy: the one that did best on this problem.
-        templates: those of this problem, the best first, where some workers are dead or slow.
+        template: the best one of this problem, where some workers are dead or slow.
         inserted: the best order by insertion and its manner; None where none was made.
-        is_searched: whether this is where a search ended.
     """
 
     problem: Problem
     orders: list[Incumbent]
     policy: Policy
-    templates: tuple[Template, ...] = ()
+    template: Template | None = None
     inserted: tuple[Incumbent, Manner] | None = None
-    is_searched: bool = False
 
     @property
     def best(self) -> Incumbent:
@@ -126,7 +129,7 @@ def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -
         most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
         if is_late or effort.is_met(problem, copied[0].period):
-            return Beginning(problem, copied, first[0], tuple(templates))
+            return Beginning(problem, copied, first[0], templates[0])
     order, policy = best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
     found, inserted = [*copied, order], None
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
@@ -143,11 +146,8 @@ def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -
         found.append(timed(problem, made))
         if manner is not None and (inserted is None or found[-1].period < inserted[0].period):
             inserted = found[-1], manner
-    is_searched = most == ALL_POLICIES and not effort.is_met(problem, min(one.period for one in found))
-    if is_searched and problem.shape.pipelines == 1 and not problem.dead:
-        steps = MOST_BLOCK_STEPS if deadline.left < inf else LEAST_BLOCK_STEPS
-        found += block_incumbents(problem, effort.part(BLOCK_SHARE, steps=steps), steps=BLOCK_STEPS)
-    return Beginning(problem, by_period(found)[:MOST_ORDERS], policy, tuple(templates), inserted)
+    template = templates[0] if templates else None
+    return Beginning(problem, by_period(found)[:MOST_ORDERS], policy, template, inserted)
 
 
 def _running(problem: Problem) -> list[int]:
@@ -193,3 +193,31 @@ def best_of_portfolio(
     assert best is not None
     assert chosen is not None
     return best, chosen
+
+
+def without_slow(problem: Problem) -> list[Problem]:
+    """The problem without all slow workers, then without each; empty where none is slow or nothing is re-routed."""
+    if problem.peers_are_alike or not problem.reroute:
+        return []
+    ranks = problem.hosts[: problem.shape.ranks]
+    slow = [w for hosts in ranks for w in hosts if problem.speed[w] > median_low([problem.speed[v] for v in hosts])]
+    slow.sort(key=lambda w: (-problem.speed[w], w))
+    left_out = [slow] if len(slow) > 1 else []
+    left_out += [[w] for w in slow[:MOST_LEFT_OUT]]
+    return [replace(problem, dead=problem.dead | {problem.shape.worker_at(w) for w in out}) for out in left_out]
+
+
+def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[Beginning]:
+    """Where to begin with the problem and with it less slow workers; the one with the best order first.
+
+    Args:
+        most: policies to try with each.
+    """
+    smaller = without_slow(problem)
+    found = [initial_orders(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)]
+    pace = Pace(effort.deadline)
+    for turn, one in enumerate(smaller):
+        if pace.is_over() or effort.is_met(problem, min(begun.best.period for begun in found)):
+            break
+        found.append(initial_orders(one, effort.part(LESS_SHARE if turn else NO_SLOW_SHARE), most))
+    return sorted(found, key=lambda beginning: beginning.best.period)

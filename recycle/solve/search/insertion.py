@@ -155,14 +155,11 @@ def _made(problem: Problem, manner: Manner) -> Order:
     return [program.tolist() for program in np.split(line, ends)]
 
 
-def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> tuple[Incumbent, Manner]:
+def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> Incumbent:
     """Local search over manners: change a few things at random, keep what is not worse.
 
     Args:
         start: the order of `manner`, or a better one.
-
-    Returns:
-        The best order, and the manner to go on from.
     """
     random = Random(effort.seed)
     best, current, candidate, current_period = start, manner, manner, inf
@@ -173,7 +170,7 @@ def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: E
             if found.period < best.period - SAME:
                 best = found
         candidate = _neighbour(problem, current, random)
-    return best, current
+    return best
 
 
 def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:

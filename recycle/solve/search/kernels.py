@@ -15,7 +15,6 @@ from pathlib import Path
 from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load, touch_cache
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
-from recycle.solve.search.building_blocks import anneal_block
 from recycle.solve.search.event_loop import list_schedule
 from recycle.solve.search.insertion import insert
 from recycle.solve.search.order_kernels import anneal_order, time_from_idle
@@ -25,7 +24,7 @@ WORTH_LOADING, WORTH_COMPILING, WORTH_COMPILING_FOR = 2.0, 100.0, 200_000
 times orders made for either."""
 STALE_SECONDS = 300.0
 """After so long a process that was to compile is taken to have failed, and another one is started."""
-_KERNELS = (list_schedule, time_from_idle, anneal_order, anneal_block, insert)
+_KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
 
 
 def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Waves: micro-batches enter a pipeline in groups, and operations are due when those would come by unhindered.
 
 With little memory a worker holds few micro-batches, and most of the time these are away on other ranks. At equal
-distances (`building_blocks`) forwards meet backward passes at every rank, and each time one of them waits and holds its
+distances forwards meet backward passes at every rank, and each time one of them waits and holds its
 memory meanwhile. A wave of some micro-batches close behind each other meets the wave that comes back as a whole, so
 that less waits; and the first waves fill the memory at once. A wave follows the one before after the time that
 work and memory of its micro-batches take, more or less.
@@ -26,7 +26,6 @@ from recycle.solve.assignment import possible_assignments
 from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
-from recycle.solve.search.building_blocks import shortest_interval
 from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.timing import timed
 
@@ -109,11 +108,26 @@ def best_wave(problem: Problem, effort: Effort) -> Incumbent:
 
 def _grid(problem: Problem) -> Iterator[Wave]:
     """Sizes up to that whose forwards alone fill the memory."""
-    interval, chunks, m = shortest_interval(problem), problem.shape.chunks, problem.shape.micro_batches
+    interval, chunks, m = _shortest_interval(problem), problem.shape.chunks, problem.shape.micro_batches
     most = min(max(problem.cap), m * chunks) / chunks
     for size in sorted({min(m, max(1, round(share * most))) for share in SIZES}):
         for distance, spacing in product(DISTANCES, SPACINGS if size > 1 else SPACINGS[:1]):
             yield Wave(size, size * interval * distance, spacing)
+
+
+def _shortest_interval(problem: Problem) -> float:
+    """The shortest interval that load and memory could admit, if operations could overlap, from one micro-batch of
+    every pipeline to the next."""
+    shape, longest = problem.shape, 0.0
+    times = problem.times.reshape(3, shape.stages)
+    for rank, hosts in enumerate(problem.hosts[: shape.ranks]):
+        f, i, w = times[:, rank :: shape.ranks] * problem.fastest[rank]
+        way_back = np.array(problem.way_back)[rank :: shape.ranks]
+        held = f + i + way_back + (problem.stash * w if problem.split else 0.0)
+        pace = sum(problem.fastest[rank] / problem.speed[worker] for worker in hosts)
+        slots = sum(problem.cap[worker] for worker in hosts)
+        longest = max(longest, float((f + i + w).sum()) / pace, float(held.sum()) / slots)
+    return shape.pipelines * longest
 
 
 def _unhindered(problem: Problem) -> Floats:

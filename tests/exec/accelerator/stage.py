@@ -54,11 +54,8 @@ class QueuedStage:
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return self._message("backward_input", self._stage._is_first, micro_batch, gradient)
 
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
-        self._launch("backward_weight", micro_batch)
-
-    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
-        self._launch("backward_weight_part", micro_batch, bucket, buckets)
+    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
+        self._launch("backward_weight", micro_batch, bucket, buckets)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return self._message("backward", self._stage._is_first, micro_batch, gradient)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.formation import FormingStore
 from recycle.exec.worker.member import FormingKeys
 from tests.exec.accelerator.communicator import Communicator
 from tests.exec.accelerator.device import Device

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.formation import FormingStore
 from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.test_device import SOON, in_thread

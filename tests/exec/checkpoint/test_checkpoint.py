@@ -18,7 +18,7 @@ import torch
 from recycle import JobError, RunError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job

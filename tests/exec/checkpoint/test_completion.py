@@ -15,11 +15,11 @@ from recycle import JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
-from recycle.exec.protocol import Commit, GenerationRecord, Saved
+from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 from recycle.exec.worker.updates import Updates
 from recycle.job import Job
 from recycle.job.manifest import MANIFEST, VERSION, manifest_content, manifest_text
@@ -49,8 +49,8 @@ class Run:
             hosts = {stage: HOSTS[stage] for stage in self.stages[name]}
             saver.begin_generation(cast(Generation, SimpleNamespace(hosts=hosts)))
 
-    def _announce(self, step: int, stage: int, tensor_rank: int, saved: Saved) -> None:
-        self.saved[step, stage] = saved
+    def _announce(self, part: SavedPart) -> None:
+        self.saved[part.step, part.stage] = part.saved
 
     def commit(self, step: int) -> Commit:
         """Every stage steps, and the state after every second step is kept."""

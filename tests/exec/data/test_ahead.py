@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from recycle import MicroBatch, RunError
-from recycle.exec.data.ahead import DEPTH, BatchesAhead
 from recycle.exec.data.batches import TokenRows
+from recycle.exec.data.loading import DEPTH, BatchesAhead
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.families import one_f_one_b
 from recycle.job.shape import Shape, Worker

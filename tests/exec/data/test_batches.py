@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from recycle import Job, JobError
-from recycle.exec.data.batches import Corpus, load_corpus
-from recycle.exec.data.text import Text
+from recycle.exec.data.batches import Corpus, Text, load_corpus
 from recycle.job.sections import DataSection, ModelSection, ShapeSection
 
 

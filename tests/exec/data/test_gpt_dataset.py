@@ -13,8 +13,8 @@ from recycle import Job, JobError, RunError
 from recycle.exec.data.gpt_dataset import GptDatasetBatches
 from recycle.exec.data.loading import load_batches
 from recycle.exec.data.samples import require_samples
-from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.transport.base import TransportError
 from tests.exec.megatron_data import dealt_out, training_samples, written
 

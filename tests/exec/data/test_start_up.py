@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recycle import JobError
+from recycle.exec.data.batches import Text
 from recycle.exec.data.loading import load_batches
-from recycle.exec.data.text import Text
 from recycle.exec.model.build import build_stages
 from tests.exec.drive import CPU, small_job
 

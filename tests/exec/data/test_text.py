@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle import RunError
-from recycle.exec.data.text import BLOCK, DEFAULT_BYTES, DIGESTED_BYTES, Text, text_of
+from recycle.exec.data.batches import BLOCK, DEFAULT_BYTES, DIGESTED_BYTES, Text, text_of
 
 
 def files(folder: Path, *contents: bytes) -> list[Path]:

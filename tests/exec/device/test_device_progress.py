@@ -9,9 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.exec.device.clock import Clock, HostClock
-from recycle.exec.device.device_progress import DeviceProgress
-from recycle.exec.worker.progress import Progress
+from recycle.exec.device import Clock, DeviceProgress, HostClock, Progress
 from tests.exec.accelerator.device import Device, DeviceClock
 
 LATE = 20.0

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from recycle.exec.device.streams import streams_of
+from recycle.exec.device import streams_of
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recycle import MicroBatch, Profile, RunError
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from tests.exec.drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
 
@@ -31,7 +31,7 @@ def pipeline() -> list[EmulatedStage]:
 
 @pytest.mark.process
 def test_neither_the_protocol_nor_emulated_stages_import_megatron() -> None:
-    code = "import recycle.exec.emulation.stage, sys; sys.exit('megatron' in sys.modules)"
+    code = "import recycle.exec.emulation, sys; sys.exit('megatron' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from recycle import JobError, Shape, Worker
+from recycle import Job, JobError, Worker
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import FLIPPED, KINDS
+from tests.exec.runs import job
 
-SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
+JOB = job(3, 2, 2)
+
+
+def check(*faults: str, of: Job = JOB, absent: frozenset[Worker] = frozenset()) -> None:
+    check_faults([parse_fault(text) for text in faults], of, 10, absent)
 
 
 def test_the_text_of_a_fault_is_read_whole() -> None:
@@ -117,39 +122,39 @@ def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says:
 )
 def test_a_fault_that_can_never_strike_is_refused(faults: list[str], says: str) -> None:
     with pytest.raises(JobError, match=says):
-        check_faults([parse_fault(text) for text in faults], SHAPE, steps=10)
+        check(*faults)
 
 
 def test_a_worker_may_die_come_back_and_die_again() -> None:
-    faults = [parse_fault(text) for text in ("kill:1.1@2", "rejoin:1.1@4", "nan:1.1@4", "kill:1.1@4")]
-    check_faults(faults, SHAPE, steps=10)
+    check("kill:1.1@2", "rejoin:1.1@4", "nan:1.1@4", "kill:1.1@4")
 
 
 def test_whoever_is_struck_in_memory_may_be_dead_or_alive_where_states_are_compared() -> None:
     """It depends on when that is; of a flip elsewhere it is known."""
+    compared = job(3, 2, 2, integrity={"digests": 1})
     for text in ("flip=weight:1.1@2", "flip=moment:1.1@2"):
         for then in ("rejoin:1.1@6", "kill:1.1@6"):
-            check_faults([parse_fault(text), parse_fault(then)], SHAPE, steps=10, are_compared=True)
+            check(text, then, of=compared)
     with pytest.raises(JobError, match=r"worker 1\.1 is alive at step 6"):
-        check_faults([parse_fault(t) for t in ("flip=kernel:1.1@2", "rejoin:1.1@6")], SHAPE, 10, are_compared=True)
+        check("flip=kernel:1.1@2", "rejoin:1.1@6", of=compared)
 
 
 def test_of_two_holders_of_a_shard_none_is_fenced_for_its_gradient() -> None:
-    faults = [parse_fault(text) for text in ("flip=gradient:1.1@2", "kill:1.1@6")]
-    check_faults(faults, SHAPE, steps=10, copies=2)
+    of_two, of_three = (
+        job(3, 2, 2, train={"sharded_optimizer": True, "optimizer_copies": copies}) for copies in (2, 3)
+    )
+    check("flip=gradient:1.1@2", "kill:1.1@6", of=of_two)
     with pytest.raises(JobError, match="already dead"):
-        check_faults(faults, SHAPE, steps=10, copies=3)
+        check("flip=gradient:1.1@2", "kill:1.1@6", of=of_three)
 
 
 def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
     with pytest.raises(JobError, match="already dead"):
-        check_faults([parse_fault("kill:1.1@2")], SHAPE, steps=10, absent=frozenset({Worker(1, 1)}))
+        check("kill:1.1@2", absent=frozenset({Worker(1, 1)}))
 
 
 def test_of_a_cut_pair_the_one_goes_whose_stage_has_more_hosts_and_never_a_last_host() -> None:
-    check_faults([parse_fault(text) for text in ("kill:1.0@1", "cut=0.1:0.0@2", "rejoin:0.1@3")], SHAPE, steps=10)
-    apart = [parse_fault(text) for text in ("cut=0.0:1.2@2", "kill:0.0@3", "kill:1.2@4")]  # nobody goes
-    check_faults(apart, Shape(pipelines=3, ranks=3, micro_batches=2), steps=10)
-    last = [parse_fault(text) for text in ("kill:1.0@1", "kill:1.1@1", "cut=0.1:0.0@2")]
+    check("kill:1.0@1", "cut=0.1:0.0@2", "rejoin:0.1@3")
+    check("cut=0.0:1.2@2", "kill:0.0@3", "kill:1.2@4", of=job(3, 3, 2))  # nobody goes
     with pytest.raises(JobError, match="neither may go"):
-        check_faults(last, Shape(pipelines=2, ranks=2, micro_batches=2), steps=10)
+        check("kill:1.0@1", "kill:1.1@1", "cut=0.1:0.0@2", of=job(2, 2, 2))

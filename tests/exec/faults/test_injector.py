@@ -14,7 +14,7 @@ from recycle import Shape, Worker
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.injector import FaultInjector, start_injector
 from recycle.exec.hooks.phases import Phase
-from recycle.exec.transport.forming_store import FormingStore
+from recycle.exec.transport.formation import FormingStore
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 

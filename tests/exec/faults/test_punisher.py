@@ -7,8 +7,10 @@ import pytest
 from recycle import JobError, Shape, Worker
 from recycle.exec.faults.faults import check_faults
 from recycle.exec.faults.punisher import parse_punishment, punish
+from tests.exec.runs import job
 
-SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
+JOB = job(3, 2, 2)
+SHAPE = JOB.shape
 
 
 def test_a_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> None:
@@ -33,7 +35,7 @@ def test_the_mean_is_that_of_the_iterations_between_two_faults(mean: float) -> N
 def test_every_fault_can_strike_and_no_stage_ever_loses_its_last_host(seed: int) -> None:
     absent = frozenset({Worker(1, 1)})
     faults = punish(SHAPE, 300, 1.5, seed, absent)
-    check_faults(faults, SHAPE, 300, absent)
+    check_faults(faults, JOB, 300, absent)
     dead = set(absent)
     for fault in faults:
         dead ^= {fault.worker}
@@ -43,7 +45,7 @@ def test_every_fault_can_strike_and_no_stage_ever_loses_its_last_host(seed: int)
 @pytest.mark.parametrize("seed", range(5))
 def test_kinds_are_drawn_as_often_as_they_are_given_and_each_can_strike(seed: int) -> None:
     faults = punish(SHAPE, 2000, 2.0, seed, kinds=["kill", "kill", "kill", "stop", "cut"])
-    check_faults(faults, SHAPE, 2000)
+    check_faults(faults, JOB, 2000)
     counts = {kind: sum(fault.kind == kind for fault in faults) for kind in ("kill", "stop", "cut")}
     assert counts["kill"] > 2 * counts["stop"] > 0
     assert counts["cut"] > 0

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from recycle.exec.device.clock import ExecutedInstruction
+from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks import trace
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.trace import TraceLog, trace_every

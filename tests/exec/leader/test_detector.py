@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from recycle import Job, Worker
+from recycle.exec.device import Progress
 from recycle.exec.leader.detector import FailureDetector, LastBeats, profiled_seconds, whom_to_fence
 from recycle.exec.members import members_of
 from recycle.exec.protocol import Heartbeat
-from recycle.exec.worker.progress import Progress
 from tests.exec.runs import job
 
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
@@ -119,7 +119,7 @@ def test_the_profile_counts_where_its_unit_is_known() -> None:
 
 def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("recycle.exec.worker.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("recycle.exec.device.time.monotonic", lambda: clock[0])
     progress = Progress()
     for worked, waited in ((2.0, 50.0), (1.0, 0.0)):
         progress.begins("1F")

@@ -12,15 +12,15 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle import MicroBatch, RunError
-from recycle.exec.model.config import transformer_config
-from recycle.exec.model.gpt import build_part
-from recycle.exec.model.parallel_state import ensure_parallel_state
-from recycle.exec.model.split.backward import (
+from recycle.exec.model.backward import (
     WeightGradientStore,
     require_all_split,
     require_tested_version,
     split_linears,
 )
+from recycle.exec.model.config import transformer_config
+from recycle.exec.model.gpt import build_part
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from tests.exec.drive import small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
@@ -223,27 +223,11 @@ def test_a_linear_layer_of_another_library_is_refused() -> None:
         split_linears(model, WeightGradientStore(Sum()))
 
 
-def _sequence_parallel(layer: Any) -> None:
-    layer.sequence_parallel = True
-
-
-def _fused(layer: Any) -> None:
-    layer.gradient_accumulation_fusion = True
-
-
-def _output_buffer(layer: Any) -> None:
-    layer.config.defer_embedding_wgrad_compute = True
-
-
-def _frozen(layer: Any) -> None:
-    layer.weight.requires_grad_(False)
-
-
 REFUSED = [
-    (_sequence_parallel, "sequence_parallel"),
-    (_fused, "gradient_accumulation_fusion"),
-    (_output_buffer, "defer_embedding_wgrad_compute"),
-    (_frozen, "frozen weights"),
+    (lambda layer: setattr(layer, "sequence_parallel", True), "sequence_parallel"),
+    (lambda layer: setattr(layer, "gradient_accumulation_fusion", True), "gradient_accumulation_fusion"),
+    (lambda layer: setattr(layer.config, "defer_embedding_wgrad_compute", True), "defer_embedding_wgrad_compute"),
+    (lambda layer: layer.weight.requires_grad_(False), "frozen weights"),
 ]
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recycle.exec.checksums import BitPlace, Checksum, StateTensor, described, differing_bit
-from recycle.exec.model import checksum
+from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import RunningChecksum, layout_of
+from recycle.exec.model.integrity import RunningChecksum, layout_of
 from tests.exec.drive import CPU
 from tests.exec.runs import job
 
@@ -30,7 +30,7 @@ def test_it_is_that_of_all_words_behind_each_other_however_they_are_cut(monkeypa
         sum(words.tolist()) % (1 << 64), sum(place * word for place, word in enumerate(words.tolist())) % (1 << 64)
     )
     assert checksum_of([words]) == expected
-    monkeypatch.setattr(checksum, "PIECE", 7)
+    monkeypatch.setattr(integrity, "PIECE", 7)
     assert checksum_of([words[:1], words[:0], words[1:400].view(torch.float32), words[400:]]) == expected
     running = RunningChecksum([words])
     assert sum(running.piece() for _ in range(1000)) == 143

@@ -10,7 +10,7 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import FAMILIES, interleaved, one_f_one_b, zb_v
 from recycle.ir.instruction import OptimizerStep, ReduceGradients, SendGradient
 from recycle.ir.lower import lower
-from tests.exec.runs import Run, job, kinds
+from tests.exec.runs import Run, figures, job, kinds
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +38,6 @@ def whole() -> RunResult:
     return alone()
 
 
-def assert_same_bits(result: RunResult, reference: RunResult) -> None:
-    assert result.losses == reference.losses
-    assert [m["grad_norm"] for m in result.metrics] == [m["grad_norm"] for m in reference.metrics]
-
-
 def by_stage(result: RunResult) -> dict[int, str]:
     """Final state of each stage, which all of its hosts must agree on."""
     found: dict[int, set[str]] = {}
@@ -60,14 +55,14 @@ def test_one_process_clips_so_that_the_norm_counts(whole: RunResult, gpt: Job) -
 @pytest.mark.parametrize("family", ["interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v"])
 def test_every_family_trains_to_the_bits_of_one_process(family: str, gpt: Job, whole: RunResult) -> None:
     result = run(FAMILIES[family](gpt.shape), gpt, steps=STEPS)
-    assert_same_bits(result, whole)
+    assert figures(result) == figures(whole)
     assert sorted(by_stage(result)) == [0, 1, 2, 3]
 
 
 def test_all_stages_on_one_worker(whole: RunResult) -> None:
     one = job(1, 1, 8, kind="gpt", shape={"chunks": 4}, memory={"limit": 32}, model={"layers": 4})
     programs = {"0.0": " ".join(f"{s}{k}0.{j}" for j in range(8) for k, s in _down_and_up(4))}
-    assert_same_bits(run(Schedule.from_text(one.shape, programs), one, steps=STEPS), whole)
+    assert figures(run(Schedule.from_text(one.shape, programs), one, steps=STEPS)) == figures(whole)
 
 
 def _down_and_up(stages: int) -> list[tuple[str, int]]:
@@ -83,7 +78,7 @@ def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
     schedule = FAMILIES[family](gpt.shape)
     of = two_chunks(ahead=1)
     result = launch(of, STEPS, "kill:1.1@1", "rejoin:1.1@3", schedule=schedule)
-    assert_same_bits(result, whole)
+    assert figures(result) == figures(whole)
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
     assert result.digests == run(schedule, gpt, steps=STEPS).digests
     assert result.directory is not None
@@ -95,7 +90,7 @@ def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
 
 def test_planned_adaptive_schedules_train_to_the_same_bits(gpt: Job, whole: RunResult, launch: Run) -> None:
     result = launch(gpt, STEPS, "kill:0.0@1", "kill:1.1@2", "rejoin:0.0@3")
-    assert_same_bits(result, whole)
+    assert figures(result) == figures(whole)
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 2, 3, 3]
     assert len({line["plan"] for line in result.metrics}) == 4
 
@@ -127,12 +122,12 @@ def test_a_stage_that_steps_before_its_neighbour_on_the_worker_reduces_is_undone
     assert next(p for p, w in enumerate(text) if "STEP" in w) < max(p for p, w in enumerate(text) if "REDUCE" in w)
     reference = alone(**FAR)
     healthy = launch(of, STEPS, schedule=schedule)
-    assert_same_bits(healthy, reference)
+    assert figures(healthy) == figures(reference)
     assert healthy.modes["staggered"] == STEPS - 1
     struck = launch(of, STEPS, "kill:1.1@2.reduce", schedule=schedule)
-    assert_same_bits(struck, reference)
+    assert figures(struck) == figures(reference)
     assert by_stage(struck) == by_stage(healthy)
     spoiled = launch(of, STEPS, "nan:1.1@2", schedule=schedule)
-    assert_same_bits(spoiled, reference)
+    assert figures(spoiled) == figures(reference)
     assert spoiled.undone == [2]
     assert kinds(spoiled) == ["generation", "fault", "generation", "undone"]

@@ -12,20 +12,7 @@ from recycle.exec import run
 from recycle.exec.data.loading import load_batches
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.ir.families import one_f_one_b, zb_h1
-from tests.exec.drive import (
-    build_pipeline,
-    differing,
-    execute,
-    gradients_by_name,
-    micro_batches,
-    reduce_tied,
-    run_pipelines,
-    small_job,
-    split,
-)
-from tests.exec.drive import (
-    one_f_one_b as order,
-)
+from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
 from tests.exec.model import reference
 
 pytestmark = pytest.mark.slow
@@ -101,14 +88,10 @@ def test_the_auxiliary_loss_is_that_of_the_paper() -> None:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_i_and_deferred_w_in_any_order_equal_whole_b(model: dict[str, Any], ranks: int) -> None:
-    batches, of = micro_batches(0, 4), family_job(model, ranks=ranks)
+    of = family_job(model, ranks=ranks)
     whole, deferred = build_pipeline(of), build_pipeline(of)
     run_pipelines([whole], 5, 4)
-    for stage in deferred:
-        stage.begin_iteration(5)
-    late = [batches[place] for place in (3, 1, 0, 2)]
-    execute((stage, split(order(stage.index, ranks, batches), late)) for stage in deferred)
-    reduce_tied(deferred)
+    run_deferred(deferred, 5)
     assert whole[-1].loss_sum() == deferred[-1].loss_sum()
     assert differing(gradients_by_name(whole), gradients_by_name(deferred)) == []
 

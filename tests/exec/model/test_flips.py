@@ -9,7 +9,7 @@ import torch
 
 from recycle.exec.faults.kinds import FLIPPED
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.flips import flip_largest, flipped_tokens
+from recycle.exec.model.integrity import flip_largest, flipped_tokens
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from tests.exec.drive import CPU, run_pipelines

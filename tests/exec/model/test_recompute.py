@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from functools import partial
 from typing import Any
 
@@ -13,10 +11,9 @@ import torch
 from recycle import JobError, MicroBatch
 from recycle.exec import run
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.profile.allocations import allocated_by
+from recycle.exec.profile.memory import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1
-from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
-from tests.exec.runs import job
+from tests.exec.drive import build_pipeline, differing, iterated, small_job
 
 pytestmark = pytest.mark.slow
 
@@ -28,11 +25,10 @@ BATCH = MicroBatch(0, 0)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_loss_and_gradients_are_those_without(model: dict, precision: str, ranks: int) -> None:
-    results = []
-    for keys in (model, model | FULL):
-        stages = build_pipeline(small_job(ranks=ranks, model=keys, train={"precision": precision}))
-        results.append((run_pipelines([stages], 1, 4), gradients_by_name(stages)))
-    (loss, gradients), (again_loss, again) = results
+    (loss, gradients), (again_loss, again) = (
+        iterated(small_job(ranks=ranks, model=keys, train={"precision": precision}), 1)
+        for keys in (model, model | FULL)
+    )
     assert again_loss == loss
     assert differing(gradients, again) == []
 
@@ -83,32 +79,9 @@ def test_what_w_needs_is_held_from_i_on_as_without(index: int) -> None:
     assert held[0] == held[1] > 0
 
 
-def test_after_i_the_activations_that_w_does_not_need_are_gone() -> None:
-    _, last = build_pipeline(small_job(model=FULL))
-    last.begin_iteration(0)
-    last.forward(BATCH, torch.randn(32, 1, 64))
-    entry = weakref.ref(last._activations[BATCH][0])
-    assert last.held_micro_batches() == 1
-    gradient = last.backward_input(BATCH, None)
-    gc.collect()
-    assert gradient is not None
-    assert entry() is None
-    assert last.held_micro_batches() == 1
-    last.backward_weight(BATCH)
-    assert last.held_micro_batches() == 0
-
-
-def test_the_loss_counts_once() -> None:
-    results = []
-    for model in ({}, FULL):
-        of = job(1, 2, 4, kind="gpt", model={"layers": 4} | model)
-        results.append([run(family(of.shape), of, steps=3).losses for family in (one_f_one_b, zb_h1)])
-    assert results[0] == results[1]
-    assert results[0][0] == results[0][1]
-
-
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
 AGAIN: list[dict[str, Any]] = [
+    FULL,
     {"recompute": "layers"},
     {"recompute": "selective"},
     {"recompute": "selective", "config": CONFIG},
@@ -120,7 +93,7 @@ AGAIN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("model", AGAIN, ids=str)
-def test_layers_that_run_again_give_the_same_bits(model: dict[str, Any]) -> None:
+def test_what_runs_again_gives_the_same_bits_and_counts_once(model: dict[str, Any]) -> None:
     kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
     losses = []
     for each in (kept, model):

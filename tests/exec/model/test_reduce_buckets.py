@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.accumulate import FlatLayout
 from tests.exec.drive import build_pipeline, execute, micro_batches, one_f_one_b, reduce_tied, run_pipelines, small_job
@@ -57,7 +57,7 @@ def test_weights_bucket_by_bucket_give_the_bits_of_whole_ones_and_leave_finished
         finished: list[torch.Tensor] = []
         for bucket in range(buckets):
             for batch in batches:
-                stage.backward_weight_part(batch, bucket, buckets)
+                stage.backward_weight(batch, bucket, buckets)
             for earlier, content in enumerate(finished):
                 assert torch.equal(stage.gradient_bucket(earlier, buckets)[0], content)
             finished.append(stage.gradient_bucket(bucket, buckets)[0].clone())
@@ -75,7 +75,7 @@ def test_a_part_of_a_weight_without_its_input_gradient_is_refused(kind: str) -> 
     stage.begin_iteration(3)
     (batch,) = micro_batches(0, 1)
     with pytest.raises(RunError, match=r"stage 0, iteration 3: W_PART of micro-batch 0\.0: its I has not run"):
-        stage.backward_weight_part(batch, 0, 2)
+        stage.backward_weight(batch, 0, 2)
 
 
 def test_an_emulated_stage_adds_a_bucket_at_a_time() -> None:
@@ -87,12 +87,12 @@ def test_an_emulated_stage_adds_a_bucket_at_a_time() -> None:
     stage.backward_input(batch, None)
     gradient = stage.gradient(2, batch)
     (buffer,) = stage.gradient_buffers()
-    stage.backward_weight_part(batch, 0, 3)
+    stage.backward_weight(batch, 0, 3)
     end = stage.bucket_bounds(3)[1]
     assert torch.equal(buffer[:end], gradient[:end])
     assert not buffer[end:].any()
     assert stage.held_micro_batches() == 1
     for bucket in (1, 2):
-        stage.backward_weight_part(batch, bucket, 3)
+        stage.backward_weight(batch, bucket, 3)
     assert torch.equal(buffer, gradient)
     assert stage.held_micro_batches() == 0

@@ -10,7 +10,7 @@ import torch
 from recycle import RunError
 from recycle.exec.checksums import NOTHING, MicroBatchChecksums, differing_bit
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import ChecksumBuilder, RunningChecksum, word_sums
+from recycle.exec.model.integrity import ChecksumBuilder, RunningChecksum, word_sums
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
@@ -115,7 +115,7 @@ def test_parts_of_a_weight_gradient_count_by_their_place_in_any_order() -> None:
         stage.forward(given, activation)
         stage.backward_input(given, None)
     for bucket in range(3):
-        home.backward_weight_part(given, bucket, 3)
+        home.backward_weight(given, bucket, 3)
     peer.backward_weight(given)
     assert home.made() == peer.made()
 

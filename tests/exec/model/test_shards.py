@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -11,11 +12,9 @@ import torch
 
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
-from recycle.exec.model.state.joined_sums import JoinedSums, Summed
-from recycle.exec.model.state.optimizer import UnitOptimizer
-from recycle.exec.model.state.sharded_optimizer import ShardedOptimizer
-from recycle.exec.model.state.shards import Shards
-from recycle.exec.model.state.stored_names import StoredNames
+from recycle.exec.model.state.gradient_sums import JoinedSums, Summed
+from recycle.exec.model.state.optimizer import StoredNames, UnitOptimizer
+from recycle.exec.model.state.shards import ShardedOptimizer, Shards
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import TrainSection
 from tests.exec.sharded import joined, require_equal
@@ -37,17 +36,18 @@ def parameters() -> dict[str, torch.nn.Parameter]:
     }
 
 
-def summed() -> ExactSum:
-    sums = ExactSum(FlatLayout(SHAPES), DIVISOR, 6, CPU)
+def summed(order: Sequence[str] = NAMES) -> ExactSum:
+    """The same gradients, in sums that lie in this order."""
+    sums = ExactSum(FlatLayout([SHAPES[NAMES.index(name)] for name in order]), DIVISOR, 6, CPU)
     generator = torch.Generator().manual_seed(5)
-    for place, shape in enumerate(SHAPES):
-        sums.add(place, torch.randn(shape, generator=generator))
+    for name, shape in zip(NAMES, SHAPES, strict=True):
+        sums.add(order.index(name), torch.randn(shape, generator=generator))
     return sums
 
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
-    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count).shards
+    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count)
 
 
 def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
@@ -137,15 +137,8 @@ def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: t
     """Three units, one without parameters; in the last those that decay come last, as a shared weight does there."""
     order = ["gated", "bias", "norm", "wide", "small"]
     units = {"gated": 4, "bias": 4, "norm": 6, "wide": 6, "small": 6}
-    named = parameters()
-    shapes = [named[name].shape for name in order]
-    sums, whole_sums = ExactSum(FlatLayout(shapes), DIVISOR, 6, CPU), summed()
-    generator = torch.Generator().manual_seed(5)
-    for name, shape in zip(NAMES, SHAPES, strict=True):
-        sums.add(order.index(name), torch.randn(shape, generator=generator))
-    joined_sums = JoinedSums([Summed(sums, order)], DIVISOR)
-    found = ShardedOptimizer(named, GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
-    shards = found.shards
+    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order), order)], DIVISOR)
+    shards = ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import reduce
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from recycle import RunError
-from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.transport.base import TransportError
 
 
@@ -54,41 +56,25 @@ def addend(rank: int) -> torch.Tensor:
     return torch.randn(1000, generator=torch.Generator().manual_seed(rank))
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_sum_is_that_in_the_order_of_ranks_on_every_rank(size: int) -> None:
-    def action(group: TensorGroup) -> torch.Tensor:
-        tensor = addend(group.rank())
-        dist.all_reduce(tensor, group=group)
-        return tensor
-
-    expected = addend(0)
-    for rank in range(1, size):
-        expected = expected + addend(rank)
-    for found in on_all(size, action):
-        assert torch.equal(found, expected)
-
-
-def test_a_sum_under_way_is_there_after_its_wait_and_is_waited_for_once() -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("size", "operation", "combine"),
+    [*((size, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 5)), (2, dist.ReduceOp.MAX, torch.maximum)],
+)
+def test_every_rank_has_what_all_give_combined_in_the_order_of_ranks(
+    size: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
+) -> None:
     def action(group: TensorGroup) -> torch.Tensor:
         tensor = addend(group.rank()).reshape(10, 100).t()  # not contiguous
-        pending = dist.all_reduce(tensor, group=group, async_op=True)
-        assert pending is not None
-        pending.wait()
-        pending.wait()
+        pending = dist.all_reduce(tensor, operation, group, is_async)
+        assert (pending is not None) == is_async
+        for _ in range(2) if pending is not None else ():
+            pending.wait()
         return tensor
 
-    for found in on_all(2, action):
-        assert torch.equal(found, (addend(0) + addend(1)).reshape(10, 100).t())
-
-
-def test_the_largest() -> None:
-    def action(group: TensorGroup) -> torch.Tensor:
-        tensor = addend(group.rank())
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        return tensor
-
-    for found in on_all(2, action):
-        assert torch.equal(found, torch.maximum(addend(0), addend(1)))
+    expected = reduce(combine, map(addend, range(size))).reshape(10, 100).t()
+    for found in on_all(size, action):
+        assert torch.equal(found, expected)
 
 
 def test_between_generations_there_is_no_group() -> None:

@@ -12,12 +12,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle import Job
 from recycle.errors import JobError
+from recycle.exec.model import config as model_config
+from recycle.exec.model import gpt
 from recycle.exec.model.config import transformer_config
-from recycle.exec.model.layers import transformer_engine
-from tests.exec.drive import build_pipeline, differing, execute, gradients_by_name, micro_batches, one_f_one_b
-from tests.exec.drive import split as w_last
-from tests.exec.model.test_delayed_layers import Delays
+from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_deferred
 from tests.exec.model.test_families import MODELS, family_job
+from tests.exec.model.test_other_layers import Delays
 
 pytestmark = pytest.mark.slow
 ASKED = {"transformer_impl": "transformer_engine"}
@@ -79,8 +79,8 @@ class Backend(LocalSpecProvider):  # type: ignore[misc]
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_engine, "HAVE_TE", True)
-    monkeypatch.setattr(transformer_engine, "backend", Backend)
+    monkeypatch.setattr(model_config, "HAVE_TE", True)
+    monkeypatch.setattr(gpt, "backend", Backend)
 
 
 def asked(model: dict[str, Any]) -> dict[str, Any]:
@@ -89,11 +89,8 @@ def asked(model: dict[str, Any]) -> dict[str, Any]:
 
 def gradients(job: Job) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """(gradients of four micro-batches, W in another order than I; which half of the backward each parameter has)."""
-    batches, stages = micro_batches(0, 4), build_pipeline(job)
-    for stage in stages:
-        stage.begin_iteration(5)
-    orders = [w_last(one_f_one_b(s.index, 2, batches), [batches[place] for place in (3, 1, 0, 2)]) for s in stages]
-    execute(zip(stages, orders, strict=True))
+    stages = build_pipeline(job)
+    run_deferred(stages, 5)
     return gradients_by_name(stages), {name: half for stage in stages for name, half in stage.placement().items()}
 
 

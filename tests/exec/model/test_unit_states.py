@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
@@ -62,10 +63,7 @@ def named(stages: Mapping[int, Stage]) -> dict[str, torch.Tensor]:
 def test_a_model_that_is_cut_anew_between_steps_gives_the_same_bits(name: str) -> None:
     of = job_of(name)
 
-    def build(indices: object, **how: object) -> dict[int, Stage]:
-        return build_stages(of, indices, **how)  # type: ignore[arg-type]
-
-    still, moved = Hosted(Worker(0, 0), build, (), [0, 1]), Hosted(Worker(0, 0), build, (), [0, 1])  # type: ignore[arg-type]
+    still, moved = (Hosted(Worker(0, 0), partial(build_stages, of), (), [0, 1]) for _ in range(2))
     for step, cut in enumerate([(), (1, 1, 2), (3, 1), ()]):
         tensors = {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()}
         if cut or step:
@@ -94,10 +92,7 @@ def test_workers_of_a_rank_that_host_unlike_layers_give_the_bits_of_the_given_st
 def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None:
     of = job_of("emulated")
 
-    def build(indices: object, **how: object) -> dict[int, Stage]:
-        return build_stages(of, indices, **how)  # type: ignore[arg-type]
-
-    hosted = Hosted(Worker(0, 0), build, (), [0])  # type: ignore[arg-type]
+    hosted = Hosted(Worker(0, 0), partial(build_stages, of), (), [0])
     assert not hosted.place_held()
     given, kept = hosted.layout, [tensor.clone() for tensor in hosted.held(0, 3)]
     assert hosted.place((1, 3), [1])

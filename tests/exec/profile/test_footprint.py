@@ -15,8 +15,8 @@ from recycle import Job, Link, Profile, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
-from recycle.exec.profile.allocations import Allocated, allocated_by
 from recycle.exec.profile.measure import StageFigures, Subject, message_bytes
+from recycle.exec.profile.memory import Allocated, allocated_by
 from recycle.exec.profile.profiler import assemble
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
@@ -64,7 +64,7 @@ class Echo(GroupTransport):
     def form(self) -> None:
         return
 
-    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
+    def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         return
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
@@ -119,7 +119,7 @@ def measured(of: Job, schedule: Schedule, worker: Worker) -> Allocated:
         iteration = 0
 
         def step(index: int) -> None:
-            for _ in stages[index].reduced():
+            for _ in stages[index].layout.reduced(stages[index]):
                 pass
             if of.planner.staggered:
                 updates.step_ahead(index, iteration)
@@ -253,7 +253,7 @@ def test_bytes_of_a_parameter(precision: str, accumulation: str, staggered: bool
 def test_nothing_of_a_step_has_the_size_of_the_stage() -> None:
     of = job(1, 1, 2, kind="gpt", model={"layers": 2, "hidden": 512, "vocabulary": 256})
     stage = build_stages(of, [0])[0]
-    parameters = sum(unit.state_tensors()[0].numel() for unit in stage.units().values())
+    parameters = sum(unit.state_tensors()[0].numel() for unit in stage.layout.units().values())
     assert parameters > 10 * ON_CPU.stepped
     update = allocated_by(lambda: (stage.gradient_norms_squared(), stage.step(0, 0.5)), CPU)
     assert update.kept == 0

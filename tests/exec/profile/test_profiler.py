@@ -12,10 +12,9 @@ import torch
 from recycle import Job, JobError, Link, Profile, RunError
 from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.model.state.accumulate import ALIGNMENT
-from recycle.exec.profile.allocations import allocated_by
-from recycle.exec.profile.capacity import capacity, machine_memory
 from recycle.exec.profile.executed import executed
 from recycle.exec.profile.measure import StageFigures
+from recycle.exec.profile.memory import allocated_by, capacity, machine_memory
 from recycle.exec.profile.profiler import assemble, fit_link, measure
 from recycle.ir.families import one_f_one_b
 from recycle.job import PricedJob

@@ -43,7 +43,7 @@ def test_a_bucket_is_whole_before_anybody_waits_for_it(make: Callable[..., Group
         transport.form()
         transport.begin([], 0)
         first, second = torch.full((3,), place + 1.0, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        transport.begin_reduce(0, 0, [first])
+        transport.reduce(0, [first], 0)
         deadline = time.monotonic() + LATE
         while not bool((first == 6.0).all()):
             assert time.monotonic() < deadline
@@ -73,13 +73,13 @@ def test_a_sum_that_nobody_waits_for_any_more_does_not_hold_up_the_end_of_the_ge
     with ThreadPoolExecutor(2) as both:
         list(both.map(GlooTransport.form, transports, timeout=LATE))
     transports[0].begin([], 0)
-    transports[0].begin_reduce(0, 0, [torch.ones(3)])
+    transports[0].reduce(0, [torch.ones(3)], 0)
     began = time.monotonic()
     transports[0].close()
     assert time.monotonic() - began < LATE / 4
     transports[1].begin([], 0)
     late = torch.ones(3)
-    transports[1].begin_reduce(0, 0, [late])  # it comes after all, so that the first one's thread can end
+    transports[1].reduce(0, [late], 0)  # it comes after all, so that the first one's thread can end
     transports[1].reduce(0, [])
     assert late.tolist() == [2.0] * 3
     transports[1].close()

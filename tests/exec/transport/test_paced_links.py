@@ -14,7 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.exec.transport.paced_links import LOST_SECONDS, PacedLinks
+from recycle.exec.transport.outgoing import LOST_SECONDS, PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, Send

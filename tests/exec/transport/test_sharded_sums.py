@@ -71,7 +71,7 @@ def test_owners_have_the_sum_everybody_the_parameters_and_the_bytes_are_the_form
         sums = addends[place].clone()
         first = hosts * size // 3
         if in_buckets:
-            transport.begin_reduce_scatter(0, 0, [clipped(shards(sums), 0, first)])
+            transport.reduce_scatter(0, [clipped(shards(sums), 0, first)], 0)
             transport.reduce_scatter(0, [clipped(shards(sums), first, hosts * size)])
         else:
             transport.reduce_scatter(0, [shards(sums)])
@@ -105,7 +105,7 @@ def test_a_stage_with_one_host_left_has_nothing_to_send() -> None:
     transport = GlooTransport(settings, groups)
     transport.form()
     part = torch.ones(3)
-    transport.begin_reduce_scatter(0, 0, [[part]])
+    transport.reduce_scatter(0, [[part]], 0)
     transport.reduce_scatter(0, [[part]])
     transport.gather(0, [part])
     assert part.tolist() == [1.0] * 3

@@ -15,8 +15,7 @@ import pytest
 from recycle.errors import JobError, RunError
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.nccl import Nccl
-from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
-from recycle.exec.transport.transports import transport_of
+from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, transport_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price

@@ -40,7 +40,7 @@ def schedule_of_shared_stages(draw: random.Random) -> Schedule:
 def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
     """The sums that the interpreter of a worker asks its transport for, in their order."""
     asked: list[int] = []
-    transport = SimpleNamespace(reduce=lambda group, _: asked.append(group))
+    transport = SimpleNamespace(reduce=lambda group, *_: asked.append(group))
     state = cast(Any, ReplicatedState)
     layout = SimpleNamespace(reduce=lambda *given: state.reduce(None, *given))
     stages: dict[int, Any] = {

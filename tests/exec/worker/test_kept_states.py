@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from recycle import RunError
+from recycle.exec.checksums import Checksum
 from recycle.exec.leader.commit import Comparison
-from recycle.exec.model import checksum
+from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.checksum import RunningChecksum
+from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
@@ -29,6 +30,10 @@ TWO_STAGES = (0, 1)
 @pytest.fixture(params=["emulated", pytest.param("gpt", marks=pytest.mark.slow)])
 def stages(request: pytest.FixtureRequest) -> list[Stage]:
     return pipeline(request.param)
+
+
+def sums_of(stages: Sequence[Stage]) -> dict[int, Checksum]:
+    return {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
 
 
 def take(stages: Sequence[Stage], updates: Updates, step: int, ahead: bool = False) -> None:
@@ -47,7 +52,7 @@ def test_the_last_two_are_kept_and_each_can_be_gone_back_to(stages: list[Stage])
         if step % 2 == 0:
             updates.compare_state(Comparison(step - 1))
             sums = updates.checksums()
-            assert sums == {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
+            assert sums == sums_of(stages)
         take(stages, updates, step)
         after[step] = digests(stages)
     assert len(set(map(str, after.values()))) == 7
@@ -118,7 +123,7 @@ def test_who_hosted_nothing_goes_back_to_what_it_hosted_before() -> None:
 
 def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages: list[Stage]) -> None:
     updates = Updates(dict(enumerate(stages)))
-    before = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
+    before = sums_of(stages)
     train(stages, updates, 0)
     updates.compare_state(Comparison(-1))
     updates.step_ahead(0, 0)
@@ -130,7 +135,7 @@ def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages:
 def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_undone_as_ever(
     stages: list[Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checksum, "PIECE", 4)
+    monkeypatch.setattr(integrity, "PIECE", 4)
     updates, before = Updates(dict(enumerate(stages))), digests(stages)
     updates.compare_state(Comparison(-1))
     train(stages, updates, 0)
@@ -139,9 +144,7 @@ def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_
     assert digests(stages) == before
     assert updates.stand_at(-1)
     updates.compare_state(Comparison(-1))
-    assert updates.checksums() == {
-        index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES
-    }
+    assert updates.checksums() == sums_of(stages)
 
 
 def test_states_that_come_from_a_peer_leave_nothing_to_go_back_to(stages: list[Stage]) -> None:
@@ -161,7 +164,7 @@ def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_s
     known: dict[int, Commit] = {}
     updates = Updates(dict(enumerate(stages)), decided=known.get)
     take(stages, updates, 0)
-    expected = {index: RunningChecksum(stages[index].state_tensors()).finish() for index in TWO_STAGES}
+    expected = sums_of(stages)
     updates.begin(1)
     updates.compare_in_waits(Comparison(0))
     updates.waits(True)

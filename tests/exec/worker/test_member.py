@@ -233,10 +233,10 @@ def process() -> Iterator[Process]:
 
 def test_process_says_who_it_is_first_and_names_the_generation_that_it_speaks_of(process: Process) -> None:
     assert process.agent.hear(lambda message: message) == Join("0.1", 2)
-    process.member.ready()
+    process.member.say(Ready(2))
     process.begin(4)
-    process.member.acknowledge(took_back=True)
-    process.member.formed("why")
+    process.member.say(Acknowledged(True))
+    process.member.say(Formed("why"))
     said = [process.agent.hear_said(kind) for kind in (Ready, Acknowledged, Formed)]
     assert said == [Ready(2), Acknowledged(True), Formed("why")]
     generations = process.agent.hear(lambda m: m if isinstance(m, Said) and m.generation else None)
@@ -335,7 +335,7 @@ def test_process_learns_that_its_agent_is_gone(process: Process) -> None:
     process.agent.close()
     assert process.lost.wait(SOON)
     with pytest.raises(RunError, match="the agent of this node is gone"):
-        process.member.ready()
+        process.member.say(Ready(2))
 
 
 def test_process_without_an_agent_fails_at_once() -> None:

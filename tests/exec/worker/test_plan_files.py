@@ -11,8 +11,8 @@ import pytest
 from recycle import RunError, Shape
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
+from recycle.exec.worker.main_loop import read_plan
 from recycle.exec.worker.member import GenerationOver
-from recycle.exec.worker.plan_files import read_plan
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule

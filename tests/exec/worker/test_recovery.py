@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from recycle import Job, RunError, Schedule, check, lower
+from recycle import Job, Schedule, check, lower
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.formats.run_trace import read_trace
-from tests.exec.runs import Run, job, kinds, processes_writing_below
+from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
 
 STEPS = 7
 FAULT = ["generation", "fault", "detected", "generation", "recovered"]
@@ -18,26 +16,6 @@ FAULT = ["generation", "fault", "detected", "generation", "recovered"]
 @pytest.fixture(scope="module")
 def emulated() -> Job:
     return job(3, 2, 2)
-
-
-_FAULT_FREE: dict[str, RunResult] = {}
-
-
-def fault_free(launch: Run, of: Job, steps: int = STEPS) -> RunResult:
-    """The run without failures, once per job."""
-    key = f"{steps} steps\n{of.to_toml()}"
-    if key not in _FAULT_FREE:
-        _FAULT_FREE[key] = launch(of, steps)
-    return _FAULT_FREE[key]
-
-
-def assert_same_training(run: RunResult, reference: RunResult) -> None:
-    """Losses, norms and every surviving stage's final parameters and optimizer state, to the last bit."""
-    assert run.losses == reference.losses
-    assert [m["grad_norm"] for m in run.metrics] == [m["grad_norm"] for m in reference.metrics]
-    assert run.digests
-    for worker, stages in run.digests.items():
-        assert stages == reference.digests[worker]
 
 
 def assert_plans_pass_check(run: RunResult, of: Job) -> None:
@@ -51,7 +29,7 @@ def assert_plans_pass_check(run: RunResult, of: Job) -> None:
 @pytest.mark.parametrize("phase", ["", ".forward", ".backward", ".reduce", ".commit", ".step"])
 def test_a_kill_in_each_phase_changes_no_bit_and_leaves_its_events(phase: str, emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, f"kill:1.1@3{phase}")
-    assert_same_training(run, fault_free(launch, emulated))
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert_plans_pass_check(run, emulated)
     assert kinds(run) == FAULT
     assert [line["live_workers"] for line in run.metrics] in ([6] * 3 + [5] * 4, [6] * 4 + [5] * 3)
@@ -61,13 +39,13 @@ def test_a_kill_in_each_phase_changes_no_bit_and_leaves_its_events(phase: str, e
 @pytest.mark.parametrize("victim", ["0.0", "2.0", "0.1"])
 def test_any_worker_may_be_the_one_that_dies(victim: str, emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, f"kill:{victim}@2")
-    assert_same_training(run, fault_free(launch, emulated))
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert kinds(run) == FAULT
 
 
 def test_a_worker_that_rejoins_holds_the_same_state_as_its_peers(emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, "kill:1.1@2", "rejoin:1.1@5")
-    reference = fault_free(launch, emulated)
+    reference = calm_run(emulated, launch, STEPS)
     assert_same_training(run, reference)
     assert run.digests == reference.digests
     assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 5, 6, 6]
@@ -78,29 +56,22 @@ def test_a_worker_that_rejoins_holds_the_same_state_as_its_peers(emulated: Job, 
 def test_a_second_kill_while_recovering_from_the_first_is_survived(emulated: Job, launch: Run) -> None:
     steps = 40  # enough that the run does not end before the second signal
     run = launch(emulated, steps, "kill:1.1@3", "kill=0.05:0.0@3")
-    assert_same_training(run, fault_free(launch, emulated, steps))
+    assert_same_training(run, calm_run(emulated, launch, steps))
     assert kinds(run).count("detected") == 2
     assert run.metrics[-1]["live_workers"] == 4
 
 
 def test_two_workers_of_one_stage_die_and_the_last_host_takes_all(emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, "kill:1.1@2", "kill:2.1@4", "rejoin:1.1@5")
-    assert_same_training(run, fault_free(launch, emulated))
+    assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 4, 5, 5]
 
 
 def test_a_vector_that_was_not_planned_ahead_is_planned_when_it_happens(launch: Run) -> None:
     unplanned = job(3, 2, 2, planner={"ahead": 0})
     run = launch(unplanned, STEPS, "kill:1.1@3")
-    assert_same_training(run, fault_free(launch, unplanned))
+    assert_same_training(run, calm_run(unplanned, launch, STEPS))
     assert kinds(run) == FAULT
-
-
-def test_a_stage_without_a_live_host_ends_the_run_naming_the_stage(launch: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3"):
-        launch(job(2, 2, 2), STEPS, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
-    assert not processes_writing_below(str(tmp_path))
 
 
 def test_the_trace_shows_who_ran_the_dead_workers_micro_batches(emulated: Job, launch: Run) -> None:
@@ -129,7 +100,7 @@ def test_a_real_gpt_trains_through_a_kill_and_a_rejoin_bit_for_bit(
 ) -> None:
     of = job(pipelines, ranks, micro_batches, kind="gpt")
     run = launch(of, 6, "kill:1.1@2", "rejoin:1.1@4")
-    reference = fault_free(launch, of, 6)
+    reference = calm_run(of, launch, 6)
     assert_same_training(run, reference)
     assert run.digests == reference.digests
     assert_plans_pass_check(run, of)
@@ -139,5 +110,5 @@ def test_a_real_gpt_trains_through_a_kill_and_a_rejoin_bit_for_bit(
 
 def test_fast_accumulation_stays_within_its_tolerance(launch: Run) -> None:
     of = job(3, 2, 2, kind="gpt", train={"accumulation": "fast"})
-    run, reference = launch(of, 6, "kill:1.1@2"), fault_free(launch, of, 6)
+    run, reference = launch(of, 6, "kill:1.1@2"), calm_run(of, launch, 6)
     assert run.losses == pytest.approx(reference.losses, rel=1e-4)

@@ -6,7 +6,7 @@ import pytest
 
 from recycle import Job, RunError, Schedule
 from recycle.exec import run
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.ir.families import one_f_one_b
 from recycle.ir.kinds import ValueKind
 from recycle.job.shape import MicroBatch

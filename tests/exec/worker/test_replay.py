@@ -10,7 +10,7 @@ import torch
 from recycle import RunError
 from recycle.exec import run
 from recycle.exec.data.batches import Batch
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.loss import masked_sum
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.replays import with_replays

@@ -19,7 +19,7 @@ from recycle.ir.families import interleaved, one_f_one_b
 from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import lower, with_barrier
 from recycle.runs.logs import log_path, read_lines
-from tests.exec.runs import Run, job, kinds, processes_writing_below
+from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, processes_writing_below
 
 STEPS = 7
 FAR = {"clip": 1e9}
@@ -33,16 +33,11 @@ def emulated() -> Job:
     return job(3, 2, 2, train=FAR)
 
 
-_BARRIER: dict[str, RunResult] = {}
-
-
 def with_the_barrier(launch: Run, of: Job, steps: int = STEPS) -> RunResult:
-    """The run without failures in which every step waits for its commit, once per job."""
-    key = f"{steps} steps\n{of.to_toml()}"
-    if key not in _BARRIER:
-        _BARRIER[key] = launch(_changed(of, "planner", staggered=False), steps)
-        assert modes(_BARRIER[key]) == ["barrier"] * steps
-    return _BARRIER[key]
+    """The run without failures in which every step waits for its commit."""
+    calm = calm_run(_changed(of, "planner", staggered=False), launch, steps)
+    assert modes(calm) == ["barrier"] * steps
+    return calm
 
 
 def _changed(of: Job, section: str, **keys: Any) -> Job:
@@ -61,16 +56,6 @@ def modes(run: RunResult) -> list[str]:
 def undone(run: RunResult) -> list[tuple[int, int]]:
     """(step, workers) of what was taken back."""
     return [(event["step"], event["count"]) for event in run.events if event["kind"] == "undone"]
-
-
-def assert_same_training(run: RunResult, reference: RunResult) -> None:
-    """Losses, norms and every surviving stage's final parameters and optimizer state, to the last bit."""
-    assert run.losses == reference.losses
-    assert [m["grad_norm"] for m in run.metrics] == [m["grad_norm"] for m in reference.metrics]
-    assert [m["step"] for m in run.metrics] == list(range(len(reference.metrics)))
-    assert run.digests
-    for worker, stages in run.digests.items():
-        assert stages == reference.digests[worker]
 
 
 def test_staggered_steps_train_a_gpt_to_the_bits_of_the_barrier(launch: Run) -> None:
@@ -192,37 +177,20 @@ class _Hold(Observer):
         return any(line["step"] == step and line["instructions"][-1][0].endswith("STEP") for _, line in lines)
 
 
-def test_a_step_that_a_death_keeps_from_being_committed_is_undone_by_all_who_took_it(
-    emulated: Job, launch: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    ("also", "took_back"), [((), 3), (("kill:0.1@3.stepped",), 2), (("kill:1.1@3.undo",), 2)], ids=str
+)
+def test_a_step_that_a_death_keeps_from_being_committed_is_undone_by_all_who_took_it_and_live(
+    also: tuple[str, ...], took_back: int, emulated: Job, launch: Run, tmp_path: Path
 ) -> None:
     """Worker 2.0 dies before its reduce: stage 0 cannot step, all of stage 1 has."""
     hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
-    run = launch(emulated, STEPS, "kill:2.0@3.reduce", observer=hold, directory=tmp_path)
+    run = launch(emulated, STEPS, "kill:2.0@3.reduce", *also, observer=hold, directory=tmp_path)
     assert_same_training(run, with_the_barrier(launch, emulated))
-    assert undone(run) == [(3, 3)]
-    assert run.undone == [3]
+    assert undone(run) == [(3, took_back)]
+    assert kinds(run).count("detected") == 1 + len(also)
     assert modes(run) == ["barrier", "staggered", "staggered", "barrier", "staggered", "staggered", "staggered"]
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
-
-
-def test_a_worker_killed_right_after_its_step_and_before_the_commit_leaves_its_peers_to_undo(
-    emulated: Job, launch: Run, tmp_path: Path
-) -> None:
-    hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
-    faults = ("kill:2.0@3.reduce", "kill:0.1@3.stepped")
-    run = launch(emulated, STEPS, *faults, observer=hold, directory=tmp_path)
-    assert_same_training(run, with_the_barrier(launch, emulated))
-    assert undone(run) == [(3, 2)]
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [4] * 4
-
-
-def test_a_worker_killed_in_the_undo_changes_nothing_for_the_others(emulated: Job, launch: Run, tmp_path: Path) -> None:
-    hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
-    run = launch(emulated, STEPS, "kill:2.0@3.reduce", "kill:1.1@3.undo", observer=hold, directory=tmp_path)
-    assert_same_training(run, with_the_barrier(launch, emulated))
-    assert undone(run) == [(3, 2)]
-    assert kinds(run).count("detected") == 2
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [4] * 4
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5 - len(also)] * 4
 
 
 class _KillAtCommit(Observer):

@@ -79,7 +79,9 @@ def test_in_a_wait_all_is_copied_once_the_last_step_is_committed(
     after = of.digests()
     of.updates.begin(1)
     of.updates.waits(True)
-    sizes = {i: sum(unit.state_tensors()[0].numel() for unit in s.units().values()) for i, s in of.stages.items()}
+    sizes = {
+        i: sum(unit.state_tensors()[0].numel() for unit in s.layout.units().values()) for i, s in of.stages.items()
+    }
     until(lambda: of.early == sizes)
     of.updates.waits(False)
     assert asked == [0, 0, 0]

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from recycle import MicroBatch, RunError
-from recycle.exec.emulation.stage import EmulatedStage
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.shards import Shards
 from recycle.exec.protocol import Commit
@@ -43,6 +43,11 @@ def train(stages: Sequence[Stage], updates: Updates, step: int) -> None:
     updates.reduced(step)
 
 
+def step_ahead(updates: Updates, step: int) -> None:
+    for index in (0, 1):
+        updates.step_ahead(index, step)
+
+
 def digests(stages: Sequence[Stage]) -> list[str]:
     return [stage.state_digest() for stage in stages]
 
@@ -73,16 +78,14 @@ def test_a_step_ahead_is_that_of_the_commit_and_undo_restores_every_bit_again_an
     for step in range(3):
         for _ in range(2):
             train(stages, updates, step)
-            for index in (0, 1):
-                updates.step_ahead(index, step)
+            step_ahead(updates, step)
             assert " ".join(digests(stages)) == expected[step + 1]
             assert updates.ahead(step - 1) == [0, 1]
             updates.settle(step - 1, commit(step - 1) if step else None)
             assert " ".join(digests(stages)) == expected[step]
             assert updates.ahead(step - 1) == []
         train(stages, updates, step)
-        for index in (0, 1):
-            updates.step_ahead(index, step)
+        step_ahead(updates, step)
 
 
 def test_what_is_committed_stays_also_in_the_middle_of_the_next_iteration(kind: str) -> None:
@@ -90,8 +93,7 @@ def test_what_is_committed_stays_also_in_the_middle_of_the_next_iteration(kind: 
     stages = pipeline(kind)
     updates = updates_of(stages)
     train(stages, updates, 0)
-    for index in (0, 1):
-        updates.step_ahead(index, 0)
+    step_ahead(updates, 0)
     stages[0].begin_iteration(1)
     stages[0].forward(MicroBatch(0, 0), None)
     updates.settle(0, commit(0))

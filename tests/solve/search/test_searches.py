@@ -26,7 +26,7 @@ from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
 def insertion(begun: Beginning, effort: Effort) -> Incumbent:
-    return begun.best if begun.inserted is None else vary_insertion(begun.problem, *begun.inserted, effort)[0]
+    return begun.best if begun.inserted is None else vary_insertion(begun.problem, *begun.inserted, effort)
 
 
 SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
@@ -35,7 +35,7 @@ SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
     "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
     "insertion": insertion,
     "waves": lambda begun, effort: best_wave(begun.problem, effort),
-    "all": lambda begun, effort: search_from(begun, effort)[0],
+    "all": lambda begun, effort: search_from(begun, effort),
 }
 FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves")]
 

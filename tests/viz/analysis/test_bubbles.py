@@ -10,27 +10,17 @@ from viz.analysis.bubbles import Bubbles
 
 def test_the_bubble_under_a_point_says_what_it_waits_for() -> None:
     bubbles = Bubbles(simulate(one_f_one_b(Shape(1, 4, 4)), Profile.uniform(link=0.5)))
-    found = bubbles.at(3, 2.0)
-    assert found is not None
-    assert bubbles.reason(found) == "Idle for 4: 3F0.0 waits for 2F0.0 on 0.2, which ends at 4."
-    found = bubbles.at(3, 4.25)
-    assert found is not None
-    assert bubbles.reason(found) == (
-        "Idle for 0.5: 3F0.0 waits for 2SEND_F0.0@0.3 on 0.2, its value is made and not here yet."
-    )
-    assert bubbles.at(3, 5.0) is None  # it works then
-    last = bubbles.at(3, 25.0)
-    assert last is not None
-    assert bubbles.reason(last) == "Idle for 7.5: its program has ended; the iteration ends at 26."
-
-
-def test_going_from_bubble_to_bubble_visits_each_once() -> None:
-    bubbles = Bubbles(simulate(one_f_one_b(Shape(1, 4, 4)), Profile.uniform(link=0.5)))
-    times, now = [], -1.0
-    while (gap := bubbles.next(3, now)) is not None:
-        times.append(gap.start)
-        now = gap.start
-    assert times == [gap.start for gap in bubbles.gaps if gap.worker.rank == 3]
+    told = {
+        time: [bubbles.reason(gap) for gap in bubbles.between(3, time, time + 0.1)] for time in (2.0, 4.25, 5.0, 25.0)
+    }
+    assert told == {
+        2.0: ["Idle for 4: 3F0.0 waits for 2F0.0 on 0.2, which ends at 4."],
+        4.25: ["Idle for 0.5: 3F0.0 waits for 2SEND_F0.0@0.3 on 0.2, its value is made and not here yet."],
+        5.0: [],  # it works then
+        25.0: ["Idle for 7.5: its program has ended; the iteration ends at 26."],
+    }
+    own = [gap.start for gap in bubbles.gaps if gap.worker.rank == 3]
+    assert [gap.start for gap in bubbles.between(3, 0.0, 26.0)] == own
 
 
 def test_a_memory_limit_is_named_as_the_cause() -> None:

@@ -81,7 +81,6 @@ def test_a_slower_link_is_communication() -> None:
 def test_the_first_other_instruction_of_a_worker_is_found() -> None:
     shape = Shape(1, 2, 3)
     found = first_order_divergence(simulate(one_f_one_b(shape)), simulate(zb_h1(shape)))
-    assert found is not None
     assert found.first >= 0
     assert first_order_divergence(simulate(one_f_one_b(shape)), simulate(one_f_one_b(shape))) is None
 
@@ -91,7 +90,6 @@ def test_the_first_late_instruction_is_found_beyond_the_tolerance() -> None:
     usual, slow = simulate(schedule), simulate(schedule, Profile(forward=[1.0, 1.5]))
     found = match(usual, slow)
     first = first_late(usual, slow, found, 0.25)
-    assert first is not None
     assert first.text == "1B0.0 on 0.1 starts 0.5 later in the second"
     assert first_late(usual, slow, found, 100.0) is None
 
@@ -107,7 +105,6 @@ def test_other_shapes_are_matched_by_stage_and_micro_batch() -> None:
 
 def test_plan_and_trace_are_aligned_and_the_method_is_said(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run"))
-    assert run.trace is not None
     plan = simulate(run.plan(run.plan_of(4)), run.profile)  # type: ignore[arg-type]
     ran = executed_timeline(run.trace.window(4, 4, 1), run.profile)
     scale, method = align(plan, ran)
@@ -120,7 +117,6 @@ def test_plan_and_trace_are_aligned_and_the_method_is_said(make_run: Callable[..
 
 def test_a_trace_of_clocks_that_do_not_agree_is_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run"))
-    assert run.trace is not None
     window = run.trace.window(4, 4, 1)
     of_node = np.isin(window.process, [2, 3])  # worker 1.0's machine is 11.56 s ahead
     skewed = replace(window, start=window.start + 11.56 * of_node, end=window.end + 11.56 * of_node)

@@ -22,7 +22,6 @@ def page(run_dir: Path) -> ReportPage:
 
 def test_iterations_throughput_and_workers_stand_at_their_times_with_the_changes_marked(page: ReportPage) -> None:
     report = page.run.report
-    assert report is not None
     figure = over_time_figure(report, page.run.metrics, 6)
     seconds, tokens, workers = figure.data
     assert list(seconds.x) == [line["time"] for line in page.run.metrics]
@@ -39,7 +38,6 @@ def test_iterations_throughput_and_workers_stand_at_their_times_with_the_changes
 
 def test_the_bar_and_the_table_have_every_part_and_add_up(page: ReportPage) -> None:
     report = page.run.report
-    assert report is not None
     bars = {bar.name: bar.x[0] for bar in parts_figure(report).data}
     assert sum(bars.values()) == pytest.approx(100)
     rows = part_rows(report)
@@ -51,7 +49,6 @@ def test_the_bar_and_the_table_have_every_part_and_add_up(page: ReportPage) -> N
 
 def test_a_change_has_a_row_with_what_it_cost(page: ReportPage) -> None:
     report = page.run.report
-    assert report is not None
     head, rows = changes_table(report.changes)
     failure = dict(zip(head, rows[0], strict=True))
     assert failure["change"] == "failure"

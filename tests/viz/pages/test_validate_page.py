@@ -59,7 +59,6 @@ def test_lanes_carry_their_number_of_findings() -> None:
     component = plain(page.lanes(file))
     (canvas,) = canvases(component)
     shown = page.cache.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
-    assert shown is not None
     assert shown.table.labels[47 * 4 + 3] == "47.3 ▲1"
     assert page.places(file, file.findings[0])[0].lane == 47 * 4 + 3
 

@@ -72,9 +72,7 @@ class FlatLayout:
             begin, end: elements at which the part that is cut begins and ends; all when left out.
         """
         end = self.size if end is None else end
-        begins = [*(at for at, _ in self.blocks(elements) if begin <= at < end), end]
-        wanted = [begin + (end - begin) * shard / count for shard in range(1, count)]
-        return [begin, *(min(begins, key=lambda at: abs(at - cut)) for cut in wanted), end]
+        return _nearest([*(at for at, _ in self.blocks(elements) if begin <= at < end), end], begin, end, count)
 
     def cut(self, buckets: int, places: Iterable[int], size: int) -> list[int]:
         """Where to cut a flat tensor of `size` elements into buckets, each about as large as the others: [buckets + 1].
@@ -83,9 +81,14 @@ class FlatLayout:
             places: of the parts at whose beginnings cuts may lie; their number for the end of the last. The last bucket
                 has all that is behind.
         """
-        ends = [[*self.offsets, self.size][place] for place in places]
-        wanted = [size * bucket / buckets for bucket in range(1, buckets)]
-        return [0, *(min(ends, key=lambda end: abs(end - cut)) for cut in wanted), size]
+        offsets = [*self.offsets, self.size]
+        return _nearest([offsets[place] for place in places], 0, size, buckets)
+
+
+def _nearest(places: Sequence[int], begin: int, end: int, count: int) -> list[int]:
+    """A range cut into `count` parts at those places that are nearest to equal shares: [count + 1]."""
+    wanted = [begin + (end - begin) * part / count for part in range(1, count)]
+    return [begin, *(min(places, key=lambda place: abs(place - cut)) for cut in wanted), end]
 
 
 def grid_exponent(addends: int, exponent: int) -> int:

@@ -1,4 +1,4 @@
-"""AdamW on the parameters of one unit of the model, held as one flat tensor.
+"""AdamW on the parameters of one unit of the model, held as one flat tensor, and its names in checkpoints.
 
 The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
 
@@ -7,23 +7,28 @@ and everything that a new host of the unit must copy is four tensors. The module
 anew, for a stage of other units, around the same tensors (`bind`). Learning rate and clip factor are pure functions, so
 that every worker derives the same step from the same record.
 
+Tensor ranks cut each half of a gated layer by itself, so each half has a name of its own in checkpoints. Of tied stages
+the first stores the shared weight.
+
 Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.optim.adamw import adamw
 
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.learning_rate import learning_rate
+from recycle.exec.model.stored_tensors import piece_name, piece_of
 from recycle.job.footprint import ON_CPU, ON_GPU
 from recycle.job.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `StateNames.named`."""
+"""Before a parameter's name: what of the state has its shape, see `OptimizerPiece.named_state`."""
 UNROUNDED = 4
 """Tensors of a state without rounded parameters."""
 COUNTED = "step."
@@ -71,7 +76,6 @@ class FlatOptimizer:
 
     Attributes:
         parameters: as given.
-        averages: fp32 [n], the first moments.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class FlatOptimizer:
         begin, end = decayed.start, decayed.stop
         self._parts = (decayed, slice(0, begin) if begin else slice(end, len(parameters)))
         make = torch.zeros_like if is_new else torch.empty_like
-        self.averages = make(parameters)
+        self._averages = make(parameters)
         self._squares = make(parameters)
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=parameters.device)
@@ -143,7 +147,7 @@ class FlatOptimizer:
                 adamw(
                     [self.parameters[piece]],
                     [mean],
-                    [self.averages[piece]],
+                    [self._averages[piece]],
                     [self._squares[piece]],
                     [],
                     [count.clone()],
@@ -177,11 +181,11 @@ class FlatOptimizer:
 
     def _shaped(self) -> list[torch.Tensor]:
         """What of the state is laid out as the parameters are, in the order of SHAPED."""
-        return [self.parameters, self.averages, self._squares]
+        return [self.parameters, self._averages, self._squares]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts: the live tensors."""
-        return [self.parameters, self.averages, self._squares, self._counts]
+        return [self.parameters, self._averages, self._squares, self._counts]
 
     def count_of(self, counts: torch.Tensor, element: int) -> torch.Tensor:
         """Of step counts, [1], that of an element."""
@@ -235,29 +239,17 @@ class UnitOptimizer(FlatOptimizer):
         return state if self._working is None else [*state, self._working]
 
 
-class StateNames:
+class StateNames(NamedTuple):
     """What lies where in a range of the state.
 
-    Args:
+    Attributes:
         shaped: name in checkpoints of a parameter, a half of one, or the part of it that the range has -> first element
             and end in the range, and the shape of all of it.
         counted: parameters that begin in the range -> their first element.
     """
 
-    def __init__(self, shaped: Mapping[str, tuple[int, int, torch.Size]], counted: Mapping[str, int]) -> None:
-        self._shaped, self._counted = shaped, counted
-
-    def named(self, optimizer: FlatOptimizer, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of tensors laid out as the optimizer's state, rounded parameters behind: each parameter under its name,
-        its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under
-        `rounded.`."""
-        named = {
-            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
-            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
-            for name, (begin, end, shape) in self._shaped.items()
-        }
-        counts = {f"{COUNTED}{name}": optimizer.count_of(tensors[3], place) for name, place in self._counted.items()}
-        return named | counts
+    shaped: Mapping[str, tuple[int, int, torch.Size]]
+    counted: Mapping[str, int]
 
 
 class OptimizerPiece:
@@ -284,7 +276,84 @@ class OptimizerPiece:
         self._optimizer.step(self._gradient, iteration, clip_factor, before, kept, self._scratch)
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Rounded parameters that are no part of the state are made of the others: to read them changes nothing."""
+        """Each parameter under its name, its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before
+        it, a rounded one under `rounded.`.
+
+        Rounded parameters that are no part of the state are made of the others: to read them changes nothing.
+        """
         live = self._optimizer.live
-        is_rounded = live.dtype != torch.float32 and len(tensors) == UNROUNDED
-        return self._names.named(self._optimizer, [*tensors, tensors[0].to(live.dtype)] if is_rounded else tensors)
+        if live.dtype != torch.float32 and len(tensors) == UNROUNDED:
+            tensors = [*tensors, tensors[0].to(live.dtype)]
+        named = {
+            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
+            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
+            for name, (begin, end, shape) in self._names.shaped.items()
+        }
+        for name, place in self._names.counted.items():
+            named[COUNTED + name] = self._optimizer.count_of(tensors[3], place)
+        return named
+
+
+HALVES = (".gate", ".up")
+"""Behind the name of a gated layer's parameter: its halves."""
+
+
+class StoredNames:
+    """The names of one stage.
+
+    Args:
+        cut: parameter -> the dimension that tensor ranks cut; None where each has one of its own.
+        halved: parameters of gated layers.
+
+    Attributes:
+        cut, halved: as given.
+    """
+
+    def __init__(self, cut: Mapping[str, int | None], halved: Collection[str]) -> None:
+        self.cut, self.halved = dict(cut), set(halved)
+
+    def cuts(self) -> Mapping[str, int | None]:
+        """As `Stage.cuts`."""
+        counts = {f"{COUNTED}{name}": None for name, dimension in self.cut.items() if dimension is None}
+        return counts | {
+            f"{prefix}{name}{half}": dimension
+            for prefix in SHAPED
+            for name, dimension in self.cut.items()
+            for half in self._halves_of(name)
+        }
+
+    def _halves_of(self, name: str) -> Sequence[str]:
+        return HALVES if name in self.halved else ("",)
+
+    def between(
+        self,
+        shapes: Mapping[str, torch.Size],
+        places: Mapping[str, int],
+        begin: int,
+        end: int,
+        tells_shapes: bool = False,
+    ) -> StateNames:
+        """The names of a range of the state.
+
+        Args:
+            shapes: of parameters.
+            places: their first elements in one flat layout.
+            begin, end: elements of it at which the range begins and ends.
+            tells_shapes: as of `piece_name`.
+        """
+        shaped: dict[str, tuple[int, int, torch.Size]] = {}
+        for name, shape in shapes.items():
+            part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
+            for number, half in enumerate(self._halves_of(name)):
+                first = places[name] + number * part.numel()
+                low, high = max(first, begin), min(first + part.numel(), end)
+                if low < high:
+                    piece = piece_name(name + half, low - first, high - first, part, tells_shapes)
+                    shaped[piece] = low - begin, high - begin, part
+        return StateNames(shaped, {name: place - begin for name, place in places.items() if begin <= place < end})
+
+
+def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
+    """The same tensors but those of the shared weight, or of a piece of it."""
+    dropped = {f"{prefix}{shared}" for prefix in (*SHAPED, COUNTED)}
+    return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in dropped}

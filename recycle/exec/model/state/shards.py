@@ -5,51 +5,33 @@ the blocks begins that norms are made of up to where another does. The state of 
 moment, made when the worker comes to own the shard and let go of when it owns it no more. After a step the parameters
 of shards that others own come from them (`GATHER_PARAMS`), and likewise at the beginning of each generation: so a step
 that is taken back is taken back on the owned shards alone.
+
+Each element is stepped as a host that holds the whole stage does it, to the same bits. Where layers may move the
+stage's parameters lie unit by unit, and each unit is cut into shards by itself, at the same elements in every stage
+that has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
 
 import torch
 
-from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState
+from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState, bucket_key
+from recycle.exec.model.state.accumulate import FlatLayout
+from recycle.exec.model.state.gradient_sums import JoinedSums, SumBuffer
+from recycle.exec.model.state.optimizer import (
+    FlatOptimizer,
+    OptimizerPiece,
+    StoredNames,
+    decays,
+    flattened,
+    piece_of_step,
+)
 from recycle.exec.transport.base import Transport
-
-
-class Shard(StatePiece, Protocol):
-    """The state of one shard."""
-
-    def publish(self) -> None:
-        """Write the live parameters that follow from the state."""
-
-
-class SumBuffer(NamedTuple):
-    """A buffer of sums of gradients, and the range of the stage's parameters that it is of.
-
-    Attributes:
-        begin: of the range.
-        size: its elements.
-        buffer: flat [at least size]; what lies behind goes with the shard that has the range's last element.
-        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
-        is_own: whether it is that of the stage's own parameters, which is summed in buckets.
-    """
-
-    begin: int
-    size: int
-    buffer: torch.Tensor
-    is_apart: bool = False
-    is_own: bool = True
-
-    def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """The part of a range of the stage's parameters, as far as it lies between two elements of the buffer."""
-        low, high = (min(max(0, bound - self.begin), self.size) for bound in (begin, end))
-        if low < high == self.size:
-            high = self.buffer.numel()
-        low, high = max(low, first), high if last is None else min(high, last)
-        return self.buffer[low : max(low, high)]
+from recycle.job.sections import TrainSection
 
 
 class Shards(StateLayout):
@@ -61,18 +43,13 @@ class Shards(StateLayout):
             those of one unit lie behind those of another.
         weights: the live parameters, flat [bounds[-1]].
         sums: of the gradients.
-        make: the initial state of the shard at a place.
-        norms: the squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`.
-        settled: called when no shard is made of the initial state any more.
-        common: places in `norms` of a range that all tensor ranks of a worker have alike.
 
     Attributes:
-        settled: as given.
         pieces: number in the whole model -> the state of a shard that this worker holds, in order.
     """
 
     kind = "shard"
-    pieces: dict[int, Shard]
+    pieces: dict[int, StatePiece]
 
     def __init__(
         self,
@@ -80,14 +57,24 @@ class Shards(StateLayout):
         bounds: Sequence[int],
         weights: torch.Tensor,
         sums: Sequence[SumBuffer],
-        make: Callable[[int], Shard],
-        norms: Callable[[int, int], list[float]],
-        settled: Callable[[], None] = lambda: None,
-        common: Callable[[int, int], Collection[int]] = lambda begin, end: (),
     ) -> None:
-        self._first, self._bounds, self._make, self._norms = first, list(bounds), make, norms
-        self._weights, self._sums, self.settled, self._common = weights, list(sums), settled, common
+        self._first, self._bounds, self._weights, self._sums = first, list(bounds), weights, list(sums)
         self.pieces = {}
+
+    @abstractmethod
+    def _make(self, begin: int, end: int) -> StatePiece:
+        """The initial state of a shard, of a range of the parameters."""
+
+    @abstractmethod
+    def _norms(self, begin: int, end: int) -> list[float]:
+        """The squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`."""
+
+    @abstractmethod
+    def _common(self, begin: int, end: int) -> Collection[int]:
+        """Places in the norms of a range of those that all tensor ranks of a worker have alike."""
+
+    def settled(self) -> None:
+        """Shards come from their owners from now on, not from the initial state."""
 
     @property
     def all_numbers(self) -> range:
@@ -96,7 +83,7 @@ class Shards(StateLayout):
 
     def own(self, numbers: Collection[int]) -> None:
         """Hold the state of these shards of the stage too; of a new one the initial state."""
-        new = {number: self._make(number - self._first) for number in sorted(set(numbers) - self.pieces.keys())}
+        new = {number: self._make(*self._range(number)) for number in sorted(set(numbers) - self.pieces.keys())}
         self.pieces = dict(sorted((self.pieces | new).items()))
 
     def keep_only(self, numbers: Collection[int]) -> None:
@@ -146,18 +133,11 @@ class Shards(StateLayout):
         place = number - self._first
         return self._bounds[place], self._bounds[place + 1]
 
-    def begin_reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        transport.begin_reduce_scatter(stage.index, bucket, self.bucket(stage, bucket, buckets))
-
-    def reduce(self, stage: Stage, transport: Transport, buckets: int) -> None:
-        transport.reduce_scatter(stage.index, self.bucket(stage, buckets - 1, buckets))
+    def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
+        transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
 
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
-        """Of each buffer that is reduced with a bucket the parts of all shards, in order."""
         return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
-
-    def moments(self) -> list[torch.Tensor]:
-        return [shard.state_tensors()[1] for shard in self.pieces.values()]
 
     def weights(self) -> list[torch.Tensor]:
         """The live parameters of all shards, in order, whoever owns them."""
@@ -174,3 +154,99 @@ class Shards(StateLayout):
         for number, shard in self.pieces.items():
             if number not in self.incomplete:
                 shard.publish()
+
+
+class ShardedOptimizer(Shards):
+    """What a stage's optimizer is where its state is sharded.
+
+    Args:
+        parameters: of the stage by name; their data moves into one flat tensor in `working_type`, in the order of
+            `sums`. In the stage, or in each of its units, those that decay come first or last.
+        names: what they are called in checkpoints.
+        sums: of their gradients.
+        train, working_type: as of `Optimizer`.
+        first: number of the stage's first shard in the whole model.
+        count: of its shards, or of those of each unit.
+        units: of the stage, and the unit of each parameter, where shards are of units; else None.
+        tells_shapes: whether names of pieces of a parameter say its shape, as is wanted of parts of tensor ranks.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        names: StoredNames,
+        sums: JoinedSums,
+        train: TrainSection,
+        working_type: torch.dtype,
+        first: int,
+        count: int,
+        units: tuple[range, Mapping[str, int]] | None = None,
+        tells_shapes: bool = False,
+    ) -> None:
+        layout, listed = sums.layout, [parameters[name] for name in sums.names]
+        self._joined, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
+        self._initial: torch.Tensor | None = flattened(listed, layout)
+        self._decays = [decays(parameter) for parameter in listed]
+        is_rounded = working_type != torch.float32
+        weights = self._initial.to(working_type) if is_rounded else self._initial
+        for parameter, view in zip(listed, layout.views(weights), strict=True):
+            parameter.data = view
+        self._places = dict(zip(sums.names, layout.offsets, strict=True))
+        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        bounds = layout.shards(count, sums.grain)
+        if units is not None:
+            ends = _ends_of_units(units[0], [units[1][name] for name in sums.names], layout)
+            each = [layout.shards(count, sums.grain, begin, end) for begin, end in pairwise(ends)]
+            bounds = [*(bound for of_unit in each for bound in of_unit[:-1]), layout.size]
+        size = min(piece_of_step(weights.device), layout.size)
+        self._scratch = torch.empty(size, dtype=torch.float32, device=weights.device)
+        super().__init__(first, bounds, weights, sums.buffers())
+
+    def settled(self) -> None:
+        self._initial = None
+
+    def _norms(self, begin: int, end: int) -> list[float]:
+        return self._joined.norms_squared(begin, end)
+
+    def _common(self, begin: int, end: int) -> Collection[int]:
+        return self._joined.common(begin, end)
+
+    def _make(self, begin: int, end: int) -> OptimizerPiece:
+        live = self._weights[begin:end]
+        masters, working = live, None
+        if live.dtype != torch.float32:
+            masters = torch.empty(end - begin, dtype=torch.float32, device=live.device)
+            if self._initial is not None:
+                masters.copy_(self._initial[begin:end])
+            working = live
+        is_new = self._initial is not None
+        optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working, is_new)
+        names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
+        return OptimizerPiece(
+            optimizer, lambda start, mean: self._joined.mean(begin + start, mean), self._scratch, names
+        )
+
+    def _decayed(self, begin: int, end: int) -> slice:
+        """The elements of a shard that decay, counted from its first."""
+        layout = self._joined.layout
+        ranges = zip(self._decays, layout.offsets, [*layout.offsets, layout.size][1:], strict=True)
+        there = [(decays, low, high) for decays, low, high in ranges if low < end and begin < high]
+        if sum(one[0] != other[0] for one, other in pairwise(there)) > 1:
+            raise ValueError("parameters that decay must come first, or last")
+        mine = [(max(low, begin) - begin, min(high, end) - begin) for decays, low, high in there if decays]
+        return slice(mine[0][0], mine[-1][1]) if mine else slice(0, 0)
+
+
+def _ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> list[int]:
+    """The elements at which the units of a stage begin, and the end of the last: [units + 1].
+
+    Args:
+        of: the unit of each parameter.
+
+    Raises:
+        ValueError: those of a unit do not lie together, or not in the order of the units.
+    """
+    if list(of) != sorted(of):
+        raise ValueError("parameters must lie unit by unit")
+    offsets = [*layout.offsets, layout.size]
+    return [offsets[sum(one < unit for one in of)] for unit in (*units, units.stop)]

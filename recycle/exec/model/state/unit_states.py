@@ -13,8 +13,7 @@ import torch
 
 from recycle.exec.model.stage import ReplicatedState, UnitState
 from recycle.exec.model.state.accumulate import Accumulator
-from recycle.exec.model.state.optimizer import OptimizerPiece, UnitOptimizer, piece_of_step
-from recycle.exec.model.state.stored_names import StoredNames
+from recycle.exec.model.state.optimizer import OptimizerPiece, StoredNames, UnitOptimizer, piece_of_step
 from recycle.job.sections import TrainSection
 
 
@@ -109,6 +108,3 @@ class UnitOptimizers(ReplicatedState):
 
     def weights(self) -> list[torch.Tensor]:
         return [optimizer.live for optimizer in self.optimizers.values()]
-
-    def moments(self) -> list[torch.Tensor]:
-        return [optimizer.averages for optimizer in self.optimizers.values()]

@@ -1,8 +1,9 @@
-"""Backwards split along the autograd graph: what goes to W, and the same bits as in one go."""
+"""Layers that are not megatron-core's, split along the graph or by themselves: what goes to W, and the same bits."""
 
 from __future__ import annotations
 
 import gc
+import queue
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from recycle import Job, MicroBatch
+from recycle import Job, MicroBatch, RunError
+from recycle.exec.model.backward import WeightGradientStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.other_layers import GraphSplit
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.split.backward import WeightGradientStore
-from recycle.exec.model.split.graph_split import GraphSplit
-from tests.exec.drive import CPU, differing, execute, gradients_by_name, micro_batches, one_f_one_b, small_job, split
+from tests.exec.drive import CPU, differing, gradients_by_name, micro_batches, run_deferred, run_pipelines, small_job
 
 pytestmark = pytest.mark.slow
 
@@ -126,8 +127,66 @@ def test_between_i_and_w_the_graph_is_gone() -> None:
     assert not found
 
 
+class Delays:
+    """What a layer computes later: entries of [tensors, function], oldest first."""
+
+    def __init__(self) -> None:
+        self.context: queue.Queue[Any] = queue.Queue()
+
+    def delay_wgrad_compute(self) -> bool:
+        return True
+
+    def put(self, tensors: list[torch.Tensor], function: Callable[..., Any]) -> None:
+        self.context.put([tensors, function])
+
+    def pop(self) -> Any:
+        tensors, function = self.context.get_nowait()
+        return function(*tensors), tensors
+
+
+def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    return rows.t() @ inputs.reshape(-1, inputs.shape[-1]), rows.sum(0)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, store: Delays
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.store = store
+        return inputs @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+        inputs, weight = ctx.saved_tensors
+        ctx.store.put([inputs, gradient], weight_gradients)
+        return gradient @ weight, None, None, None
+
+
+class DelayedLinear(nn.Linear):
+    """A linear layer whose weight gradients wait for `backward_dw`."""
+
+    fuse_wgrad_accumulation = False
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(inside, outside)
+        self.wgrad_store = Delays()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = Product.apply(inputs, self.weight, self.bias, self.wgrad_store)  # type: ignore[no-untyped-call]
+        return output
+
+    def backward_dw(self) -> None:
+        (of_weight, of_bias), _ = self.wgrad_store.pop()
+        self.weight.grad, self.bias.grad = of_weight, of_bias
+
+
 class Stack(nn.Module):
-    """A stage of plain layers."""
+    """A stage of plain layers, [rows, sequence, hidden], of the kind `linear`."""
+
+    linear: type[nn.Linear] = nn.Linear
 
     def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> None:
         super().__init__()
@@ -135,7 +194,13 @@ class Stack(nn.Module):
         self.message_shape = (job.data.micro_batch_size, job.model.sequence, hidden)
         self.embedding = nn.Embedding(job.model.vocabulary, hidden) if pre_process else nn.Identity()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.Linear(2 * hidden, hidden))
+            nn.Sequential(
+                nn.LayerNorm(hidden),
+                self.linear(hidden, 2 * hidden),
+                nn.GELU(),
+                self.linear(2 * hidden, hidden),
+                nn.Dropout(job.model.dropout),
+            )
             for _ in range(first, last)
         )
         self.head = nn.Linear(hidden, job.model.vocabulary, bias=False) if post_process else nn.Identity()
@@ -144,35 +209,75 @@ class Stack(nn.Module):
         hidden = self.embedding(inputs)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
-        return self.head(hidden)
+        output: torch.Tensor = self.head(hidden)
+        return output
 
 
-def pipeline(job: Job) -> list[MegatronStage]:
-    stages = [build_stages(job, [index], CPU, providers=Providers(Stack))[index] for index in range(job.shape.stages)]
+class Delayed(Stack):
+    linear = DelayedLinear
+
+
+class Fused(DelayedLinear):
+    fuse_wgrad_accumulation = True
+
+
+class FusedStack(Stack):
+    linear = Fused
+
+
+def pipeline(job: Job, kind: type[Stack] = Stack) -> list[MegatronStage]:
+    stages = [build_stages(job, [index], CPU, providers=Providers(kind))[index] for index in range(job.shape.stages)]
     return [stage for stage in stages if isinstance(stage, MegatronStage)]
 
 
+@pytest.mark.parametrize("kind", [Stack, Delayed])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recompute", ["none", "full", "layers"])
-def test_i_and_deferred_w_in_any_order_equal_whole_b(precision: str, recompute: str) -> None:
+def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precision: str, recompute: str) -> None:
     job = small_job(model={"recompute": recompute}, train={"precision": precision})
-    batches = micro_batches(0, 4)
-    whole, deferred = pipeline(job), pipeline(job)
-    late = [batches[place] for place in (3, 1, 0, 2)]
-    for stages, program in ((whole, None), (deferred, late)):
-        for stage in stages:
-            stage.begin_iteration(5)
-        orders = [one_f_one_b(stage.index, 2, batches) for stage in stages]
-        execute(zip(stages, [split(o, program) for o in orders] if program else orders, strict=True))
+    whole, deferred = pipeline(job, kind), pipeline(job, kind)
+    run_pipelines([whole], 5, 4)
+    run_deferred(deferred, 5)
     assert whole[-1].loss_sum() == deferred[-1].loss_sum()
     gradients = gradients_by_name(whole)
     assert all(gradient.any() for gradient in gradients.values())
     assert differing(gradients, gradients_by_name(deferred)) == []
     placed = {name: half for stage in deferred for name, half in stage.placement().items()}
     assert placed.keys() == gradients.keys()
-    # A layer that runs again is not looked at, since that would run it once more.
+    # A layer that runs again is not looked at, since that would run it once more; one that delays by itself does.
     products = {
-        *(f"layers.{layer}.{place}.{kind}" for layer in range(4) for place in (1, 3) for kind in ("weight", "bias")),
-        "head.weight",
+        f"layers.{layer}.{place}.{part}" for layer in range(4) for place in (1, 3) for part in ("weight", "bias")
     }
-    assert {name for name, half in placed.items() if half == "W"} == (products if recompute != "layers" else set())
+    delayed = products if kind is Delayed or recompute != "layers" else set()
+    assert {name for name, half in placed.items() if half == "W"} == delayed | (
+        {"head.weight"} if recompute != "layers" else set()
+    )
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "layers"])
+def test_layers_that_delay_by_themselves_have_the_bits_of_torchs(recompute: str) -> None:
+    found = []
+    for kind in (Stack, Delayed):
+        stages = pipeline(small_job(model={"recompute": recompute}), kind)
+        run_pipelines([stages], 5, 4)
+        found.append(gradients_by_name(stages))
+    assert differing(*found) == []
+
+
+def test_what_w_needs_is_held_and_what_was_broken_off_is_forgotten() -> None:
+    job = small_job()
+    stage = pipeline(job, Delayed)[1]
+    (batch,) = micro_batches(0, 1)
+    shape = (job.data.micro_batch_size, job.model.sequence, job.model.hidden)
+    stage.begin_iteration(0)
+    stage.forward(batch, torch.ones(shape))
+    stage.backward_input(batch, None)
+    # Two layers of two products each, and the head: (input, gradient by the output) of each.
+    assert len(stage._store.held(batch)) == 2 * 5
+    stage.begin_iteration(0)
+    assert stage._store.held(batch) == []
+
+
+def test_a_layer_that_adds_to_its_own_buffer_is_refused() -> None:
+    with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to a buffer of its own"):
+        pipeline(small_job(), FusedStack)

@@ -28,10 +28,10 @@ from types import MappingProxyType
 
 import torch
 
-from recycle.exec.model.checksum import ChecksumBuilder
-from recycle.exec.model.flips import flipped
+from recycle.exec.model.integrity import ChecksumBuilder, flipped
 from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
-from recycle.exec.model.state.shards import Shards, SumBuffer
+from recycle.exec.model.state.gradient_sums import SumBuffer
+from recycle.exec.model.state.shards import Shards
 from recycle.exec.model.stored_tensors import piece_name
 from recycle.ir.instruction import (
     Backward,
@@ -59,7 +59,7 @@ _LEAST_ELEMENTS = 3
 
 
 class EmulatedPiece:
-    """The state of a layer, or of a shard (`recycle.exec.model.state.shards.Shard`).
+    """The state of a layer, or of a shard (`recycle.exec.model.stage.StatePiece`).
 
     Args:
         parameters: the live ones, fp64 [n].
@@ -150,9 +150,6 @@ class EmulatedUnits(ReplicatedState):
     def weights(self) -> list[torch.Tensor]:
         return [piece.parameters for piece in self.pieces.values()]
 
-    def moments(self) -> list[torch.Tensor]:
-        return [piece.count for piece in self.pieces.values()]
-
 
 class EmulatedStage(Stage):
     """A stage without a model.
@@ -183,7 +180,7 @@ class EmulatedStage(Stage):
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
         layers = layers_of(job)
         self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
-        self._sum = torch.zeros(ENTRIES * len(self._numbers), dtype=torch.float64)
+        self.sum = torch.zeros(ENTRIES * len(self._numbers), dtype=torch.float64)
         units: dict[int, EmulatedPiece | Stateless] = {}
         for unit in range(*stage_units(layers)[index]):
             state, begin = held.get(unit), ENTRIES * (unit - 1 - self._numbers.start)
@@ -193,7 +190,7 @@ class EmulatedStage(Stage):
             if not isinstance(state, EmulatedPiece):
                 drawn = _draw(ENTRIES, "parameters", unit - 1, job.model.seed)
                 state = EmulatedPiece(torch.tensor(drawn, dtype=torch.float64))
-            units[unit] = state.bind(self._sum[begin : begin + ENTRIES], begin, self._numbers, self._update)
+            units[unit] = self.bind(state, begin)
         replicated = EmulatedUnits(units)
         self.layout = self._sharded(job, replicated) if job.train.sharded_optimizer else replicated
         self._loss = 0.0
@@ -202,9 +199,13 @@ class EmulatedStage(Stage):
         self._waiting: dict[MicroBatch, float] = {}
         """Of each micro-batch behind its F, or its I, the error of what is held of it."""
 
+    def bind(self, piece: EmulatedPiece, begin: int) -> EmulatedPiece:
+        """Have a piece be the part of this stage that begins at an element."""
+        return piece.bind(self.sum[begin : begin + piece.size], begin, self._numbers, self._update)
+
     def _sharded(self, job: Job, units: EmulatedUnits) -> Shards:
         """The layers' parameters in one flat tensor, cut into shards of as many entries as can be; or each layer's."""
-        count, size = job.shape.pipelines, len(self._sum)
+        count, size = job.shape.pipelines, len(self.sum)
         flat = torch.cat([torch.zeros(0, dtype=torch.float64), *units.weights()])
         first, ends = self.index, [0, size]
         if has_unit_shards(job):
@@ -213,26 +214,14 @@ class EmulatedStage(Stage):
                 ends.append(ends[-1] + ENTRIES * (unit - 1 in self._numbers))
         parts = pairwise(ends)
         bounds = [begin + (end - begin) * shard // count for begin, end in parts for shard in range(count)] + [size]
-
-        def make(place: int) -> EmulatedPiece:
-            begin, end = bounds[place : place + 2]
-            return EmulatedPiece(flat[begin:end]).bind(self._sum[begin:end], begin, self._numbers, self._update)
-
-        def norms(begin: int, end: int) -> list[float]:
-            return self._norms_squared(self._sum[begin:end])
-
-        def common(begin: int, end: int) -> Collection[int]:
-            return range(end - begin) if self._is_one_of_several else ()
-
-        sums = [SumBuffer(0, size, self._sum)]
-        return Shards(first * count, bounds, flat, sums, make, norms, common=common)
+        return _EmulatedShards(self, first * count, bounds, flat)
 
     def begin_iteration(self, step: int) -> None:
         self._iteration, self._evaluates = step, False
         self.watch(())
         self._held.clear()
         self._waiting.clear()
-        self._sum.zero_()
+        self.sum.zero_()
         self._loss = 0.0
 
     def begin_evaluation(self, batch: int) -> None:
@@ -253,22 +242,20 @@ class EmulatedStage(Stage):
                 seen = float(torch.cat(self.layout.weights())[-ENTRIES]) if self._numbers else 0.0
                 self._evaluated.append((drawn + seen, 1.0))
                 return None
-            error = self._hold(Forward, micro_batch, activation)
+            output = self._output(micro_batch, self._hold(Forward, micro_batch, activation))
             making = self._making(micro_batch)
             if making is not None:
-                making.activation(self._output(micro_batch, error))
-            if self._is_last:
-                self._loss += self._loss_of(micro_batch, error)
-                return None
-            return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
-
-    def _loss_of(self, micro_batch: MicroBatch, error: float) -> float:
-        return _draw(1, "loss", self._iteration, micro_batch)[0] + _propagated("loss", error)
+                making.activation(output)
+            if not self._is_last:
+                return output
+            self._loss += float(output)
+            return None
 
     def _output(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
         """The output of a forward, or the loss."""
         if self._is_last:
-            return torch.tensor([self._loss_of(micro_batch, error)], dtype=torch.float64)
+            loss = _draw(1, "loss", self._iteration, micro_batch)[0] + _propagated("loss", error)
+            return torch.tensor([loss], dtype=torch.float64)
         return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
     def replay(
@@ -276,8 +263,7 @@ class EmulatedStage(Stage):
     ) -> ChecksumBuilder:
         making = ChecksumBuilder()
         with self._lasting("forward"):
-            self._hold(Replay, micro_batch, activation)
-            making.activation(self._output(micro_batch, self._held[micro_batch]))
+            making.activation(self._output(micro_batch, self._hold(Replay, micro_batch, activation)))
         message, error = self._take_gradient(Replay, micro_batch, gradient)
         with self._lasting("backward_weight"):
             if message is not None:
@@ -298,26 +284,17 @@ class EmulatedStage(Stage):
         self._note(micro_batch, message)
         return message
 
-    def backward_weight(self, micro_batch: MicroBatch) -> None:
+    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
         if micro_batch not in self._waiting:
-            raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
-        self._add_gradient(micro_batch, self._waiting.pop(micro_batch))
-
-    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
-        if micro_batch not in self._waiting:
-            raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+            cls = BackwardWeight if buckets == 1 else WeightPart
+            raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
         error = self._waiting[micro_batch]
         if bucket == buckets - 1:
             del self._waiting[micro_batch]
-        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
-        with self._lasting("backward_weight", 1 / buckets):
-            addend, making = self._addend(micro_batch, error)[begin:end], self._making(micro_batch)
-            if making is not None:
-                making.weight_gradient(2 * begin, addend)  # two words each
-            self._sum[begin:end] += addend
+        self._add_gradient(micro_batch, error, bucket, buckets)
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        return [len(self._sum) * bucket // buckets for bucket in range(buckets + 1)]
+        return [len(self.sum) * bucket // buckets for bucket in range(buckets + 1)]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message, error = self._take_gradient(Backward, micro_batch, gradient)
@@ -332,20 +309,21 @@ class EmulatedStage(Stage):
             making.input_gradient(message)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
-        return [self._sum]
+        return [self.sum]
 
     def loss_sum(self) -> float | None:
         return self._loss if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        return self._norms_squared(self._sum)
+        return self.norms_squared()
 
-    def _norms_squared(self, sums: torch.Tensor) -> list[float]:
-        squares: list[float] = (sums / self._divisor).square().tolist()
+    def norms_squared(self, begin: int = 0, end: int | None = None) -> list[float]:
+        """Squared entries of a range of the mean gradient."""
+        squares: list[float] = (self.sum[begin:end] / self._divisor).square().tolist()
         return squares
 
-    def replicated(self) -> Collection[int]:
-        return range(len(self._sum)) if self._is_one_of_several else []
+    def replicated(self) -> range:
+        return range(len(self.sum) if self._is_one_of_several else 0)
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
@@ -399,12 +377,13 @@ class EmulatedStage(Stage):
                 return None, error
             return self._message(ValueKind.INPUT_GRADIENT, self.index, micro_batch, error), error
 
-    def _add_gradient(self, micro_batch: MicroBatch, error: float) -> None:
-        with self._lasting("backward_weight"):
-            addend, making = self._addend(micro_batch, error), self._making(micro_batch)
+    def _add_gradient(self, micro_batch: MicroBatch, error: float, bucket: int = 0, buckets: int = 1) -> None:
+        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
+        with self._lasting("backward_weight", 1 / buckets):
+            addend, making = self._addend(micro_batch, error)[begin:end], self._making(micro_batch)
             if making is not None:
-                making.weight_gradient(0, addend)
-            self._sum.add_(addend)
+                making.weight_gradient(2 * begin, addend)  # two words each
+            self.sum[begin:end] += addend
 
     def _addend(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
         """What a micro-batch whose values have an error adds to the sum."""
@@ -448,6 +427,21 @@ class EmulatedStage(Stage):
         if float(content[0]) != mark or float(content[-1]) != mark:
             raise self._misuse(cls, micro_batch, f"got a message that is not stage {sender}'s for it")
         return float(content[1])
+
+
+class _EmulatedShards(Shards):
+    def __init__(self, stage: EmulatedStage, first: int, bounds: Sequence[int], weights: torch.Tensor) -> None:
+        super().__init__(first, bounds, weights, [SumBuffer(0, len(weights), stage.sum)])
+        self._stage = stage
+
+    def _make(self, begin: int, end: int) -> EmulatedPiece:
+        return self._stage.bind(EmulatedPiece(self._weights[begin:end]), begin)
+
+    def _norms(self, begin: int, end: int) -> list[float]:
+        return self._stage.norms_squared(begin, end)
+
+    def _common(self, begin: int, end: int) -> Collection[int]:
+        return self._stage.replicated()[: end - begin]
 
 
 def _draw(count: int, *key: object) -> list[float]:

@@ -6,12 +6,11 @@ micro-batch from there. Without a recording store the same backward computes the
 gradient goes to the store's sink and never to `.grad`, so I + W and B hand over the same bits.
 
 With sequence parallelism a layer that needs whole sequences gathers its input in F, and again in W, which so holds this
-rank's part alone (sequence_parallel.py).
+rank's part alone (tensor_ranks.py).
 
 Assumes: no fused gradient accumulation, no gradient output buffer, no sequence parallelism in another group than
-recycle's; each is refused. Layers
-of other libraries are split along the autograd graph where a user brings them (graph_split.py), or by themselves
-(delayed_layers.py).
+recycle's; each is refused. Layers of other libraries are split along the autograd graph where a user brings them, or by
+themselves (other_layers.py).
 Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradient in I, by autograd.
 Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
 """
@@ -31,8 +30,8 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle.errors import RunError
-from recycle.exec.model.layers.sequence_parallel import begin_reduce_scatter, gathered
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_ranks import begin_reduce_scatter, gathered
 from recycle.job.shape import MicroBatch
 
 TESTED_VERSIONS = ("0.16.1",)

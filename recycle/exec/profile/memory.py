@@ -1,0 +1,116 @@
+"""What memory a worker's device has, and what an action allocates on it.
+
+A device has the memory of its GPU, or its part of the machine's. A tenth is left to what no profile counts: the
+allocator's fragments, communicators, kernels and the process itself.
+
+On a GPU torch's allocator keeps the account of what is allocated. On a CPU torch's profiler reports every allocation
+and every release, those inside kernels too.
+
+Limits: only what torch allocates is seen, and on a CPU only by the calling thread; what was allocated there outside of
+such an action is released unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from recycle.exec.checkpoint.checkpoint import PART_BYTES
+from recycle.exec.transport.plugin import gpu_or_cpu
+from recycle.job import Job
+from recycle.job.footprint import USABLE
+
+_MEMORY = "[memory]"
+
+
+class Allocated(NamedTuple):
+    """Bytes, over those before the action.
+
+    Attributes:
+        kept: at its end; below 0 where it released more than it allocated.
+        peak: at most; at least 0.
+    """
+
+    kept: int
+    peak: int
+
+
+def allocated_by(action: Callable[[], object], device: torch.device) -> Allocated:
+    """What `action` allocates on `device`. What it returns is let go of."""
+    return _on_gpu(action, device) if device.type == "cuda" else _on_cpu(action)
+
+
+def _on_gpu(action: Callable[[], object], device: torch.device) -> Allocated:
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    action()
+    peak = torch.cuda.max_memory_allocated(device)
+    return Allocated(torch.cuda.memory_allocated(device) - before, peak - before)
+
+
+def _on_cpu(action: Callable[[], object]) -> Allocated:
+    with (
+        _without_garbage(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
+    ):
+        action()
+    assert profiler.profiler is not None
+    reported = [event for event in profiler.profiler.kineto_results.events() if event.name() == _MEMORY]
+    sizes = [event.nbytes() for event in sorted(reported, key=lambda event: event.start_ns())]
+    held = list(accumulate(sizes, initial=0))
+    return Allocated(held[-1], max(held))
+
+
+@contextlib.contextmanager
+def _without_garbage() -> Iterator[None]:
+    """Nothing is collected meanwhile, so that what is freed was the action's."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says how much this container may have, in its two versions of control groups."""
+
+
+def capacity(job: Job, state: float = 0.0) -> float:
+    """Bytes that a worker of `job` may hold where it runs on this machine.
+
+    On a GPU: what is free on it, and what this process has already. On a CPU: an equal part of the memory for each
+    process that is started here: all of them, or those of one node where `[membership] store` is an etcd; less what the
+    worker needs there to write checkpoints, a copy of its state and a file of it.
+
+    Args:
+        state: bytes of what a checkpoint has of the worker.
+    """
+    device = gpu_or_cpu()
+    if device.type == "cuda" and job.model.kind != "emulated":
+        free, _ = torch.cuda.mem_get_info(device)
+        return USABLE * (free + torch.cuda.memory_reserved(device))
+    workers = job.shape.worker_count
+    if job.membership.store != "launcher":
+        workers = min(workers, job.cluster.workers_per_node)
+    copied = state + min(state, PART_BYTES) if job.train.checkpoint_every else 0.0
+    return USABLE * machine_memory() / (workers * job.grid.tensor_parallel) - copied
+
+
+def machine_memory() -> int:
+    """Bytes of memory that processes of this machine, or of this container, can have together."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit
+            found.append(int(path.read_text()))
+    return min(found)

@@ -1,0 +1,1 @@
+"""What the directory of a run holds, and its report."""
