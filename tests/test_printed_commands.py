@@ -282,7 +282,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(scene: Path, command: Co
             assert words[:2] == ["-m", "recycle.job.reference"], text
             continue
         with warm_children():
-            outcome = command(*words)
+            outcome = command(shlex.join(words))
         assert outcome.status == 0, f"{text}\nran as: recycle {shlex.join(words)}\n{outcome.err}"
 
 
