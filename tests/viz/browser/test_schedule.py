@@ -134,7 +134,9 @@ def test_a_link_holds_all_that_is_looked_at_and_back_undoes_selections(page: Pag
     page.page.wait_for_function("() => location.search.includes('sel=0')")
     page.press("f", "g", "k", "n")
     page.page.keyboard.type("starts first")
-    page.press("Enter", "b", "p")
+    page.press("Enter")
+    page.page.wait_for_function("() => document.activeElement.className === 'lanes-view'")
+    page.press("b", "p")
     for word in ("group=stage", "gap=0_", "shows=path", "pins=0", "notes="):
         page.page.wait_for_function("word => location.search.includes(word)", arg=word)
     link, window = page("() => location.search"), page(f"() => {VIEW}.view")
