@@ -35,12 +35,11 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from recycle.shape import Worker
-
 from benchmarks.planner import Case
 from benchmarks.planner import cases as published_cases
 from benchmarks.planner_random import FAMILIES, drawn
 from recycle.job import PricedJob
+from recycle.job.shape import Worker
 from recycle.solve import bounds
 from recycle.solve.effort import Deadline
 from recycle.solve.planner import plan
