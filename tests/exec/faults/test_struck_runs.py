@@ -154,12 +154,9 @@ def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_b
     run, reference = launch(of, STEPS, *faults, directory=tmp_path), calm_run(of, launch, STEPS)
     assert figures(run) == figures(reference)
     assert run.digests == {worker: reference.digests[worker] for worker in ("0.0", "0.1", "1.0", "2.1")}
-    assert deaths(run) == [
-        ("1.1", "ended with exit code 1"),
-        ("0.0", "ended with exit code 1"),
-        ("2.0", "killed by SIGSEGV"),
-        ("1.1", "no heartbeat for 3 s"),
-    ]
+    found = deaths(run)
+    assert set(found[:2]) == {("1.1", "ended with exit code 1"), ("0.0", "ended with exit code 1")}  # at the same time
+    assert found[2:] == [("2.0", "killed by SIGSEGV"), ("1.1", "no heartbeat for 3 s")]
     for worker, says in (
         ("1.1", "MemoryError"),
         ("0.0", "RuntimeError: struck by the fault exception:0.0@2"),

@@ -24,8 +24,11 @@ from tests.exec.runs import Run, job, kinds
 
 pytestmark = pytest.mark.process
 
-JOB = job(3, 2, 2, planner={"ahead": 0, "steps": 10}, membership={"hung_after": 1.5, "warm_up": 20.0})
-"""A process that is stopped before its first answer is overdue after the sum of both times."""
+JOB = job(
+    3, 2, 2, planner={"ahead": 0, "steps": 10}, membership={"hung_after": 1.5, "hung_factor": 1.0, "warm_up": 20.0}
+)
+"""A process that is stopped before its first answer is overdue after the sum of `hung_after` and `warm_up`; one that is
+stopped later, after the time that its longest answer took, which includes imports on a busy machine."""
 SOME = Worker(0, 0), Worker(1, 1)
 TEST_PROCESS = "RECYCLE_TEST_PROCESS"
 """Variable that holds the id of the process in which the tests run."""
