@@ -376,7 +376,7 @@ class LeadingAgent:
         deadline = time.monotonic() + limit
         while not condition():
             self.turn()
-            assert time.monotonic() < deadline, (self.runtime.leader.generations.phase, self.runtime.record.generation)
+            assert time.monotonic() < deadline, (self.runtime.leader.phase, self.runtime.record.generation)
 
     def for_seconds(self, seconds: float) -> None:
         """Lead for so long."""
@@ -409,7 +409,7 @@ def measure(processes: int, commits: int, iteration: float, idle: float, with_et
 def _measure(
     leading: LeadingAgent, emulators: Emulators, commits: int, idle: float, server: EtcdServer | None
 ) -> dict[str, float]:
-    generations, began = leading.runtime.leader.generations, time.monotonic()
+    generations, began = leading.runtime.leader, time.monotonic()
     figures: dict[str, float] = {}
 
     def runs() -> bool:

@@ -371,5 +371,5 @@ class _Agent:
             while not server.is_empty and time.monotonic() < deadline:
                 self._hub.dispatch(0.1)
             keeps = self._outcome == ENDED_EARLY and runtime.record.commit is not None
-            self._election.erase(runtime.leader.generations.resumable_cursor() if keeps else None)
+            self._election.erase(runtime.leader.resumable_cursor() if keeps else None)
         remove_contact(self._directory.path)

@@ -139,12 +139,12 @@ class LeaderRuntime:
     @property
     def record(self) -> GenerationRecord:
         """The register's record."""
-        return self.leader.generations.record
+        return self.leader.record
 
     @property
     def ends_early(self) -> bool:
         """Whether the run was told to end before its last iteration, unless it had come there."""
-        return self.leader.generations.ends_early
+        return self.leader.ends_early
 
     # The beginning.
 
@@ -181,7 +181,7 @@ class LeaderRuntime:
         self._show_dials()
 
     def _show_dials(self) -> None:
-        step = self.leader.generations.next_step
+        step = self.leader.next_step
         self._observers.append(Dials(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
 
     # Agents.
@@ -231,7 +231,7 @@ class LeaderRuntime:
 
     def _workers_of(self, target: str) -> list[Worker]:
         """The live workers that a target means. Raises JobError."""
-        live, path, shape = self.leader.generations.live, self._directory.path, self._job.shape
+        live, path, shape = self.leader.live, self._directory.path, self._job.shape
         if not target.isdecimal():
             worker = shape.require(Worker.parse(target), f"worker {target}")
             if worker not in live:
@@ -240,7 +240,7 @@ class LeaderRuntime:
         homes = node_of(shape, self._job.cluster.workers_per_node)
         if int(target) > max(homes.values()):
             raise JobError(f"node {target}: the job's workers lie on nodes 0 to {max(homes.values())}")
-        places = self.leader.generations.processes.places
+        places = self.leader.places
         here = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
         if not here:
             raise JobError(f"node {target}: all its workers in {path} are dead already")

@@ -329,7 +329,7 @@ class Outbox:
         """Add an event."""
         self.put(Event(kind, fields))
 
-    def take(self) -> list[Action]:
+    def take_actions(self) -> list[Action]:
         """All actions so far, which are not given again."""
         actions, self.actions = self.actions, []
         return actions

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from msgspec.structs import astuple
 
 from recycle.exec.leader.metrics import Floats, Integers, worker_indices
+from recycle.exec.members import members_of
 from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
@@ -32,49 +33,25 @@ BEAT = np.dtype([("beats", "i8"), ("progress", "i8"), ("waiting", "?"), ("doing"
 _NO_BEAT = Heartbeat(-1, -1, True, "start", None)
 
 
-class LastBeats:
-    """The last heartbeat of each process, as rows.
-
-    Args:
-        members: the processes, in the order of the rows.
-
-    Attributes:
-        rows: a row for each process; its `beats` are -1 before its first heartbeat.
-        places: process -> the number of its row.
-        are_due: they are to be judged now, as agents have had the time to send newer ones.
-    """
-
-    def __init__(self, members: Sequence[str]) -> None:
-        self.places = {member: place for place, member in enumerate(members)}
-        self.rows: Beats = np.full(len(members), np.array(astuple(_NO_BEAT), BEAT))
-        self.are_due = True
-
-    def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
-        """Processes, by their names, have sent these. Those of unknown processes are ignored."""
-        for member, beat in heartbeats.items():
-            if (place := self.places.get(member)) is not None:
-                self.rows[place] = astuple(beat)
-
-    def forget(self, members: Iterable[str]) -> None:
-        """These processes have ended."""
-        self.take(dict.fromkeys(members, _NO_BEAT))
-
-
 class FailureDetector:
     """Judges the heartbeats of a run. What it knows of each process is a row of columns, in the order of their names.
 
     Args:
         job: its `[membership]` section holds every deadline.
-        beats: of all processes.
-        dead_after: seconds without a heartbeat, in place of that section's.
+
+    Attributes:
+        beats: the last heartbeat of each process; its `beats` are -1 before the first.
+        are_due: they are to be judged now, as agents have had the time to send newer ones.
     """
 
-    def __init__(self, job: PricedJob, beats: LastBeats, dead_after: float | None = None) -> None:
-        self._beats = beats
+    def __init__(self, job: PricedJob) -> None:
         self._limits, self._ranks, self._processes = job.membership, job.shape.ranks, job.grid.tensor_parallel
-        self._dead_after = job.membership.dead_after if dead_after is None else dead_after
         self._profiled = profiled_seconds(job)
-        count = len(beats.rows)
+        members = members_of(job.shape.workers(), self._processes)
+        count = len(members)
+        self._places = {member: place for place, member in enumerate(members)}
+        self.beats: Beats = np.full(count, np.array(astuple(_NO_BEAT), BEAT))
+        self.are_due = True
         self._last = np.zeros(count, BEAT)
         self._since = np.zeros((3, count))
         # When a heartbeat came, when it told of progress or of waiting, and when of progress.
@@ -84,6 +61,16 @@ class FailureDetector:
         self._looked = 0.0
         self._found: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
+    def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
+        """Processes, by their names, have sent these. Those of unknown processes are ignored."""
+        for member, beat in heartbeats.items():
+            if (place := self._places.get(member)) is not None:
+                self.beats[place] = astuple(beat)
+
+    def end(self, members: Iterable[str]) -> None:
+        """These processes have ended."""
+        self.take(dict.fromkeys(members, _NO_BEAT))
+
     def _places_of(self, workers: Collection[Worker]) -> Integers:
         """Places of the workers' processes; those of a set are remembered until another one comes."""
         if self._found[0] != workers:
@@ -91,7 +78,9 @@ class FailureDetector:
             self._found = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
         return self._found[1]
 
-    def lost(self, live: Collection[Worker], now: float, done: Collection[str] = ()) -> dict[Worker, str]:
+    def lost(
+        self, live: Collection[Worker], now: float, done: Collection[str] = (), *, is_starting: bool = False
+    ) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Where heartbeats are not due nobody is judged, and the time counts for nobody.
@@ -99,25 +88,28 @@ class FailureDetector:
         Args:
             now: monotonic seconds.
             done: processes that have nothing more to do, and may be silent.
+            is_starting: the workers start up, in which imports may hold the interpreter lock: they may be silent for as
+                long as that takes.
         """
-        if not self._beats.are_due:
+        if not self.are_due:
             return {}
+        dead_after = max(self._limits.warm_up, self._limits.dead_after) if is_starting else self._limits.dead_after
         late = max(0.0, now - self._looked - self._limits.heartbeat)
         self._looked = now
         self._since += late
         watched = self._places_of(live)
         if done:
-            watched = watched[~np.isin(watched, [self._beats.places[name] for name in done])]
+            watched = watched[~np.isin(watched, [self._places[name] for name in done])]
         self._watch(watched[~self._is_watched[watched]], now)
         self._take(watched, now)
         silence = now - self._changed[watched]
         allowed = self._common_silence(silence)
-        is_dead = silence > self._dead_after + allowed
+        is_dead = silence > dead_after + allowed
         is_lost = is_dead | (now - self._progressed[watched] > self._patience[watched] + allowed)
         lost: dict[Worker, str] = {}
         for place, is_silent in sorted(zip(watched[is_lost].tolist(), is_dead[is_lost].tolist(), strict=True)):
             worker, rank = divmod(place, self._processes)
-            cause = f"no heartbeat for {self._dead_after:g} s"
+            cause = f"no heartbeat for {dead_after:g} s"
             if not is_silent:
                 cause = f"no progress for {self._patience[place]:g} s in {self._last['doing'][place]}"
             cause = f"tensor rank {rank}: {cause}" if rank else cause
@@ -127,13 +119,13 @@ class FailureDetector:
     def _watch(self, fresh: Integers, now: float) -> None:
         """Processes that are watched for the first time have time to start."""
         self._since[:, fresh] = now
-        self._patience[fresh] = max(self._limits.warm_up, self._dead_after)
+        self._patience[fresh] = max(self._limits.warm_up, self._limits.dead_after)
         self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
         self._is_watched[fresh] = True
 
     def _take(self, places: Integers, now: float) -> None:
         """Take the beats that are new."""
-        beats = self._beats.rows
+        beats = self.beats
         counts = beats["beats"][places]
         places = places[(counts != self._last["beats"][places]) & (counts >= 0)]
         before, beats = self._last[places], beats[places]
@@ -185,9 +177,9 @@ class FailureDetector:
         found = self._patience[places[self._is_watched[places]]]
         return float(found.max()) if len(found) else self._limits.warm_up
 
-    def forget(self, worker: Worker) -> None:
-        """The worker's next heartbeats come from other processes."""
-        self._is_watched[self._places_of([worker])] = False
+    def forget(self, workers: Collection[Worker]) -> None:
+        """The next heartbeats of these workers come from other processes, or are judged anew."""
+        self._is_watched[self._places_of(workers)] = False
 
     def is_silent(self, worker: Worker, now: float) -> bool:
         """Whether a heartbeat is well overdue, though not long enough to be dead."""

@@ -1,21 +1,37 @@
-"""A generation from its proposal to its first iteration, and connections that break while it runs.
+"""A generation from its proposal to its first iteration, what breaks while it runs, and its end.
 
 First all workers acknowledge the generation, then all form their groups. A worker that sends heartbeats and does not
 answer before a deadline is fenced, unless it is the last host of a unit; so is a worker that fails twice to form its
 groups although the others could. Of two workers that cannot reach each other although both live, one is fenced. After
-any other failure the same workers form again.
+any other failure the same workers form again; so they do where all wait, and none makes progress, for much longer than
+an iteration takes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.leader.detector import whom_to_fence
-from recycle.exec.leader.state import RunState
-from recycle.exec.leader.verdict import Fence
-from recycle.exec.members import worker_of
-from recycle.exec.protocol import Acknowledged, CutOff, Formed, Trouble, Value
+from recycle.exec.leader.membership import Membership
+from recycle.exec.leader.metrics import MetricsLines
+from recycle.exec.leader.state import Phase, RunDescription
+from recycle.exec.members import split_member, worker_names, worker_of
+from recycle.exec.protocol import (
+    LINE_SEPARATOR,
+    Acknowledged,
+    Copied,
+    CopyProgress,
+    CutOff,
+    Formed,
+    Permit,
+    Stop,
+    Trouble,
+)
 from recycle.job.shape import Worker
 
 ATTEMPTS = 5
@@ -24,119 +40,277 @@ FAILURES = 2
 """Times that a worker may fail to form its groups before it is fenced."""
 GRACE_SECONDS = 1.0
 """How long the leader waits for a death that explains a failure, before the same workers form again."""
+PLAN_SECONDS = 3600.0
+"""How long a plan that is needed now may take; most have shorter deadlines (planner_process.py)."""
 
 
-class RetryFormation(Value):
-    """The same workers are to form another generation; why."""
+class StageLost(RunError):
+    """A stage's state is lost, and only a checkpoint can bring it back: it has no live host left, or its hosts hold
+    different states and the wrong one cannot be told."""
 
-    cause: str
 
+class Forming(Membership):
+    """The state of a run, and how its generations begin and end.
 
-class Forming:
-    """Judges how the generations of one run form, one after the other. Answers are None as long as nothing follows."""
+    Attributes:
+        lines: makes the lines of metrics.
+        ends_early: the run was told to end before its last iteration.
+    """
 
-    def __init__(self, state: RunState) -> None:
-        self._state, self._limits = state, state.job.membership
+    def __init__(self, run: RunDescription, now: float) -> None:
+        super().__init__(run, now)
+        self.lines = MetricsLines(self.job, run.started, now)
+        self.ends_early = False
         self._attempts = 0
         self._failures: Counter[Worker] = Counter()
         self._blamed: set[Worker] = set()
-        self._since: float | None = None
-        self._judges_from = 0.0
+        self._failed_since: float | None = None
+        self._judges_cuts_from = 0.0
+        self._repeated: str | None = None
+        self._disputed: list[tuple[int, int, int]] = []
+        self._lost_since: float | None = None
+        self._longest = self._iteration_since = 0.0
+        self._wanted = self.holdings.hosts
+        self._spare: dict[int, int] = {}
 
-    def begin(self) -> None:
-        """Another generation is proposed."""
-        self._since = None
+    # The end of a generation.
 
-    def follow(self) -> None:
-        """Follow another leader: who is silent is not known before heartbeats could have come for a while."""
-        self._judges_from = self._state.now + self._limits.dead_after / 2 + 2 * self._limits.heartbeat
+    def end(self) -> None:
+        """End the current generation: what is undecided is void, and survivors wake up."""
+        if self.record.generation and self._persisted_phase in ("proposed", "running"):
+            self.persist("ended" if self._persisted_phase == "running" else "abandoned")
+            self.tell(Stop(self.record.generation))
+        self.enter(Phase.BETWEEN)
+
+    def fence(self, lost: Mapping[Worker, str]) -> None:
+        """Fence these workers, each for its reason, and end the generation. Raises StageLost."""
+        for worker, how in sorted(lost.items()):
+            self.kill(worker)
+            self.take_out(worker)
+            self.log_detected(worker, how)
+        self.forgive()
+        self.end()
+        if self._lost_since is None:
+            self._lost_since = self.now
+        if unit := self.lost_unit(self.holders):
+            last, how = max(lost.items())
+            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
+            ended = f"{last}, which {how} ({line})" if line else f"{last}, {how}"
+            raise StageLost(
+                f"{unit} no live host left after step {self.record.committed}: its parameters are lost with worker"
+                f" {ended}"
+            )
 
     def forgive(self) -> None:
-        """Forget who has failed, and how often: the cause may have been another one."""
+        """Forget who has failed to form, and how often: the cause may have been another one."""
         self._attempts = 0
         self._failures.clear()
 
-    def count_attempt(self, cause: str) -> None:
-        """The same workers form again. Raises RunError when they have tried often enough."""
+    def _form_again(self, cause: str) -> None:
+        """The same workers are to form another generation. Raises RunError when they have tried often enough."""
         self._attempts += 1
         if self._attempts >= ATTEMPTS:
             raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {cause}")
+        self.end()
 
-    def not_acknowledged(self) -> Fence | RetryFormation | None:
-        """What follows as long as not all have acknowledged the generation."""
-        state, limit = self._state, self._limits.form_timeout
-        if state.waited <= limit:
-            return None
-        # A worker may be in the middle of an operation that nothing can interrupt.
-        missing = state.heard.silent(Acknowledged)
-        late = {worker for worker in missing if state.waited > limit + state.detector.patience_with(worker)}
-        return self._fence_late(late, f"generation {state.record.generation} was not acknowledged")
+    # From one generation to the next.
 
-    def not_formed(self) -> Fence | RetryFormation | None:
-        """What follows as long as the groups of all do not stand."""
-        state, heard = self._state, self._state.heard
-        answers, generation = heard.of(Formed), state.record.generation
+    def propose(self) -> None:
+        """Let workers leave and join, then propose the next generation as soon as a plan exists."""
+        self.release_leavers()
+        if not self.ends_early and not self.admit_rejoins():
+            return
+        plan = self.plans.ready(self.failed)
+        if plan is None:
+            if self.waited > PLAN_SECONDS:
+                dead = " ".join(worker_names(self.failed)) or "any"
+                raise RunError(f"no plan without workers {dead} was made within {PLAN_SECONDS:g} s; see [planner]")
+            return
+        if unit := self.lost_unit(self.holders):
+            raise RunError(f"{unit} no live host among the workers that are there")
+        live, holdings, commit = self.live, self.holdings, self.record.commit
+        self._wanted = wanted = holdings.wanted(plan.hosts, live, self.holders)
+        if commit is not None and self.record.is_evaluation_due:
+            commit = msgspec.structs.replace(commit, last=None)  # this generation is new
+        roles = {str(worker): str(plan.roles[worker]) for worker in sorted(live)}
+        self._failed_since = None
+        self.announce(
+            plan=plan.digest,
+            text=plan.text,
+            roles=roles,
+            commit=commit,
+            periods=dict(plan.periods),
+            copies=holdings.copies(wanted, live, self.holders),
+            holds=holdings.name_of(plan.digest, wanted),
+            rounds=plan.rounds,
+            disputed=self._disputed,
+            behind=holdings.behind(wanted, live),
+        )
+        record = self.record
+        changed = {"generation": record.generation, "plan": plan.digest, "live": record.live, "roles": roles}
+        self.log("generation", step=self.next_step, **changed)
+        self.enter(Phase.PROPOSED)
+
+    def form(self) -> None:
+        """Once all have acknowledged, all may form."""
+        if not self.heard.all_said(Acknowledged):
+            if self.waited > (limit := self.limits.form_timeout):
+                # A worker may be in the middle of an operation that nothing can interrupt.
+                missing = self.heard.silent(Acknowledged)
+                late = {worker for worker in missing if self.waited > limit + self.detector.patience_with(worker)}
+                self._fence_late(late, f"generation {self.record.generation} was not acknowledged")
+            return
+        acknowledged = self.heard.of(Acknowledged)
+        undone = {split_member(member)[0] for member, said in acknowledged.items() if said.undone}
+        if undone or self._repeated:
+            cause = self._repeated or "it was not committed when the generation ended"
+            self.log("undone", step=self.next_step, count=len(undone), cause=cause)
+            self._repeated = None
+        is_stale = any(said.stale for said in acknowledged.values())
+        self.tell(Permit(self.record.generation, "form", is_stale))
+        self.enter(Phase.FORMING)
+
+    def begin_to_run(self) -> None:
+        """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
+        if self._fence_cut():
+            return
+        if self.heard.failed or not self.heard.all_said(Formed):
+            self._judge_formation()
+            return
+        self.persist("running")
+        self.tell(Permit(self.record.generation, "run"))
+        self.holdings.take_up(self.record.holds, self._wanted)
+        self.enter(Phase.RUNNING)
+        self._iteration_since = now = self.now
+        self.lines.runs(now)
+        formed = self.heard.of(Formed)
+        self._log_copies({name: formed[name].copied for name in self.record.live})
+        for worker in self.joined:
+            self.processes[worker].ready.clear()
+        self.joined.clear()
+        if self._lost_since is not None:
+            seconds, generation = now - self._lost_since, self.record.generation
+            self.log("recovered", step=self.next_step, seconds=seconds, generation=generation)
+            self._lost_since = None
+        self._log_spare()
+
+    def _judge_formation(self) -> None:
+        """Fence who could not form the groups, or is late, or have the same workers form again."""
+        heard, generation = self.heard, self.record.generation
+        answers = heard.of(Formed)
         failed = [member for member in heard.members if member in heard.failed] if heard.failed else []
         if own := {worker_of(name): answers[name].error for name in failed if not answers[name].expired}:
-            return self._blame(own)
-        if heard.all_said(Formed):
-            cause = f"worker {failed[0]} could not form generation {generation}: {answers[failed[0]].error}"
-            return RetryFormation(cause)
-        # A worker that waits for a late one answers after `form_timeout`, or that of a copy's transfers.
-        limit = 2 * self._limits.form_timeout + (self._limits.transport_timeout if state.record.copies else 0.0)
-        late = heard.silent(Formed) if state.waited > limit else set()
-        return self._fence_late(late, f"groups of generation {generation} did not form")
+            self._blame(own)
+        elif heard.all_said(Formed):
+            self._form_again(f"worker {failed[0]} could not form generation {generation}: {answers[failed[0]].error}")
+        else:
+            # A worker that waits for a late one answers after `form_timeout`, or that of a copy's transfers.
+            limit = 2 * self.limits.form_timeout + (self.limits.transport_timeout if self.record.copies else 0.0)
+            late = heard.silent(Formed) if self.waited > limit else set[Worker]()
+            self._fence_late(late, f"groups of generation {generation} did not form")
 
-    def _blame(self, failed: dict[Worker, str]) -> Fence | RetryFormation | None:
+    def _blame(self, failed: Mapping[Worker, str]) -> None:
         """Form again, without the worker that was the first to fail twice.
 
         The workers that fail first are noted, and a death that explains it is waited for: others fail in consequence.
         """
-        state = self._state
-        if self._since is None:
+        if self._failed_since is None:
             self._blamed = set(failed)
         if self._may_be_explained():
-            return None
+            return
         self._failures.update(self._blamed)
         often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
-        fenced = whom_to_fence(often, state.holders, hosts=state.holdings.fewest_hosts(often, state.holders))
-        reason = f"could not form generation {state.record.generation}: {failed[fenced or min(self._blamed)]}"
-        return Fence({fenced: reason}) if fenced else RetryFormation(f"worker {min(self._blamed)} {reason}")
+        fenced = whom_to_fence(often, self.holders, hosts=self.holdings.fewest_hosts(often, self.holders))
+        reason = f"could not form generation {self.record.generation}: {failed[fenced or min(self._blamed)]}"
+        if fenced:
+            self.fence({fenced: reason})
+        else:
+            self._form_again(f"worker {min(self._blamed)} {reason}")
 
     def _may_be_explained(self) -> bool:
         """Whether a death may follow that explains what the generation has failed with a moment ago."""
-        self._since = self._state.now if self._since is None else self._since
-        return self._state.now - self._since <= GRACE_SECONDS
+        self._failed_since = self.now if self._failed_since is None else self._failed_since
+        return self.now - self._failed_since <= GRACE_SECONDS
 
-    def _fence_late(self, late: set[Worker], what: str) -> Fence | RetryFormation | None:
+    def _fence_late(self, late: set[Worker], what: str) -> None:
         if not late:
-            return None
-        cause = f"{what} within {self._state.waited:.0f} s"
-        if not self._state.lost_unit(self._state.holders - late):
-            return Fence(dict.fromkeys(late, cause))
-        return RetryFormation(f"{cause} by workers {' '.join(map(str, sorted(late)))}")
+            return
+        cause = f"{what} within {self.waited:.0f} s"
+        if self.lost_unit(self.holders - late):
+            self._form_again(f"{cause} by workers {' '.join(map(str, sorted(late)))}")
+        else:
+            self.fence(dict.fromkeys(late, cause))
 
-    def cut(self) -> Fence | RetryFormation | None:
-        """Which of the first two workers to fence that cannot reach each other although both live."""
-        state, now = self._state, self._state.now
-        if now < self._judges_from or not (cuts := state.heard.of(CutOff)):
-            return None
+    def _fence_cut(self) -> bool:
+        """Fence one of the first two workers that cannot reach each other although both live; whether there are any."""
+        if self.now < self._judges_cuts_from or not (cuts := self.heard.of(CutOff)):
+            return False
         member, message = next(iter(cuts.items()))
         pair = [worker_of(member), Worker.parse(message.peer)]
-        silent = [worker for worker in pair if state.detector.is_silent(worker, now)]
-        fenced = whom_to_fence(pair, state.holders, silent, state.holdings.fewest_hosts(pair, state.holders))
+        silent = [worker for worker in pair if self.detector.is_silent(worker, self.now)]
+        fenced = whom_to_fence(pair, self.holders, silent, self.holdings.fewest_hosts(pair, self.holders))
         if fenced is None:
-            return RetryFormation(
+            self._form_again(
                 f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host"
             )
-        (other,) = (worker for worker in pair if worker != fenced)
-        return Fence({fenced: f"cut off from worker {other}"})
+        else:
+            (other,) = (worker for worker in pair if worker != fenced)
+            self.fence({fenced: f"cut off from worker {other}"})
+        return True
 
-    def trouble(self) -> Fence | RetryFormation | None:
-        """What follows from connections that broke while the generation ran."""
-        if (cut := self.cut()) is not None:
-            return cut
-        troubles = self._state.heard.of(Trouble)
-        if not troubles or self._may_be_explained():
-            return None
-        return RetryFormation(next(iter(troubles.values())).message)
+    # While it runs.
+
+    def judge_waits(self) -> None:
+        """Form again where connections broke without a death that explains it, or all wait in vain."""
+        if self._fence_cut():
+            return
+        if (troubles := self.heard.of(Trouble)) and not self._may_be_explained():
+            self._form_again(next(iter(troubles.values())).message)
+            return
+        seconds, commit = self.detector.standstill(self.live), self.record.commit
+        usual = max(self.limits.form_timeout, self.limits.hung_factor * self._longest)
+        if commit is not None and commit.finished and commit.checkpoint:  # which waits for the one before
+            usual = max(usual, self.job.train.checkpoint_deadline)
+        if seconds > (usual if self._longest else self.limits.transport_timeout):
+            self._form_again(f"all workers have waited for {seconds:.0f} s, and none has made progress")
+
+    def take_in_copies(self) -> None:
+        """Workers that have copied a shard while the generation runs hold it from now on; the register says so."""
+        said, copied = self.heard.of(CopyProgress), dict[str, list[Copied]]()
+        for copy in self.record.behind:
+            worker, units, members = Worker.parse(copy.worker), (copy.first, copy.last), self.members(copy.worker)
+            if any(first <= copy.first and copy.last <= last for first, last in self.holdings.of(worker)):
+                continue
+            by_members = [one for name in members if name in said for one in said[name].copied]
+            done = [one for one in by_members if (one.first, one.last) == units]
+            if len(done) == len(members):
+                self.holdings.copied(worker, units)
+                copied.setdefault(copy.worker, []).append(done[0])
+        if copied:
+            self.record = msgspec.structs.replace(self.record, holds=self.holdings.plan)
+            self.persist(record=self.record)
+            self._log_copies(copied, while_running=True)
+            self._log_spare()
+
+    def _log_spare(self) -> None:
+        """Write how many deaths each stage can bear, where that has changed."""
+        spare = self.holdings.spare(self.live)
+        if spare != self._spare:
+            self._spare = spare
+            deaths, generation = list(spare.values()), self.record.generation
+            self.log("shards", step=self.next_step, generation=generation, further_deaths=deaths)
+
+    def _log_copies(self, copied: Mapping[str, Sequence[Copied]], **more: Any) -> None:
+        """Write an event for each worker that has joined, and for what others have copied."""
+
+        def log(kind: str, worker: str, copies: Sequence[Copied], **fields: Any) -> None:
+            total, seconds = sum(copy.bytes for copy in copies), sum(copy.seconds for copy in copies)
+            step = self.next_step
+            self.log(kind, worker=worker, step=step, **fields, bytes=total, seconds=round(seconds, 6), **more)
+
+        joined = worker_names(self.joined)
+        for name in joined:
+            log("rejoined", name, copied[name], copied_from=" ".join(dict.fromkeys(c.source for c in copied[name])))
+        for name in [name for name in copied if name not in joined]:
+            for what, copies in self.holdings.copy_events(copied[name]):
+                log("moved", name, copies, **what, source=copies[0].source)

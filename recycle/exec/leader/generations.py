@@ -1,9 +1,14 @@
-"""The generations of a run: who is alive, what runs next, what is committed.
+"""The generations of a run: what is committed, who computes wrong, and what the workers go back to.
 
 Every change takes the same path: end the generation (what is undecided is void, survivors wake up), get a plan for the
 workers that are left, propose the next generation, let all acknowledge it, let all form their groups, let them run. A
-death on the way begins the path again with the next number. The leader alone decides what a silence means. A generation
-in which all workers wait, and none makes progress, for much longer than an iteration takes ends as well.
+death on the way begins the path again with the next number. The leader alone decides what a silence means.
+
+An iteration whose gradient is not finite, or that stepped ahead of a norm which has to be clipped, is repeated. Where
+hosts disagree, whoever is odd is fenced if a peer is left. Else the iteration is repeated once, and then training goes
+back to a checkpoint, once for each iteration. Where states disagree, what was computed since they last agreed may be
+wrong, so training goes back to then. Where hosts made different things of one micro-batch, the iteration is repeated to
+see who is wrong, and then likewise.
 """
 
 from __future__ import annotations
@@ -14,79 +19,45 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.leader.actions import Begin, Rewind, Waiting
-from recycle.exec.leader.actions import Line as MetricsLine
-from recycle.exec.leader.commit import ReportColumns, evaluate, verified_after
-from recycle.exec.leader.detector import FailureDetector
-from recycle.exec.leader.forming import Forming, RetryFormation
-from recycle.exec.leader.membership import Departures, Rejoins
-from recycle.exec.leader.metrics import MetricsLines
-from recycle.exec.leader.plan_answers import PlanAnswers
-from recycle.exec.leader.plans import Plans
-from recycle.exec.leader.state import Phase, RunDescription, RunState
-from recycle.exec.leader.verdict import Fence, GoBack, Judge, Repeat
-from recycle.exec.leader.verdict import Rewind as RewindVerdict
-from recycle.exec.members import parse_workers, split_member, worker_names
+from recycle.exec.checksums import StateTensor, described
+from recycle.exec.leader.actions import Begin, Line, Rewind, Waiting
+from recycle.exec.leader.commit import ReportColumns, decide, evaluate, is_right, soonest_end, verified_after
+from recycle.exec.leader.disagreement import Bit, Disagreement, Votes, count_votes, votes_of
+from recycle.exec.leader.forming import Forming, StageLost
+from recycle.exec.leader.state import Phase, RunDescription
+from recycle.exec.members import parse_workers
 from recycle.exec.protocol import (
-    LINE_SEPARATOR,
-    Acknowledged,
     Commit,
     Committed,
-    Copied,
-    CopyProgress,
     Cursor,
     CutOff,
     EvaluationReport,
     EvaluationResult,
-    Formed,
     GenerationRecord,
     Permit,
     Propose,
     Report,
+    StateTensors,
     Stop,
     Strike,
     Trouble,
 )
-from recycle.job.shape import Worker
+from recycle.ir.replays import Checked
+from recycle.job.shape import MicroBatch, Worker
 
-PLAN_SECONDS = 3600.0
-"""How long a plan that is needed now may take; most have shorter deadlines (planner_process.py)."""
 END_SECONDS, END_ITERATIONS = 5.0, 3.0
 """A run that is told to end waits so long, and so many times its longest iteration, for the next commit."""
 
 
-class StageLost(RunError):
-    """A stage's state is lost, and only a checkpoint can bring it back: it has no live host left, or its hosts hold
-    different states and the wrong one cannot be told."""
-
-
-class Generations(RunState):
-    """Drives the generations of one run.
-
-    Attributes:
-        departures, rejoins: workers that leave and come back.
-        lines: makes the lines of metrics.
-        judge: of iterations.
-        answers: of the planner.
-        ends_early: the run was told to end before its last iteration.
-    """
+class Generations(Forming):
+    """The state of a run, and what comes of its iterations."""
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
-        self.lines = MetricsLines(self.job, run.started, now)
-        self.answers = PlanAnswers(self.job, self, run.own, run.can_search)
-        self._plans = Plans(self.job, self.answers, self)
-        self.judge = Judge(self)
-        self._forming = Forming(self)
-        self.departures = Departures(self, self._plans)
-        self.rejoins = Rejoins(self, self.departures)
-        self._repeated: str | None = None
-        self._disputed: list[tuple[int, int, int]] = []
-        self._lost_since: float | None = None
-        self.ends_early = False
-        self._longest = self._iteration_since = 0.0
-        self._wanted = self.holdings.hosts
-        self._spare: dict[int, int] = {}
+        self._last = run.steps - 1
+        self._retried = self._disagreed = self._gone_back = self._voted = -1
+        self._votes: Votes = {}
+        self._tensors: dict[tuple[int, int, str], Sequence[tuple[str, int, int, int]]] = {}
         self._line: dict[str, Any] = {}
 
     # The beginning.
@@ -102,8 +73,8 @@ class Generations(RunState):
         """
         cursor, tell = begin.cursor, self.tell
         self.live = parse_workers(before.live)
-        self.processes.expect(self.live, before.incarnations, before.places, self.run.absent)
-        self.answers.adopt(self.failed, begin.plan, begin.hosts)
+        self.expect_processes(before.incarnations, before.places)
+        self.plans.adopt(self.failed, begin.plan, begin.hosts)
         if cursor is not None:
             self.struck.update(cursor.struck)
             self.released.update(cursor.released)
@@ -117,7 +88,8 @@ class Generations(RunState):
         for fault, member in self.struck.items():  # also to agents and processes that are new
             tell(Strike(fault, member))
         self.heard.begin(record)
-        self._forming.follow()
+        # Who is silent is not known before heartbeats could have come for a while.
+        self._judges_cuts_from = self.now + self.limits.dead_after / 2 + 2 * self.limits.heartbeat
         has_run = phase in ("running", "ended")
         self._take_up(record.holds if has_run else record.held)
         if phase in ("proposed", "running"):  # one that is over from the start is for no process
@@ -149,7 +121,7 @@ class Generations(RunState):
 
     def _take_up(self, plan: str) -> None:
         """The workers hold what the plan of this name gives them; empty for what they start with."""
-        hosts = self.holdings.named(plan, self._plans.hosts)
+        hosts = self.holdings.named(plan, self.plans.hosts.get)
         if hosts is None:
             raise RunError(f"plan {plan}, which says what the workers hold, is not in the run directory any more")
         self.holdings.take_up(plan, hosts)
@@ -166,25 +138,17 @@ class Generations(RunState):
         self.joined.clear()
         self.holdings.start_over()
         self.checkpoints.pending.clear()
-        self.detector = FailureDetector(self.job, self.beats)
-        self.rejoins.start_over()
-        self.departures.start_over()
         self._repeated, self._disputed = None, []
-        self.judge.start_over()
-        self._forming.forgive()
-        self.enter(Phase.STARTING)
+        self._retried = self._disagreed = self._voted = -1
+        self.forgive()
+        self.start_all_anew()
 
     # The end of the run.
 
-    def end_early(self) -> None:
-        """The run ends with the next iteration after which all workers can stop together, and keeps its state."""
-        self.ends_early = self.checkpoints.keeps_last = True
-        self.judge.end_early()
-
     @property
     def end_patience(self) -> float:
-        """Seconds that a run which is told to end waits for that iteration."""
-        half = self.job.membership.grace / 2
+        """Seconds that a run which is told to end waits for the iteration after which all can stop together."""
+        half = self.limits.grace / 2
         return min(half, max(END_SECONDS, END_ITERATIONS * self._longest)) if self._longest else half
 
     def end_at_committed(self) -> None:
@@ -199,8 +163,8 @@ class Generations(RunState):
         if self.lost_unit(self.holders - stuck):
             stuck = set()
         for worker in sorted(stuck | self.joined):
-            self.processes.kill(worker)
-            self._take_out(worker)
+            self.kill(worker)
+            self.take_out(worker)
             if worker in stuck:
                 self.log_detected(worker, f"no progress for {patience:g} s, and the run is to end", over=True)
         self.end()
@@ -222,219 +186,36 @@ class Generations(RunState):
     def release_after_last(self) -> None:
         """After the last iteration: workers whose connections broke while they gathered parameters wait for another
         generation. Give them one in which they end with the committed state."""
-        if bool(self.heard.of(Trouble)) or self.heard.of(CutOff):
+        if self.heard.of(Trouble) or self.heard.of(CutOff):
             self.end()
             self._announce_end(self.commit)
 
     # Decisions.
 
-    def tick(self) -> None:
+    def advance(self) -> None:
         """Decide what follows from all that was heard. Raises StageLost, RunError."""
-        lost = self.processes.take_ended()
-        self.departures.look()
+        lost = self.take_fresh_ends()
+        self.prepare_departures()
         if self.phase is not Phase.BETWEEN or self.record.generation:
             lost |= self.detector.lost(self.live, self.now)
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass
         if self.phase is Phase.RUNNING:
-            self._take_in_copies()
-        lost = {worker: how for worker, how in (self.departures.overdue() | lost).items() if worker in self.live}
+            self.take_in_copies()
+        lost = {worker: how for worker, how in (self.overdue() | lost).items() if worker in self.live}
         if lost and self.phase is not Phase.FINISHED:
-            self._lose(lost)
-        self.rejoins.start()
+            self.fence(lost)
+        self.start_rejoins()
         match self.phase:
             case Phase.BETWEEN:
-                self._propose()
+                self.propose()
             case Phase.PROPOSED:
-                self._form()
+                self.form()
             case Phase.FORMING:
-                self._run()
-            case Phase.RUNNING:  # all may wait in vain, or a transport break without a death that explains it
-                self._settle(self._forming.trouble() or self._standstill())
-
-    def _settle(self, answer: Fence | Repeat | RewindVerdict | GoBack | RetryFormation | None) -> None:
-        """End the generation as the answer asks for."""
-        match answer:
-            case Fence():
-                self._lose(answer.workers)
-            case RewindVerdict():
-                self._roll_back(answer)
-            case RetryFormation():
-                self._forming.count_attempt(answer.cause)
-                self.end()
-            case Repeat():
-                self.end()
-                self._repeated = answer.cause
-                self._disputed = [(stage, *micro_batch) for stage, micro_batch in answer.disputed]
-            case GoBack():
-                self.end()
-                self._lost_since = self.now
-                raise StageLost(answer.cause)
-
-    def _lose(self, lost: Mapping[Worker, str]) -> None:
-        """Fence the lost workers and end the generation."""
-        for worker, how in sorted(lost.items()):
-            self.processes.kill(worker)
-            self._take_out(worker)
-            self.log_detected(worker, how)
-        self._forming.forgive()
-        self.end()
-        if self._lost_since is None:
-            self._lost_since = self.now
-        if unit := self.lost_unit(self.holders):
-            last, how = max(lost.items())
-            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
-            ended = f"{last}, which {how} ({line})" if line else f"{last}, {how}"
-            raise StageLost(
-                f"{unit} no live host left after step {self.record.committed}: its parameters are lost with worker"
-                f" {ended}"
-            )
-
-    def _take_out(self, worker: Worker) -> None:
-        """The worker takes no part any more."""
-        self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
-        self.live.discard(worker)
-        self.joined.discard(worker)
-
-    def end(self) -> None:
-        """End the current generation: what is undecided is void, and survivors wake up."""
-        if self.record.generation and self._persisted_phase in ("proposed", "running"):
-            self.persist("ended" if self._persisted_phase == "running" else "abandoned")
-            self.tell(Stop(self.record.generation))
-        self.enter(Phase.BETWEEN)
-
-    def _propose(self) -> None:
-        """Between generations: let workers leave and join, then propose the next as soon as a plan exists."""
-        for worker in self.departures.release():
-            self._take_out(worker)
-        if not self.ends_early and not self.rejoins.settle():
-            return
-        plan = self._plans.ready(self.failed)
-        if plan is None:
-            if self.waited > PLAN_SECONDS:
-                dead = " ".join(worker_names(self.failed)) or "any"
-                raise RunError(f"no plan without workers {dead} was made within {PLAN_SECONDS:g} s; see [planner]")
-            return
-        if unit := self.lost_unit(self.holders):
-            raise RunError(f"{unit} no live host among the workers that are there")
-        live, holdings, commit = self.live, self.holdings, self.record.commit
-        self._wanted = wanted = holdings.wanted(plan.hosts, live, self.holders)
-        if commit is not None and self.record.is_evaluation_due:
-            commit = msgspec.structs.replace(commit, last=None)  # this generation is new
-        roles = {str(worker): str(plan.roles[worker]) for worker in sorted(live)}
-        self._forming.begin()
-        self.announce(
-            plan=plan.digest,
-            text=plan.text,
-            roles=roles,
-            commit=commit,
-            periods=dict(plan.periods),
-            copies=holdings.copies(wanted, live, self.holders),
-            holds=holdings.name_of(plan.digest, wanted),
-            rounds=plan.rounds,
-            disputed=self._disputed,
-            behind=holdings.behind(wanted, live),
-        )
-        self.log(
-            "generation",
-            step=self.next_step,
-            generation=self.record.generation,
-            plan=plan.digest,
-            live=self.record.live,
-            roles=roles,
-        )
-        self.enter(Phase.PROPOSED)
-
-    def _form(self) -> None:
-        """Once all have acknowledged, all may form."""
-        if not self.heard.all_said(Acknowledged):
-            self._settle(self._forming.not_acknowledged())
-            return
-        acknowledged = self.heard.of(Acknowledged)
-        undone = {split_member(member)[0] for member, said in acknowledged.items() if said.undone}
-        if undone or self._repeated:
-            cause = self._repeated or "it was not committed when the generation ended"
-            self.log("undone", step=self.next_step, count=len(undone), cause=cause)
-            self._repeated = None
-        is_stale = any(said.stale for said in acknowledged.values())
-        self.tell(Permit(self.record.generation, "form", is_stale))
-        self.enter(Phase.FORMING)
-
-    def _run(self) -> None:
-        """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
-        stand = self.heard.all_said(Formed) and not self.heard.failed
-        if (answer := self._forming.cut()) or not stand:
-            self._settle(answer or self._forming.not_formed())
-            return
-        self.persist("running")
-        self.tell(Permit(self.record.generation, "run"))
-        self.holdings.take_up(self.record.holds, self._wanted)
-        self.enter(Phase.RUNNING)
-        self._iteration_since = now = self.now
-        self.lines.runs(now)
-        formed = self.heard.of(Formed)
-        self._log_copies({name: formed[name].copied for name in self.record.live})
-        for worker in self.joined:
-            self.processes[worker].ready.clear()
-        self.joined.clear()
-        if self._lost_since is not None:
-            seconds, generation = now - self._lost_since, self.record.generation
-            self.log("recovered", step=self.next_step, seconds=seconds, generation=generation)
-            self._lost_since = None
-        self._log_spare()
-
-    def _log_spare(self) -> None:
-        """Write how many deaths each stage can bear, where that has changed."""
-        spare = self.holdings.spare(self.live)
-        if spare != self._spare:
-            self._spare = spare
-            deaths, generation = list(spare.values()), self.record.generation
-            self.log("shards", step=self.next_step, generation=generation, further_deaths=deaths)
-
-    def _take_in_copies(self) -> None:
-        """Workers that have copied a shard while the generation runs hold it from now on; the register says so."""
-        said, copied = self.heard.of(CopyProgress), dict[str, list[Copied]]()
-        for copy in self.record.behind:
-            worker, units, members = Worker.parse(copy.worker), (copy.first, copy.last), self.members(copy.worker)
-            if any(first <= copy.first and copy.last <= last for first, last in self.holdings.of(worker)):
-                continue
-            by_members = [one for name in members if name in said for one in said[name].copied]
-            done = [one for one in by_members if (one.first, one.last) == units]
-            if len(done) == len(members):
-                self.holdings.copied(worker, units)
-                copied.setdefault(copy.worker, []).append(done[0])
-        if copied:
-            self.record = msgspec.structs.replace(self.record, holds=self.holdings.plan)
-            self.persist(record=self.record)
-            self._log_copies(copied, while_running=True)
-            self._log_spare()
-
-    def _log_copies(self, copied: Mapping[str, Sequence[Copied]], **more: Any) -> None:
-        """Write an event for each worker that has joined, and for what others have copied."""
-
-        def log(kind: str, worker: str, copies: Sequence[Copied], **fields: Any) -> None:
-            total, seconds = sum(copy.bytes for copy in copies), sum(copy.seconds for copy in copies)
-            step = self.next_step
-            self.log(kind, worker=worker, step=step, **fields, bytes=total, seconds=round(seconds, 6), **more)
-
-        joined = worker_names(self.joined)
-        for name in joined:
-            log("rejoined", name, copied[name], copied_from=" ".join(dict.fromkeys(c.source for c in copied[name])))
-        for name in [name for name in copied if name not in joined]:
-            for what, copies in self.holdings.copy_events(copied[name]):
-                log("moved", name, copies, **what, source=copies[0].source)
-
-    def _standstill(self) -> RetryFormation | None:
-        """All workers have waited for so long that what they wait for is not on its way."""
-        limits, seconds = self.job.membership, self.detector.standstill(self.live)
-        usual = max(limits.form_timeout, limits.hung_factor * self._longest)
-        commit = self.record.commit
-        if commit is not None and commit.finished and commit.checkpoint:  # which waits for the one before
-            usual = max(usual, self.job.train.checkpoint_deadline)
-        if seconds <= (usual if self._longest else limits.transport_timeout):
-            return None
-        return RetryFormation(f"all workers have waited for {seconds:.0f} s, and none has made progress")
+                self.begin_to_run()
+            case Phase.RUNNING:
+                self.judge_waits()
 
     def _evaluate(self) -> bool:
         """Decide the result of the evaluation if every process has reported its part; whether that is so."""
@@ -446,7 +227,7 @@ class Generations(RunState):
         self.tell(EvaluationResult(self.record.generation, result))
         # There is no line of a step that training has gone back to.
         line = self._line if self._line.get("step") == result.step else self._metrics_line()
-        self.put(MetricsLine(self.lines.with_evaluation(line, self.now, result.loss)))
+        self.put(Line(self.lines.with_evaluation(line, self.now, result.loss)))
         self.lines.starts(self.now)
         self._go_on()
         return True
@@ -464,22 +245,19 @@ class Generations(RunState):
         if by_process is None:
             return False
         reports = ReportColumns.of(by_process)
-        verdict = self.judge.judge(reports, lambda step: self._changes(step, reports))
-        if not isinstance(verdict, Commit):
-            self._settle(verdict)
+        commit = self._judged(reports)
+        if commit is None:
             return False
         verified, candidate = verified_after(
             self.record, reports.has_states, lambda: self.holdings.name_of_states(reports.states())
         )
         self._earlier = self.record.commit
-        self.change(
-            committed=verdict.step, commit=verdict, mode=verdict.next_mode, verified=verified, candidate=candidate
-        )
-        self.tell(Committed(self.record.generation, verdict))
+        self.change(committed=commit.step, commit=commit, mode=commit.next_mode, verified=verified, candidate=candidate)
+        self.tell(Committed(self.record.generation, commit))
         now = self.now
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
         self._disputed = []
-        self._forming.forgive()
+        self.forgive()
         self._note_commit()
         if not self.record.is_evaluation_due:
             self._go_on()
@@ -493,31 +271,144 @@ class Generations(RunState):
             self._line = line
             self.put(Waiting(f"the evaluation after step {self.commit.step}"))
         else:
-            self.put(MetricsLine(line))
+            self.put(Line(line))
 
     def _metrics_line(self) -> dict[str, Any]:
-        return self.lines.line(self.now, self.commit, self.record, len(self.live), self._plans.compute)
+        return self.lines.line(self.now, self.commit, self.record, len(self.live), self.plans.compute)
 
     def write_line(self) -> None:
         """Write the line of the committed step, whose evaluation is not asked for any more."""
-        self.put(MetricsLine(self._metrics_line()))
+        self.put(Line(self._metrics_line()))
+
+    # Whether an iteration is right.
+
+    def _judged(self, reports: ReportColumns) -> Commit | None:
+        """The commit of the next iteration, which all processes have reported; None where it is not committed, and the
+        generation is over. Raises RunError when the run cannot go on."""
+        record, step = self.record, self.next_step
+        before, mode = record.commit, record.mode
+        soonest = soonest_end(step, mode, before)
+        is_announced = before is not None and before.last == step  # whoever announced it: workers will leave
+        if self.ends_early:
+            self._last = min(self._last, soonest)
+        is_last = step >= self._last
+        votes = votes_of(reports.replayed)
+        replays = count_votes(step, votes, self._votes if self._voted == step else None)
+        try:
+            commit = decide(self.job, step, reports, before.recent if before is not None else ())
+        except Disagreement as sums:
+            # What has spread through the sums does not say who computed wrong; replays may.
+            if replays is None or not sums.ranks or self._to_fence(sums.odd):
+                self._settle(sums)
+                return None
+        if replays is not None:
+            if not replays.odd and self._voted != step:
+                self._voted, self._votes = step, votes
+                self._repeat(f"{replays.what}; it is seen who is wrong when they do it again", replays.disputed)
+            else:
+                self._settle(replays)
+            return None
+        finite = commit.clip_factor is not None
+        if not finite and self._retried != step:
+            self._retried = step
+            self._repeat("a gradient is not finite")
+            return None
+        if mode == "staggered" and not is_right(commit):
+            self._repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
+            return None
+        if not finite and self.job.train.non_finite == "fatal":
+            raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
+        ends = [max(change - 1, soonest) for change in self._changes(step, reports)]
+        return msgspec.structs.replace(
+            commit,
+            mode=mode,
+            next_mode=commit.next_mode if commit.next_mode in record.periods else "barrier",
+            last=step if is_announced else min([self._last, *ends]),
+            finished=is_last,
+            checkpoint=self.checkpoints.due(step, is_last),
+            evaluate=self.job.is_evaluated(step, step + 1 >= self.run.steps),
+        )
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:
         """The iterations before which other workers or plans are to take over; `step` is about to be committed."""
-        self._plans.observe(self.failed, step, reports.times())
-        has_better = self._plans.has_better(self.failed)
-        self.departures.look()  # a tick may commit several iterations
-        changes = [step + 1] if has_better or self.departures.is_prepared else []
-        return [*changes, *(rejoin.step for rejoin in self.rejoins.awaited())]
+        self.plans.observe(self.failed, step, reports.times())
+        has_better = self.plans.has_better(self.failed)
+        self.prepare_departures()  # a tick may commit several iterations
+        changes = [step + 1] if has_better or self.is_prepared else []
+        return [*changes, *(rejoin.step for rejoin in self.awaited())]
 
-    def _roll_back(self, verdict: RewindVerdict) -> None:
+    def _repeat(self, cause: str, disputed: Sequence[Checked] = ()) -> None:
+        """Have the same workers repeat the iteration in another generation, and replay what is disputed then."""
+        self.end()
+        self._repeated = cause
+        self._disputed = [(stage, *micro_batch) for stage, micro_batch in disputed]
+
+    def _to_fence(self, odd: Mapping[str, str]) -> dict[Worker, str]:
+        """Those of the odd workers that live, each with why; none unless those that are left hold everything."""
+        found = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in self.holders}
+        return {} if self.holdings.lost(self.holders.difference(found)) else found
+
+    def _settle(self, found: Disagreement) -> None:
+        """Fence who differs from its peers, if somebody can say who does and a peer is left.
+
+        All go back to the state that they agreed on where what was computed since may be wrong, as after replays and
+        states that differ. Other iterations are repeated once. Then only a checkpoint can help.
+        """
+        step, odd, verified = found.step, self._to_fence(found.odd), self.record.verified
+        is_first, self._voted = self._disagreed != step, -1
+        parts = [*found.parts, *self._name_bits(found.bits)]
+        bits = {"bits": parts} if found.parts or found.bits else {}
+        accused = [] if found.ranks and not odd else list(found.odd)
+        self.log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **bits)
+        if found.is_of_state or found.is_of_replays:
+            if verified is not None and verified.step < step - 1 and (odd or is_first):
+                self._disagreed, self._retried = step, -1  # each discarded step may be repeated once more
+                self._roll_back(found.what, odd)
+                return
+        elif not odd and is_first:
+            self._disagreed = step
+            self._repeat(found.what, self._disputed_in(found.ranks))
+            return
+        if odd:
+            self.fence(odd)
+            return
+        again = f"{found}, also when repeated"
+        if self._gone_back == step:
+            raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
+        self._gone_back = step
+        self.end()
+        self._lost_since = self.now
+        raise StageLost(again)
+
+    def _disputed_in(self, numbers: Sequence[int]) -> list[Checked]:
+        """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
+        stages = sorted({self.holdings.stage_of(number) for number in numbers})
+        return [Checked(stage, MicroBatch(0, 0)) for stage in stages] if self.job.integrity.every else []
+
+    def take_tensors(self, member: str, layout: StateTensors) -> None:
+        """A process has told where the tensors of a compared state lie in it."""
+        self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
+
+    def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
+        """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
+        named, holdings = [], self.holdings
+        for bit in bits:
+            tensors = self._tensors.get((bit.stage, bit.tensor_rank, holdings.layout), ())
+            place = described(bit.place, [StateTensor(*tensor) for tensor in tensors])
+            if place is not None:
+                tensor, index, number = place
+                worker, stage = self.members(bit.worker)[bit.tensor_rank], holdings.stage_of(bit.stage)
+                named.append({"worker": worker, "stage": stage, "tensor": tensor, "index": index, "bit": number})
+        return named
+
+    def _roll_back(self, cause: str, wrong: Mapping[Worker, str]) -> None:
         """Fence the workers that are wrong, and have all others go on from the last state that they agreed on.
 
         The register says so at once, with a generation that is over from the start, so that another leader goes on from
         there too. It says nothing of the steps after that state: they are run, evaluated and kept again.
         """
-        if verdict.workers:
-            self._lose(verdict.workers)
+        if wrong:
+            self.fence(wrong)
         else:
             self.end()
         verified, evaluated = self.record.verified, self.record.evaluated
@@ -529,9 +420,9 @@ class Generations(RunState):
             evaluated = None
         self.announce("abandoned", committed=verified.step, commit=verified.commit, evaluated=evaluated)
         self.rewind(verified.step)
-        self._repeated = f"{verdict.cause}; all are back behind step {verified.step}, where they agreed"
+        self._repeated = f"{cause}; all are back behind step {verified.step}, where they agreed"
         if unit := self.lost_unit(self.holders):
-            raise StageLost(f"{verdict.cause}, and {unit} no live host that kept a state")
+            raise StageLost(f"{cause}, and {unit} no live host that kept a state")
 
     def rewind(self, step: int) -> None:
         """Training goes on after `step`: what was written of later iterations may be wrong."""

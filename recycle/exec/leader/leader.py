@@ -7,14 +7,21 @@ so that a test can drive it with any order of messages.
 All that another leader needs to go on is in the register (`Persist`) and in what agents say again. Of what the leader
 keeps in memory, the age of heartbeats, the number of attempts to form and the one retry of a step that was not finite,
 or whose hosts disagreed, begin again there.
+
+The leader is one state (state.py). What it does about the parts of that state stands in a file each, the later ones on
+top of the earlier ones: membership.py (who takes part), forming.py (how a generation begins and ends), generations.py
+(what is committed), and here the start of the workers, the way back to a checkpoint, and the end of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from recycle.errors import RecycleError
+import msgspec
+
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.leader.actions import (
     Action,
     AgentAbsent,
@@ -24,16 +31,26 @@ from recycle.exec.leader.actions import (
     DepartureAsked,
     EndEarly,
     Fail,
+    FindCheckpoint,
+    Finish,
     Planned,
+    Rewind,
     RuntimeMessage,
+    StoredCheckpoint,
     Tick,
+    Waiting,
 )
-from recycle.exec.leader.generations import Generations, StageLost
-from recycle.exec.leader.lifecycle import Ending, Startup
+from recycle.exec.leader.checkpoints import folder_name
+from recycle.exec.leader.commit import names_of_numbers
+from recycle.exec.leader.forming import StageLost
+from recycle.exec.leader.generations import Generations
+from recycle.exec.leader.membership import reassign
 from recycle.exec.leader.state import Phase, RunDescription
-from recycle.exec.members import worker_names
+from recycle.exec.members import joined_digests, worker_names
 from recycle.exec.protocol import (
+    REFUSED_THE_JOB,
     Batch,
+    Commit,
     Ended,
     FaultReached,
     FinalState,
@@ -45,46 +62,66 @@ from recycle.exec.protocol import (
     StateTensors,
     Strike,
     Warned,
+    with_last_lines,
 )
+from recycle.job.shape import Worker
 
 
-class Leader:
+@dataclass
+class _GoingBack:
+    """Training goes on from a checkpoint, with the workers that can be started.
+
+    Attributes:
+        lost: why.
+        left: the workers that were alive when the stage was lost.
+        deadline: until when nodes that return are waited for, and processes to end.
+        found: the checkpoint to go back to; None before it is asked for.
+    """
+
+    lost: StageLost
+    left: Collection[Worker]
+    deadline: float
+    found: CheckpointFound | Literal["asked for"] | None = None
+
+
+class Leader(Generations):
     """Leads one run. The first message is `Begin`.
 
     Args:
         run: what is trained.
         now: time on the leader's clock.
-
-    Attributes:
-        generations: the generations of the run.
     """
 
     def __init__(self, run: RunDescription, now: float) -> None:
-        self._run = run
-        self.generations = generations = Generations(run, now)
-        self._processes, self._departures = generations.processes, generations.departures
-        self._startup, self._ending = Startup(generations), Ending(generations)
+        super().__init__(run, now)
         self._has_warned = False
+        self._can_go_back = False
+        """Where workers cannot be started, others may be started instead, from a checkpoint."""
+        self._going_back: _GoingBack | None = None
+        self._waits_for = ""
+        self._ends_since = 0.0
+        self._is_cut_short = False
+        self._final: dict[str, dict[int, str]] = {}
         self._messages: dict[type, Callable[[Any], object]] = {
             Tick: self._tick,
             Batch: self._take_batch,
             FromWorker: self._hear,
-            Ended: self._processes.take,
+            Ended: self.take_end,
             Hello: self._greet,
-            AgentAbsent: self._processes.part,
-            DepartureAsked: self._departures.ask_all,
-            Planned: generations.answers.take,
-            CheckpointCompleted: generations.checkpoints.completed,
-            CheckpointFound: self._startup.found,
-            EndEarly: self._ending.end_early,
+            AgentAbsent: self.part,
+            DepartureAsked: self.ask_to_leave,
+            Planned: self.plans.take,
+            CheckpointCompleted: self.checkpoints.completed,
+            CheckpointFound: self._take_checkpoint,
+            EndEarly: lambda asked: self._end_early(),
             Begin: self._begin,
         }
         self._said: dict[type, Callable[[str, Any], object]] = {
-            Ready: self._processes.take_ready,
-            Leaving: self._departures.take,
-            SavedPart: generations.checkpoints.take,
-            StateTensors: generations.judge.take_tensors,
-            FinalState: self._ending.take,
+            Ready: self.take_ready,
+            Leaving: self.take_leaving,
+            SavedPart: self.checkpoints.take,
+            StateTensors: self.take_tensors,
+            FinalState: self._take_final_state,
             Warned: self._take_warning,
             FaultReached: self._reach_fault,
         }
@@ -98,61 +135,53 @@ class Leader:
         Returns:
             what follows from it, in order; `Fail` in the end where the run cannot go on.
         """
-        self.generations.now = now
+        self.now = now
         try:
             self._messages[type(message)](message)
         except RecycleError as error:
-            self.generations.put(Fail(error))
-            self.generations.enter(Phase.OVER)
-        return self.generations.take()
+            self.put(Fail(error))
+            self.enter(Phase.OVER)
+        return self.take_actions()
 
     def _take_batch(self, batch: Batch) -> None:
         for said in batch.said:
             self._hear(said)
-        beats = self.generations.beats
         for ended in batch.ended:
-            self._processes.take(ended)
-            beats.forget(self.generations.members(ended.worker))
-        beats.take(batch.beats)
+            self.take_end(ended)
+        self.detector.take(batch.beats)
 
     def _hear(self, said: FromWorker) -> None:
         take = self._said.get(type(said.message))
         if take is None:
-            self.generations.heard.take(said)
+            self.heard.take(said)
         else:
             take(said.member, said.message)
 
     def _greet(self, hello: Hello) -> None:
-        """An agent has connected."""
-        if self._processes.greet(hello):
-            started = {process.worker for process in hello.processes}
-            here = self._processes.workers_of(hello.node)
-            self._departures.forget(worker for worker in here if str(worker) not in started)
-            self.generations.rejoins.adopt()
+        self.greet(hello)
         for said in hello.said:
             self._hear(said)
 
     def _begin(self, begin: Begin) -> None:
-        generations, train = self.generations, self._run.job.train
-        generations.checkpoints.kept = set(begin.kept)
+        train = self.job.train
+        self.checkpoints.kept = set(begin.kept)
         if begin.record is not None:
-            generations.adopt(begin, begin.record)
-            self._startup.can_go_back = True
+            self.adopt(begin, begin.record)
+            self._can_go_back = True
         elif begin.checkpoint is not None:
-            self._startup.resume(begin.checkpoint, begin.generation)
-        generations.rejoins.expect_faults()
+            self._resume(begin.checkpoint, begin.generation)
+        self.expect_rejoins()
         if begin.record is None and train.sharded_optimizer and train.optimizer_copies == 1:
             self._warn_of_single_copies()
 
     def _warn_of_single_copies(self) -> None:
-        log = self.generations.log
-        log(
+        self.log(
             "warning",
             message="[train] optimizer_copies = 1: every death goes back to a checkpoint; with 2 any one of a stage may"
             " die",
         )
-        if self._run.job.integrity.compares_states:
-            log(
+        if self.job.integrity.compares_states:
+            self.log(
                 "warning",
                 message="[integrity]: with [train] optimizer_copies = 1 no other worker holds the optimizer's state of"
                 " a shard, so only parameters are compared; with 2 the state is compared too",
@@ -162,49 +191,283 @@ class Leader:
         """Write the first warning of a worker as an event."""
         if not self._has_warned:
             self._has_warned = True
-            self.generations.log("warning", message=warned.message)
-
-    # What is due.
-
-    def _tick(self, tick: Tick) -> None:
-        generations = self.generations
-        if generations.phase is Phase.OVER:
-            return
-        generations.beats.are_due = tick.judges_beats
-        generations.pass_time()
-        if self._ending.end_without_iteration():
-            return
-        match generations.phase:
-            case Phase.GOING_BACK:
-                self._startup.go_back()
-            case Phase.STARTING:
-                self._startup.start()
-            case Phase.BETWEEN | Phase.PROPOSED | Phase.FORMING | Phase.RUNNING:
-                self._train()
-        if generations.phase is Phase.FINISHED:
-            self._ending.finish()
-
-    def _train(self) -> None:
-        generations, checkpoints = self.generations, self.generations.checkpoints
-        generations.rejoins.restart()
-        if checkpoints.pending:
-            checkpoints.tick(worker_names(generations.live | self._departures.leaving), generations.record)
-        try:
-            generations.tick()
-        except StageLost as lost:
-            self._startup.begin_to_go_back(lost, generations.live)
-        if self._departures.everybody:
-            self._ending.end_early(None)
-
-    # Faults on purpose.
+            self.log("warning", message=warned.message)
 
     def _reach_fault(self, member: str, reached: FaultReached) -> None:
         """Write the event of a fault that has reached its point, then have it strike; once for all processes."""
-        generations, number, fault = self.generations, reached.fault, self._run.faults[reached.fault]
-        if number in generations.struck:
+        number, fault = reached.fault, self.run.faults[reached.fault]
+        if number in self.struck:
             return
-        generations.struck[number] = member
-        generations.log("fault", worker=str(fault.worker), step=generations.next_step, fault=fault.text)
-        if generations.record.generation:
-            generations.persist()
-        generations.tell(Strike(number, member))
+        self.struck[number] = member
+        self.log("fault", worker=str(fault.worker), step=self.next_step, fault=fault.text)
+        if self.record.generation:
+            self.persist()
+        self.tell(Strike(number, member))
+
+    def _tick(self, tick: Tick) -> None:
+        """Decide what is due."""
+        if self.phase is Phase.OVER:
+            return
+        self.detector.are_due = tick.judges_beats
+        self.pass_time()
+        if self._end_without_iteration():
+            return
+        match self.phase:
+            case Phase.GOING_BACK:
+                self._go_back()
+            case Phase.STARTING:
+                self._start()
+            case Phase.BETWEEN | Phase.PROPOSED | Phase.FORMING | Phase.RUNNING:
+                self._train()
+        if self.phase is Phase.FINISHED:
+            self._finish()
+
+    def _train(self) -> None:
+        self.restart_workers()
+        if self.checkpoints.pending:
+            self.checkpoints.tick(worker_names(self.live_or_leaving), self.record)
+        try:
+            self.advance()
+        except StageLost as lost:
+            self._begin_to_go_back(lost, self.live)
+        if self.all_leave:
+            self._end_early()
+
+    # The start of the workers.
+
+    def _start(self) -> None:
+        """Start all workers once their nodes are present, from the checkpoint that was gone back to, if any; wait for
+        them to be ready. Workers that join later copy a peer's state."""
+        record, live = self.record, self.live
+        self.take_fresh_ends()
+        if missing := self.missing_nodes(live):
+            nodes = " ".join(map(str, missing))
+            if self._can_go_back and not self.is_awaited(live):
+                self._begin_to_go_back(StageLost(f"nodes {nodes} are gone again"), live)
+                return
+            late = waits_for = f"agents of nodes {nodes}"
+        else:
+            for worker in sorted(live):
+                process = self.processes[worker]
+                if process.generation != record.generation:
+                    self.start_process(worker, record.committed if record.committed >= 0 else None)
+                elif process.how is not None:
+                    self._fail_to_start(worker, process.how)
+                    return
+            slow = [worker for worker in sorted(live) if not self.is_ready(worker)]
+            for worker, cause in self.detector.lost(slow, self.now, is_starting=True).items():
+                self.kill(worker)
+                self._fail_to_start(worker, f"had {cause}")
+                return
+            if not slow:
+                self.detector.forget(live)
+                self.enter(Phase.BETWEEN)
+                self.lines.starts(self.now)
+                return
+            late, waits_for = f"workers {' '.join(map(str, slow))}", f"{len(live)} workers"
+        if self.now > self.start_deadline:
+            raise RunError(f"{late} were not ready within {self.limits.start_deadline:g} s; see {self.run.logs}")
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            self.put(Waiting(f"{waits_for} to start"))
+
+    def _fail_to_start(self, worker: Worker, how: str) -> None:
+        """At the start of the run this is its end; on the way back to a checkpoint others may be started instead."""
+        message, lines = f"worker {worker} {how} during start-up", self.processes[worker].lines
+        if not self._can_go_back:
+            if how.endswith(REFUSED_THE_JOB):
+                raise JobError(lines.rpartition(" ends: ")[2] or message)
+            raise RunError(with_last_lines(message, lines))
+        self.log_detected(worker, f"{how} during start-up")
+        self._begin_to_go_back(StageLost(message), self.live - {worker})
+
+    # The way back to a checkpoint.
+
+    def _begin_to_go_back(self, lost: StageLost, left: Collection[Worker]) -> None:
+        """Training goes on from a checkpoint, with the workers that can be started.
+
+        Args:
+            left: the workers that were alive when the stage was lost.
+        """
+        self._can_go_back, self._waits_for = True, ""
+        self._going_back = _GoingBack(lost, set(left), self.now + self.limits.rejoin_deadline)
+        self.enter(Phase.GOING_BACK)
+        self._go_back()
+
+    def _take_checkpoint(self, checkpoint: CheckpointFound) -> None:
+        """This is the checkpoint to go back to."""
+        if self._going_back is not None:
+            self._going_back.found = checkpoint
+
+    def _go_back(self) -> None:
+        """End all processes, then assign positions to as many workers as can be started, and restore the checkpoint.
+
+        A worker that had died before takes part if it may be started once more. Where too few are left, nodes that
+        return are waited for, as long as for a worker that re-joins.
+        """
+        job, run, back = self.job, self.run, self._going_back
+        assert back is not None
+        is_late = self.now > back.deadline
+        self.take_fresh_ends()
+        if running := [worker for worker in sorted(self.everybody) if self.processes[worker].is_running]:
+            if is_late:
+                raise RunError(f"{back.lost}, and workers {' '.join(map(str, running))} could not be ended to go back")
+            for worker in running:
+                self.kill(worker)
+            return
+        allowed = {
+            worker
+            for worker in self.everybody - run.absent
+            if (worker in back.left or self.processes[worker].incarnation < run.restarts) and not self.is_gone(worker)
+        }
+        startable = {worker for worker in allowed if not self.missing_nodes([worker])}
+        positions = reassign(job.shape, startable)
+        if positions is None and startable < allowed and not is_late:
+            return  # a node may come back
+        self.checkpoints.tick((), self.record)
+        if self.checkpoints.is_finishing:
+            return
+        if back.found is None:
+            back.found = "asked for"
+            self.put(FindCheckpoint(self.record.verified_step))
+        if not isinstance(back.found, CheckpointFound):
+            return
+        checkpoint = back.found.checkpoint
+        if checkpoint is None:
+            every = job.train.checkpoint_every
+            raise RunError(
+                f"{back.lost}, and there is no complete checkpoint to go back to;"
+                f" [train] checkpoint_every is {every}{'' if every else ', which is never'}: the state is kept every so"
+                " many steps"
+            )
+        if positions is None:
+            raise RunError(
+                f"{back.lost}, and {len(startable)} live workers are too few for {job.shape.ranks} ranks; go on"
+                f" from {folder_name(checkpoint.step)} with: {run.resume_command}"
+            )
+        self.exchange_places(positions, startable)
+        places = {str(worker): str(place) for worker, place in self.places.items()}
+        self.start_over(positions, self._commit_of(checkpoint), self.record.generation)
+        self.announce("abandoned", places=places)  # another leader goes on from there
+        self.put(Rewind(checkpoint.step))
+        self._going_back = None
+        self._log_restored(checkpoint)
+
+    def _resume(self, checkpoint: StoredCheckpoint, generation: int) -> None:
+        """Go on from a checkpoint that an earlier part of the run has left.
+
+        Args:
+            generation: the last one of that part.
+        """
+        commit = self._commit_of(checkpoint)
+        self.start_over(self.live, commit, generation)
+        if checkpoint.commit.evaluate and not (checkpoint.has_metrics or commit.evaluate):
+            self.write_line()
+        self._log_restored(checkpoint)
+
+    def _commit_of(self, checkpoint: StoredCheckpoint) -> Commit:
+        """The commit that training goes on from.
+
+        The state is evaluated if that is still to be done, which it is as long as the step has no line of metrics.
+        """
+        commit = checkpoint.commit
+        is_last = commit.step + 1 >= self.run.steps
+        is_due = self.job.is_evaluated(commit.step, is_last) and not checkpoint.has_metrics
+        return msgspec.structs.replace(commit, finished=is_last and is_due, evaluate=is_due)
+
+    def _log_restored(self, checkpoint: StoredCheckpoint) -> None:
+        names, folder = worker_names(self.live), folder_name(checkpoint.step)
+        self.log("restored", step=checkpoint.step + 1, checkpoint=folder, live=names)
+
+    # The end of the run.
+
+    def _end_early(self) -> None:
+        """Have the run end with the present iteration, or the next if that has begun, and keep its state."""
+        if not self.ends_early:
+            self._ends_since = self.now
+            self.ends_early = self.checkpoints.keeps_last = True
+
+    def _end_without_iteration(self) -> bool:
+        """End a run that is told to end and has not committed another step in time; whether it is over with that.
+
+        The committed state goes to a checkpoint, unless it is in one, or no step was committed.
+        """
+        record = self.record
+        if not self.ends_early or self.phase is Phase.FINISHED:
+            return False
+        is_training = self.phase not in (Phase.STARTING, Phase.GOING_BACK)
+        if is_training and self.now - self._ends_since <= self.end_patience:
+            return False
+        is_kept = record.committed in self.checkpoints.kept  # to keep it again would begin with its removal
+        if is_training and record.commit is not None and not is_kept:
+            self._is_cut_short = record.is_evaluation_due
+            self.end_at_committed()
+            return False
+        self._be_over(Finish({}, True, record.committed, merge=False))
+        return True
+
+    def _be_over(self, finish: Finish) -> None:
+        if finish.ended_early:
+            self.log("stopped", step=finish.step, checkpoint=self.checkpoints.folder(finish.step))
+        self.ends_early = finish.ended_early
+        self.enter(Phase.OVER)
+        self.put(finish)
+
+    def _take_final_state(self, member: str, final: FinalState) -> None:
+        """A process has said what it ends with."""
+        self._final[member] = final.digests
+
+    def _finish(self) -> None:
+        """After the last iteration: wait for the last checkpoint and the final states of all workers."""
+        self.watch_leavers()
+        live = self.live_or_leaving
+        for worker in sorted(self.everybody - live):
+            self.kill(worker)  # it returned too late and waits for a generation that never comes
+        left = [worker for worker in live if self.processes[worker].is_running]
+        self.checkpoints.tick(worker_names(left), self.record)
+        self.release_after_last()
+        digests = self._final_digests()
+        if digests is None or self.checkpoints.pending or self._leaving:
+            return
+        self._compare_final_states(digests)
+        step = self.record.committed
+        self._be_over(Finish(digests, step + 1 < self.run.steps or self._is_cut_short, step))
+
+    def _final_digests(self) -> dict[str, dict[int, str]] | None:
+        """Worker -> stage -> sha256 of the stage's final state, once every worker that still lives has left them; None
+        before. A worker that dies or hangs meanwhile is detected as ever, without consequence."""
+        lost = self.detector.lost(self.live, self.now, self._final)
+        waits = {worker for worker in self.live if not self._final.keys() >= set(self.members(worker))}
+        for worker in sorted(waits):
+            if (cause := self.processes[worker].how or lost.get(worker)) is not None:
+                self.kill(worker)
+                self.live.discard(worker)
+                self.log_detected(worker, cause, step=self.record.committed, over=True)
+        if waits & self.live:
+            return None
+        return {
+            name: joined_digests([self._final[member] for member in self.members(name)])
+            for name in worker_names(self.live)
+        }
+
+    def _compare_final_states(self, digests: Mapping[str, Mapping[int, str]]) -> None:
+        """Write which hosts end with another state than their peers. Where hosts compare their states, what was
+        computed since they agreed is taken back and the run fails."""
+        held_by: dict[int, dict[str, str]] = {}
+        for worker, stages in digests.items():
+            for number, digest in stages.items():
+                held_by.setdefault(number, {})[worker] = digest
+        unlike = {number: held for number, held in sorted(held_by.items()) if len(set(held.values())) > 1}
+        if not unlike:
+            return
+        name, verified = names_of_numbers(self.job), self.record.verified
+        what = "; ".join(
+            f"workers {' and '.join(held)} end with different states of {name(n)}" for n, held in unlike.items()
+        )
+        self.log("corrupt", step=self.record.committed, workers=[], what=what, held=unlike)
+        if self.job.integrity.compares_states and verified is not None:
+            self.rewind(verified.step)
+            raise RunError(
+                f"{what}; what came after step {verified.step}, where they agreed, is taken back; go on from a"
+                f" checkpoint with: {self.run.resume_command}"
+            )

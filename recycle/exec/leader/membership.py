@@ -1,10 +1,13 @@
-"""Workers that leave, and workers that come back.
+"""Who takes part: agents and the processes that they start, workers that leave, and workers that come back.
+
+**Agents.** A lost connection is not a death: an agent that comes back with its session has kept its workers. It has
+half a lease for that. A new session of a node means that the agent before has died, and its workers with it.
 
 **Departures.** A worker is told to leave by SIGTERM, by its agent together with all workers of the node, or by `recycle
 drain`. The leader has the plan without the worker made while training goes on; then all workers stop after the same
 iteration, and the next generation begins without it. Nothing is taken back or repeated. A worker whose deadline passes
 before that is killed, which is an ordinary death. The last host of a unit of the model stays, because its state would
-be lost. Where all workers were told to leave by a signal, the run ends with a checkpoint instead (`everybody`).
+be lost. Where all workers were told to leave by a signal, the run ends with a checkpoint instead.
 
 **Rejoins.** The processes of workers that are expected back start early, and the run waits for them up to a deadline. A
 worker that the run starts again by itself joins when it is ready.
@@ -12,16 +15,16 @@ worker that the run starts again by itself joins when it is ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from recycle.errors import RunError
-from recycle.exec.leader.actions import DepartureAsked
+from recycle.exec.leader.actions import AgentAbsent, DepartureAsked, Send
 from recycle.exec.leader.plans import Plans
-from recycle.exec.leader.state import Phase, RunState
+from recycle.exec.leader.state import Phase, RunDescription, RunState, WorkerProcess
 from recycle.exec.members import worker_of
-from recycle.exec.protocol import Leave, Leaving, Refused, Value
-from recycle.job.shape import Worker
+from recycle.exec.protocol import Ended, Hello, Kill, Leave, Leaving, Ready, Refused, Start, Value
+from recycle.job.shape import Shape, Worker
 
 END_SECONDS = 60.0
 """How long a released worker may take to end: it may still write its part of a checkpoint. Then it is killed."""
@@ -51,137 +54,6 @@ class _Leaver(Value):
     deadline: float
 
 
-class Departures:
-    """The departures of a run.
-
-    Args:
-        state: of the run.
-        plans: what the remaining workers go on with.
-
-    Attributes:
-        everybody: every live worker was told to leave by a signal, so that the run is to end.
-        is_prepared: the plan without those that were told to leave is there.
-    """
-
-    def __init__(self, state: RunState, plans: Plans) -> None:
-        self._state, self._processes, self._plans = state, state.processes, plans
-        self._notices: dict[Worker, Notice] = {}
-        self._prepared: list[Worker] = []
-        self._leaving: dict[Worker, _Leaver] = {}
-        self.everybody = self.is_prepared = False
-
-    def take(self, member: str, leaving: Leaving) -> None:
-        """A worker, or the agent of its node, has got a signal to leave."""
-        worker = worker_of(member)
-        if leaving.incarnation == self._processes[worker].incarnation:
-            self.ask(worker, by_signal=True)
-
-    def ask_all(self, asked: DepartureAsked) -> None:
-        """Somebody asks the run to let workers leave."""
-        for worker in asked.workers:
-            self.ask(worker, asked.seconds)
-
-    def ask(self, worker: Worker, seconds: float | None = None, by_signal: bool = False) -> None:
-        """Tell a worker to leave at the next boundary. It is told once: a first deadline counts."""
-        process, notice = self._processes[worker], self._notices.get(worker)
-        if not process.is_running:
-            self._state.put(Refused(str(worker), "it is dead already"))
-        elif not self.is_gone(worker) and (notice is None or notice.incarnation != process.incarnation):
-            self._notices[worker] = Notice(process.incarnation, self._state.now, seconds, by_signal)
-
-    def forget(self, workers: Iterable[Worker]) -> None:
-        """A new agent serves these workers and has started none: what told them to leave was for the one before."""
-        for worker in workers:
-            self._notices.pop(worker, None)
-            self._state.gone.pop(str(worker), None)
-
-    def look(self) -> None:
-        """See to the plan without those that leave, release those that take no part, and note who has left."""
-        self.watch()
-        state, live = self._state, self._state.live
-        self.everybody, self.is_prepared, self._prepared = False, False, []
-        for worker, notice in list(self._notices.items()):
-            process = self._processes[worker]
-            if notice.incarnation != process.incarnation:
-                del self._notices[worker]
-            elif worker not in live and process.is_running and not process.is_killed:
-                self._release(worker)  # it starts up, or waits to join
-            elif worker not in live:
-                state.gone[str(worker)] = self._notices.pop(worker).incarnation
-        if not self._notices:
-            return
-        noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
-        self.everybody = bool(live) and noticed >= live
-        for worker in list(self._notices) if not self.everybody else ():
-            stay = live.difference(self._prepared, [worker])
-            if not state.holdings.lost(stay - state.joined):
-                self._prepared.append(worker)
-            elif not stay & state.joined and not state.holdings.is_restoring:
-                self._refuse(
-                    worker,
-                    "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
-                    " by SIGTERM to recycle train",
-                )
-        if self._prepared:
-            try:
-                self.is_prepared = self._plans.ready(state.failed.union(self._prepared)) is not None
-            except RunError as error:
-                for worker in self._prepared:
-                    self._refuse(worker, str(error))
-                self._prepared = []
-
-    def _refuse(self, worker: Worker, why: str) -> None:
-        del self._notices[worker]
-        self._state.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
-        self._state.put(Refused(str(worker), why))
-
-    @property
-    def leaving(self) -> set[Worker]:
-        """Workers that were released and have not ended yet."""
-        return set(self._leaving)
-
-    def overdue(self) -> dict[Worker, str]:
-        """Workers that did not leave in time, each with why it is killed now."""
-        return {
-            worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
-            for worker, notice in self._notices.items()
-            if notice.seconds is not None and self._state.now - notice.since >= notice.seconds
-        }
-
-    def is_gone(self, worker: Worker) -> bool:
-        """Whether the worker's latest process was told to leave and has, so that the run does not start another."""
-        return self._state.gone.get(str(worker)) == self._processes[worker].incarnation
-
-    def release(self) -> list[Worker]:
-        """Between generations: release the live workers that were told to leave; the next is without them."""
-        self.look()  # one that was to leave may be a last host by now
-        for worker in sorted(self._prepared):
-            self._release(worker)
-        return self._prepared
-
-    def _release(self, worker: Worker) -> None:
-        notice, name = self._notices.pop(worker), str(worker)
-        self._leaving[worker] = _Leaver(self._state.next_step, notice.since, self._state.now + END_SECONDS)
-        self._state.gone[name] = notice.incarnation
-        self._state.released[name] += 1
-        self._state.tell(Leave(name, notice.incarnation))
-
-    def watch(self) -> None:
-        """Note who has left, and kill who does not end."""
-        for worker, leaver in list(self._leaving.items()):
-            if not self._processes[worker].is_running:
-                del self._leaving[worker]
-                seconds = round(self._state.now - leaver.noticed_at, 6)
-                self._state.log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
-            elif self._state.now > leaver.deadline:
-                self._processes.kill(worker)
-
-    def start_over(self) -> None:
-        """All processes were ended to go back to a checkpoint."""
-        self._notices.clear()
-        self._leaving.clear()
-
-
 @dataclass
 class Rejoin:
     """A worker's return at the start of iteration `step`, or soon after.
@@ -197,99 +69,385 @@ class Rejoin:
     deadline: float | None = None
 
 
-class Rejoins:
-    """The returns of a run.
+class Membership(RunState):
+    """The state of a run, and who starts, leaves and comes back.
 
-    Args:
-        state: of the run.
-        departures: says who has left and stays away.
+    Attributes:
+        plans: of the run.
+        all_leave: every live worker was told to leave by a signal, so that the run is to end.
+        is_prepared: the plan without those that were told to leave is there.
     """
 
-    def __init__(self, state: RunState, departures: Departures) -> None:
-        self._state, self._processes, self._departures = state, state.processes, departures
-        self._all: list[Rejoin] = []
+    def __init__(self, run: RunDescription, now: float) -> None:
+        super().__init__(run, now)
+        self.plans = Plans(self.job, self, run.own, run.can_search)
+        self._fresh_ends: dict[Worker, str] = {}
+        self._sessions: dict[int, str] = {}
+        self._present: set[int] = set()
+        self._away: dict[int, float] = {}
+        self._ticked = now
+        self._notices: dict[Worker, Notice] = {}
+        self._prepared: list[Worker] = []
+        self._leaving: dict[Worker, _Leaver] = {}
+        self.all_leave = self.is_prepared = False
+        self._rejoins: list[Rejoin] = []
 
-    def expect_faults(self) -> None:
+    # Agents.
+
+    def greet(self, hello: Hello) -> None:
+        """An agent has connected: what it says of its processes replaces what is known of them."""
+        node, is_new = hello.node, self._sessions.get(hello.node) != hello.session
+        told = {worker_of(process.worker): process for process in hello.processes}
+        kept = {worker for worker, process in told.items() if process.incarnation >= self.processes[worker].incarnation}
+        self._lose_processes(node, kept, f"the agent of node {node} is gone" if is_new else "was not started")
+        self._sessions[node] = hello.session
+        self._present.add(node)
+        self._away.pop(node, None)
+        for worker, process in told.items():
+            known = self.processes[worker]
+            if process.incarnation > known.incarnation:
+                if known.is_running:
+                    self._fresh_ends[worker] = "ended while there was no leader"
+                self.processes[worker] = known = WorkerProcess(process.incarnation)
+            is_over = process.incarnation < known.incarnation or known.how is not None
+            if process.how is None and (is_over or known.is_killed):
+                self.put(Send(node, Kill(process.worker, process.incarnation)))
+            if not is_over:
+                known.generation, known.node, known.lines = process.generation, node, process.lines
+                if process.how is not None:
+                    self._note_end(worker, process.how)
+        if is_new:
+            for worker in self.everybody.difference(told):
+                if self.node_of(worker) == node:  # what told it to leave was for the agent before
+                    self._notices.pop(worker, None)
+                    self.gone.pop(str(worker), None)
+            for rejoin in self.awaited():  # another leader may have started it
+                rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
+
+    def part(self, absent: AgentAbsent) -> None:
+        """The connection to a node's agent is gone."""
+        if absent.node in self._present:
+            self._present.discard(absent.node)
+            self._away[absent.node] = 0.0
+
+    def pass_time(self) -> None:
+        """Note how long the leader's process has been running since the last call, and give up the agents that have
+        been away for too long."""
+        passed, self._ticked = min(self.now - self._ticked, self.limits.heartbeat), self.now
+        self.waited += passed
+        for node in list(self._away):
+            self._away[node] += passed
+            if self._away[node] > self.limits.lease / 2:
+                del self._away[node]
+                self._sessions.pop(node, None)  # if it comes back its processes are killed
+                self._lose_processes(node, (), f"the agent of node {node} is gone")
+
+    def _lose_processes(self, node: int, kept: Collection[Worker], how: str) -> None:
+        for worker, process in self.processes.items():
+            if process.node == node and process.is_running and worker not in kept:
+                process.generation = None
+                self._note_end(worker, how)
+
+    def expect_processes(self, incarnations: Mapping[str, int], places: Mapping[str, str]) -> None:
+        """Follow another leader: the live workers run, unless their agents say otherwise or do not come. The processes
+        of all others are dead, but for workers that the run started without.
+
+        Args:
+            incarnations, places: as of `GenerationRecord`.
+        """
+        self.places = {Worker.parse(worker): Worker.parse(place) for worker, place in places.items()}
+        for worker in self.processes:
+            if worker in self.live or worker not in self.run.absent or str(worker) in incarnations:
+                how = None if worker in self.live else "it was dead already"
+                self.processes[worker] = WorkerProcess(incarnations.get(str(worker), 0), 0, self.node_of(worker), how)
+        for worker in self.live:
+            self._away.setdefault(self.node_of(worker), 0.0)
+
+    def node_of(self, worker: Worker) -> int:
+        """The node that the worker has its place on."""
+        return self.run.homes[self.places.get(worker, worker)]
+
+    def missing_nodes(self, workers: Iterable[Worker]) -> list[int]:
+        """The nodes of these workers on which no process can be started now."""
+        return sorted(set(map(self.node_of, workers)) - self._present)
+
+    def is_awaited(self, workers: Iterable[Worker]) -> bool:
+        """Whether the agent of one of these workers is away and not given up yet."""
+        return any(self.node_of(worker) in self._away for worker in workers)
+
+    # Processes.
+
+    def take_end(self, ended: Ended) -> None:
+        """A process has ended."""
+        worker = Worker.parse(ended.worker)
+        latest = self.processes[worker]
+        if ended.incarnation == latest.incarnation and latest.is_running:
+            latest.lines = ended.lines
+            self._note_end(worker, ended.how)
+        self.detector.end(self.members(worker))
+
+    def _note_end(self, worker: Worker, how: str) -> None:
+        self.processes[worker].how = self._fresh_ends[worker] = how
+
+    def take_fresh_ends(self) -> dict[Worker, str]:
+        """The workers whose process has ended since the last call, with how."""
+        fresh, self._fresh_ends = self._fresh_ends, {}
+        return fresh
+
+    def take_ready(self, member: str, ready: Ready) -> None:
+        """A member of a worker's process has started up."""
+        process = self.processes[worker_of(member)]
+        if ready.incarnation == process.incarnation:
+            process.ready.add(member)
+
+    def is_ready(self, worker: Worker) -> bool:
+        """Whether all members of the worker's present process have started up, and are not to end."""
+        process = self.processes[worker]
+        return not process.is_killed and len(process.ready) == self.job.grid.tensor_parallel
+
+    def start_process(self, worker: Worker, restored: int | None = None) -> None:
+        """Start another process for a worker whose last one has ended.
+
+        Args:
+            restored: step of the checkpoint to start from; None for the initial state.
+        """
+        incarnation, generation = self.processes[worker].incarnation + 1, self.record.generation
+        node, place = self.node_of(worker), self.places.get(worker, worker)
+        self.processes[worker] = WorkerProcess(incarnation, generation, node)
+        self.put(Send(node, Start(str(worker), incarnation, str(place), generation, restored)))
+
+    def kill(self, worker: Worker) -> None:
+        """Kill the worker's process, if it runs."""
+        process = self.processes[worker]
+        if process.is_running:
+            process.is_killed = True
+            self.put(Send(process.node, Kill(str(worker), process.incarnation)))
+
+    def exchange_places(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
+        """Exchange places so that processes can be started for all `positions`.
+
+        A position gets the place of a startable worker that is not among them, on a node without a peer of its stage if
+        there is one. Startable positions keep their places. No process may run.
+        """
+        free, places = sorted(set(startable) - set(positions)), self.places
+        for worker in sorted(set(positions) - set(startable)):
+            peers = {self.node_of(peer) for peer in positions if peer.rank == worker.rank and peer in startable}
+            other = min(free, key=lambda candidate: (self.node_of(candidate) in peers, candidate))
+            free.remove(other)
+            startable = {*startable, worker} - {other}
+            places[worker], places[other] = places.get(other, other), places.get(worker, worker)
+        self.places = {worker: place for worker, place in sorted(places.items()) if worker != place}
+
+    # Departures.
+
+    def take_leaving(self, member: str, leaving: Leaving) -> None:
+        """A worker, or the agent of its node, has got a signal to leave."""
+        worker = worker_of(member)
+        if leaving.incarnation == self.processes[worker].incarnation:
+            self._note_departure(worker, None, by_signal=True)
+
+    def ask_to_leave(self, asked: DepartureAsked) -> None:
+        """Somebody asks the run to let workers leave at the next boundary."""
+        for worker in asked.workers:
+            self._note_departure(worker, asked.seconds, by_signal=False)
+
+    def _note_departure(self, worker: Worker, seconds: float | None, by_signal: bool) -> None:
+        """A worker is told once: a first deadline counts."""
+        process, notice = self.processes[worker], self._notices.get(worker)
+        if not process.is_running:
+            self.put(Refused(str(worker), "it is dead already"))
+        elif not self.is_gone(worker) and (notice is None or notice.incarnation != process.incarnation):
+            self._notices[worker] = Notice(process.incarnation, self.now, seconds, by_signal)
+
+    def prepare_departures(self) -> None:
+        """See to the plan without those that leave, release those that take no part, and note who has left."""
+        self.watch_leavers()
+        live = self.live
+        self.all_leave, self.is_prepared, self._prepared = False, False, []
+        for worker, notice in list(self._notices.items()):
+            process = self.processes[worker]
+            if notice.incarnation != process.incarnation:
+                del self._notices[worker]
+            elif worker not in live and process.is_running and not process.is_killed:
+                self._release(worker)  # it starts up, or waits to join
+            elif worker not in live:
+                self.gone[str(worker)] = self._notices.pop(worker).incarnation
+        if not self._notices:
+            return
+        noticed = {worker for worker, notice in self._notices.items() if notice.by_signal}
+        self.all_leave = bool(live) and noticed >= live
+        for worker in list(self._notices) if not self.all_leave else ():
+            stay = live.difference(self._prepared, [worker])
+            if not self.holdings.lost(stay - self.joined):
+                self._prepared.append(worker)
+            elif not stay & self.joined and not self.holdings.is_restoring:
+                self._refuse(
+                    worker,
+                    "it is the last live host of its stage; let a peer re-join first, or end the run with a checkpoint"
+                    " by SIGTERM to recycle train",
+                )
+        if self._prepared:
+            try:
+                self.is_prepared = self.plans.ready(self.failed.union(self._prepared)) is not None
+            except RunError as error:
+                for worker in self._prepared:
+                    self._refuse(worker, str(error))
+                self._prepared = []
+
+    def _refuse(self, worker: Worker, why: str) -> None:
+        del self._notices[worker]
+        self.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
+        self.put(Refused(str(worker), why))
+
+    @property
+    def live_or_leaving(self) -> set[Worker]:
+        """The live workers, and those that were released and have not ended yet."""
+        return self.live | self._leaving.keys()
+
+    def overdue(self) -> dict[Worker, str]:
+        """Workers that did not leave in time, each with why it is killed now."""
+        return {
+            worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
+            for worker, notice in self._notices.items()
+            if notice.seconds is not None and self.now - notice.since >= notice.seconds
+        }
+
+    def is_gone(self, worker: Worker) -> bool:
+        """Whether the worker's latest process was told to leave and has, so that the run does not start another."""
+        return self.gone.get(str(worker)) == self.processes[worker].incarnation
+
+    def release_leavers(self) -> None:
+        """Between generations: release the live workers that were told to leave; the next is without them."""
+        self.prepare_departures()  # one that was to leave may be a last host by now
+        for worker in sorted(self._prepared):
+            self._release(worker)
+            self.take_out(worker)
+
+    def _release(self, worker: Worker) -> None:
+        notice, name = self._notices.pop(worker), str(worker)
+        self._leaving[worker] = _Leaver(self.next_step, notice.since, self.now + END_SECONDS)
+        self.gone[name] = notice.incarnation
+        self.released[name] += 1
+        self.tell(Leave(name, notice.incarnation))
+
+    def take_out(self, worker: Worker) -> None:
+        """The worker takes no part any more."""
+        self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
+        self.live.discard(worker)
+        self.joined.discard(worker)
+
+    def watch_leavers(self) -> None:
+        """Note who has left, and kill who does not end."""
+        for worker, leaver in list(self._leaving.items()):
+            if not self.processes[worker].is_running:
+                del self._leaving[worker]
+                seconds = round(self.now - leaver.noticed_at, 6)
+                self.log("drained", worker=str(worker), step=leaver.step, seconds=seconds)
+            elif self.now > leaver.deadline:
+                self.kill(worker)
+
+    # Rejoins.
+
+    def expect_rejoins(self) -> None:
         """Wait for the workers that faults bring back from here on."""
-        for fault in self._state.run.faults:
-            if not fault.strikes and fault.step >= self._state.next_step:
-                self._all.append(Rejoin(fault.worker, fault.step))
-
-    def adopt(self) -> None:
-        """Processes that another leader has started for expected workers, as their agents say, are those that come
-        back."""
-        for rejoin in self.awaited():
-            rejoin.started = rejoin.started or self._processes[rejoin.worker].is_running
+        for fault in self.run.faults:
+            if not fault.strikes and fault.step >= self.next_step:
+                self._rejoins.append(Rejoin(fault.worker, fault.step))
 
     def awaited(self) -> list[Rejoin]:
         """The dead workers that are expected back, each with its next return."""
         nearest: dict[Worker, Rejoin] = {}
-        for rejoin in sorted(self._all, key=lambda r: r.step):
-            if rejoin.worker not in self._state.live:
+        for rejoin in sorted(self._rejoins, key=lambda r: r.step):
+            if rejoin.worker not in self.live:
                 nearest.setdefault(rejoin.worker, rejoin)
         return list(nearest.values())
 
-    def start(self) -> None:
+    def start_rejoins(self) -> None:
         """Start the processes of workers that are awaited now; while a generation runs also of those that are awaited
         later, as imports take a while."""
-        state, processes = self._state, self._processes
         for rejoin in self.awaited():
-            worker, process = rejoin.worker, processes[rejoin.worker]
+            worker, process = rejoin.worker, self.processes[rejoin.worker]
             if process.generation is None:
                 rejoin.started = False  # its process is gone with its node
-            is_due = state.phase is Phase.RUNNING or rejoin.step <= state.next_step
-            is_free = not process.is_running and not processes.missing_nodes([worker])
+            is_due = self.phase is Phase.RUNNING or rejoin.step <= self.next_step
+            is_free = not process.is_running and not self.missing_nodes([worker])
             if is_due and not rejoin.started and is_free:
                 rejoin.started = True
-                processes.start(worker, state.record.generation)
+                self.start_process(worker)
 
-    def settle(self) -> bool:
+    def admit_rejoins(self) -> bool:
         """Admit the workers that shall start with the next step; whether none has to be waited for any more."""
-        state, now = self._state, self._state.now
         for rejoin in self.awaited():
-            worker, is_running = rejoin.worker, self._processes[rejoin.worker].is_running
-            if rejoin.step > state.next_step:
+            worker, is_running = rejoin.worker, self.processes[rejoin.worker].is_running
+            if rejoin.step > self.next_step:
                 continue
             if rejoin.deadline is None:
-                rejoin.deadline = now + state.job.membership.rejoin_deadline
-            if rejoin.started and is_running and self._processes.is_ready(worker):
-                state.live.add(worker)
-                state.joined.add(worker)
-                state.detector.forget(worker)
-            elif (is_running or not rejoin.started) and now < rejoin.deadline:
+                rejoin.deadline = self.now + self.limits.rejoin_deadline
+            if rejoin.started and is_running and self.is_ready(worker):
+                self.live.add(worker)
+                self.joined.add(worker)
+                self.detector.forget([worker])
+            elif (is_running or not rejoin.started) and self.now < rejoin.deadline:
                 return False  # it starts up, its last process is about to end, or its node is missing
             else:
-                self._processes.kill(worker)
-                state.log("fault", worker=str(worker), step=rejoin.step, cause="did not re-join in time")
-            self._all.remove(rejoin)
+                self.kill(worker)
+                self.log("fault", worker=str(worker), step=rejoin.step, cause="did not re-join in time")
+            self._rejoins.remove(rejoin)
         return True
 
-    def restart(self) -> None:
+    def restart_workers(self) -> None:
         """Start workers that died again, where the run does so by itself, and expect them when they are ready."""
-        state, processes = self._state, self._processes
-        if not state.run.restarts or state.phase is not Phase.RUNNING:
+        if not self.run.restarts or self.phase is not Phase.RUNNING:
             return
         coming: list[Worker] = []
         awaited = {rejoin.worker for rejoin in self.awaited()}
-        for worker in sorted(state.failed - awaited - state.run.absent):
-            process = processes[worker]
-            if self._departures.is_gone(worker):
+        for worker in sorted(self.failed - awaited - self.run.absent):
+            process = self.processes[worker]
+            if self.is_gone(worker):
                 continue
-            if processes.is_ready(worker) and process.is_running:
-                self._all.append(Rejoin(worker, state.next_step, started=True))
+            if process.is_running and self.is_ready(worker):
+                self._rejoins.append(Rejoin(worker, self.next_step, started=True))
             elif process.is_running:
                 coming.append(worker)
-            elif process.incarnation - state.released[str(worker)] < state.run.restarts and not processes.missing_nodes(
-                [worker]
-            ):
-                processes.start(worker, state.record.generation)
-                state.starting.forget(worker)
-        for worker, cause in state.starting.lost(coming, state.now).items():
-            processes.kill(worker)  # the next one is started when it has ended
-            state.log_detected(worker, f"{cause} in start-up")
-            state.starting.forget(worker)
+            elif process.incarnation - self.released[str(worker)] >= self.run.restarts:
+                continue
+            elif not self.missing_nodes([worker]):
+                self.start_process(worker)
+                self.detector.forget([worker])
+        for worker, cause in self.detector.lost(coming, self.now, is_starting=True).items() if coming else ():
+            self.kill(worker)  # the next one is started when it has ended
+            self.log_detected(worker, f"{cause} in start-up")
+            self.detector.forget([worker])
 
-    def start_over(self) -> None:
-        """All processes are new: those that were being started for a return have to be started again."""
-        for rejoin in self._all:
+    def start_all_anew(self) -> None:
+        """All processes were ended to go back to a checkpoint, or none was started yet: deadlines count from now."""
+        self._notices.clear()
+        self._leaving.clear()
+        for rejoin in self._rejoins:
             rejoin.started, rejoin.deadline = False, None
+        self.detector.forget(self.everybody)
+        self.start_deadline = self.now + self.limits.start_deadline
+        self.enter(Phase.STARTING)
+
+
+def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
+    """Positions for as many processes as are live, when a whole stage is lost; None if a rank would stay empty.
+
+    The grid keeps its shape, and with it the micro-batches, the batch and every plan; an empty position counts as a
+    failed worker, which peers stand in for. So every worker that is left has work, and any number from P on will do,
+    where a smaller grid D' x P would leave those idle that do not fill a pipeline and needs a D' that divides D*m. The
+    fewest hosts of a rank are never fewer than D' would be. Workers are as even over the ranks as can be: ranks with
+    more live hosts keep the odd ones. A live position is kept where its rank has room.
+
+    Limits: stages count alike, however long they take.
+    """
+    if len(live) < shape.ranks:
+        return None
+    hosts = [sorted(worker for worker in live if worker.rank == rank) for rank in range(shape.ranks)]
+    share, odd = divmod(len(live), shape.ranks)
+    fullest = sorted(range(shape.ranks), key=lambda rank: (-len(hosts[rank]), rank))[:odd]
+    found: list[Worker] = []
+    for rank in range(shape.ranks):
+        free = [position for k in range(shape.pipelines) if (position := Worker(k, rank)) not in live]
+        found += (hosts[rank] + free)[: share + (rank in fullest)]
+    return sorted(found)

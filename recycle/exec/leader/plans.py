@@ -20,23 +20,23 @@ seconds of a copy are those that the profile states for bytes and links.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.leader.actions import Outbox, PreparedPlan, Question
+from recycle.exec.leader.actions import Ask, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.drift import DriftMonitor
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.metrics import ComputeTimes
-from recycle.exec.leader.plan_answers import PlanAnswers
 from recycle.exec.protocol import StepMode
 from recycle.job import PricedJob
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.shape import Worker
+from recycle.plans import failure_vector
 from recycle.plans.hosting import Hosts, is_same, layers_in, layers_of
 
 MARGIN = 0.05
@@ -106,24 +106,36 @@ class _Search:
 
 
 class Plans:
-    """The plans of a run.
+    """The plans of a run: what the planner was asked and has answered, and what follows from it.
 
     Args:
         job: `[planner]` says whether layers may move, and when; `[membership]` what counts as drift.
-        answers: of the planner.
-        outbox: takes the events `layout`, `slow-link` and `replanned`.
+        outbox: takes the questions, and the events `layout`, `slow-link` and `replanned`.
+        own: the workers that the user's own schedule leaves out, and the plan of it.
+        can_search: whether better plans than those that are needed now can be asked for.
 
     Attributes:
+        hosts: hash of a plan -> who hosts what by it.
         compute: the computing times of the last iteration, for its line of metrics.
     """
 
-    def __init__(self, job: PricedJob, answers: PlanAnswers, outbox: Outbox) -> None:
-        self._job, self._answers, self._outbox = job, answers, outbox
+    def __init__(
+        self,
+        job: PricedJob,
+        outbox: Outbox,
+        own: tuple[_Failed, PreparedPlan] | None = None,
+        can_search: bool = True,
+    ) -> None:
+        self._job, self._outbox, self._own = job, outbox, own
         self._usual = Hosts.at_start(job, None)
-        self._can_move = (job.planner.layout == "elastic" or job.planner.move) and answers.can_search
+        self._can_move = (job.planner.layout == "elastic" or job.planner.move) and can_search
         takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
-        watches = job.membership.drift > 0 and job.planner.reroute and answers.can_search and takes_time
+        watches = job.membership.drift > 0 and job.planner.reroute and can_search and takes_time
         self._drift = DriftMonitor(job) if watches else None
+        self._answers: dict[Question, Planned | None] = {}
+        self.hosts: dict[str, Hosts] = {}
+        if own is not None:
+            self._note_hosts(own[1])
         self._search: _Search | None = None
         self._given: dict[_Failed, PreparedPlan] = {}
         """Better plans of the given stages than the first one."""
@@ -139,6 +151,52 @@ class Plans:
         self._changed: int | None = None
         self._pause = job.membership.drift_iterations
         self.compute: dict[str, Any] = {"compute": {}}
+
+    # The planner.
+
+    def _note_hosts(self, plan: PreparedPlan) -> None:
+        if plan.hosts is not None:
+            self.hosts[plan.digest] = plan.hosts
+
+    def take(self, planned: Planned) -> None:
+        """Take an answer. An error does not replace a plan."""
+        if planned.plan is not None:
+            self._note_hosts(planned.plan)
+        if planned.plan is not None or self._answers.get(planned.question) is None:
+            self._answers[planned.question] = planned
+
+    def adopt(self, failed: _Failed, plan: PreparedPlan | None, hosts: Mapping[str, Hosts]) -> None:
+        """Take over from another leader the plan without the failed workers, and the hosts of earlier plans."""
+        self.hosts.update(hosts)
+        if plan is not None:
+            self.take(Planned(Question(failed, is_urgent=True), plan))
+
+    def _ask(self, question: Question, profile: Profile | None = None) -> None:
+        """Ask a question, once."""
+        if question not in self._answers:
+            self._answers[question] = None
+            self._outbox.put(Ask(question, profile))
+
+    def _needed(self, failed: _Failed, within: str = "") -> PreparedPlan | None:
+        """The plan without the failed workers that training goes on with at once; None while it is being made.
+
+        Args:
+            within: hash of a plan in use whose layout is kept.
+
+        Raises:
+            RunError: there is none.
+        """
+        if self._own is not None and not within and self._own[0] == failed:
+            return self._own[1]
+        question = Question(failed, is_urgent=True, within=within)
+        self._ask(question)
+        answer = self._answers[question]
+        if answer is not None and answer.plan is None:
+            vector = failure_vector(self._job.shape, failed)
+            raise RunError(f"no plan for {vector} dead workers per stage: {answer.error}")
+        return None if answer is None else answer.plan
+
+    # What runs next.
 
     def ready(self, failed: _Failed) -> PreparedPlan | None:
         """The plan without the failed workers, None while it is being made. Raises RunError if there is none."""
@@ -186,17 +244,17 @@ class Plans:
         """The plan to go on with: no worker copies anything where the present layout allows that."""
         layout = self._layout_to_stay_in(failed)
         if layout is None:
-            return self._given.get(failed) or self._answers.needed(failed)
+            return self._given.get(failed) or self._needed(failed)
         key = failed, layout.digest
         try:
-            within = self._answers.needed(failed, layout.digest)
+            within = self._needed(failed, layout.digest)
         except RunError as refusal:
             self._outbox.log("warning", message=f"{refusal}; training goes on in the given stages")
             self._refused.add(key)
             return self._at_once(failed)
         if self._failed < failed:
             return within
-        given = self._given.get(failed) or self._answers.needed(failed)
+        given = self._given.get(failed) or self._needed(failed)
         if within is None or given is None:
             return None
         if key not in self._goes_back:
@@ -224,10 +282,6 @@ class Plans:
         pause = max(0.0, goes.seconds - stays.seconds)
         return self._is_worth(within, given, goes, pause, failed, returned=sorted(map(str, self._failed - failed)))
 
-    def hosts(self, digest: str) -> Hosts | None:
-        """The hosts by the plan with this hash; None for an unknown plan."""
-        return self._answers.hosts.get(digest)
-
     def observe(self, failed: _Failed, step: int, times: ComputeTimes) -> None:
         """An iteration is about to be committed, in which the workers computed for so long."""
         self.compute, self._step = times.line(), step
@@ -245,21 +299,22 @@ class Plans:
             search = self._search = None
         if search is not None and search.better is None:
             self._look_for_answer(search)
-        if self._search is not None or running is None or self._answers.is_own(failed):
+        is_own = self._own is not None and self._own[0] == failed
+        if self._search is not None or running is None or is_own:
             return
         if self._can_move and not self._has_sought_layout and (failed or is_moved):
             self._has_sought_layout = True
             within = running.digest if _repartitioned(running) else ""
-            self._ask(_Search(Question(failed, moves=True, within=within), running))
+            self._begin_search(_Search(Question(failed, moves=True, within=within), running))
         elif drift is not None and (self._changed is None or step >= self._changed + self._pause):
             self._seek_plan_for_times(drift, running)
 
     def _profile_of(self, failed: _Failed) -> Profile:
         return self._planned_with.get(failed, self._job.prices)
 
-    def _ask(self, search: _Search) -> None:
+    def _begin_search(self, search: _Search) -> None:
         self._search = search
-        self._answers.ask(search.question, search.profile)
+        self._ask(search.question, search.profile)
 
     def _seek_plan_for_times(self, drift: DriftMonitor, running: PreparedPlan) -> None:
         """Ask for a plan for the times that the last iterations show, where these depart from what was planned with."""
@@ -270,12 +325,14 @@ class Plans:
             self._outbox.log("slow-link", step=self._step, **link)
         profile, is_moved = departure.profile, self._is_moved(running)
         question = Question(self._failed, moves=is_moved, profile=profile.digest(), compared=running.digest)
-        self._ask(_Search(question, running, profile, "; ".join(departure.causes)))
+        self._begin_search(_Search(question, running, profile, "; ".join(departure.causes)))
 
     def _look_for_answer(self, search: _Search) -> None:
         """End the search unless what was found is worth a new generation, once the answer is there."""
-        if (answer := self._answers.pop(search.question)) is None:
+        answer = self._answers.get(search.question)
+        if answer is None:
             return
+        del self._answers[search.question]  # it may be asked again
         if search.profile is not None:  # whatever comes of it, the next departure is from these times
             self._planned_with[self._failed] = search.profile
         elif answer.plan is None:

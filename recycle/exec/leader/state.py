@@ -1,5 +1,4 @@
-"""The state of a run that the parts of the leader share: who takes part, what processes have said of the present
-generation, the register, and the time.
+"""The state of a run: who takes part, what processes have said of the present generation, the register, and the time.
 
 The register is the record of the last generation and the cursor. The record in memory has what the cursor has too: it
 is as of the last commit.
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -16,9 +16,8 @@ import msgspec
 
 from recycle.exec.leader.actions import Outbox, Persist, PreparedPlan
 from recycle.exec.leader.checkpoints import Checkpoints
-from recycle.exec.leader.detector import FailureDetector, LastBeats
+from recycle.exec.leader.detector import FailureDetector
 from recycle.exec.leader.holdings import Holdings, ShardHoldings
-from recycle.exec.leader.worker_processes import WorkerProcesses
 from recycle.exec.members import members_of, parse_workers, worker_names
 from recycle.exec.protocol import (
     Commit,
@@ -165,18 +164,49 @@ class RunDescription(Value, kw_only=True):
     resume_command: str = "recycle train JOB --resume"
 
 
+@dataclass
+class WorkerProcess:
+    """A worker's latest process.
+
+    Attributes:
+        incarnation: its number, from 0; -1 when there was none.
+        generation: the last generation before the process; None when there was no process, or it is gone with its node
+            and may be started again.
+        node: that it was started on.
+        how: how it ended; None while it runs.
+        lines: the last lines of its log.
+        is_killed: the leader has asked for its end.
+        ready: its members that have started up.
+    """
+
+    incarnation: int = -1
+    generation: int | None = None
+    node: int = 0
+    how: str | None = None
+    lines: str = ""
+    is_killed: bool = False
+    ready: set[str] = field(default_factory=set)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.incarnation >= 0 and self.how is None
+
+
 class RunState(Outbox):
-    """The state of one run, and what the leader does about it.
+    """The state of one run, and the register.
 
     Args:
         run: what is trained.
         now: time on the leader's clock.
 
     Attributes:
-        processes, checkpoints, holdings: of the run.
+        checkpoints, holdings: of the run.
+        processes: worker -> its latest process.
+        places: position -> position whose place on the nodes it has, where the two differ.
         heard: what the processes of the generation have said.
-        beats, detector: their heartbeats, and who judges them.
-        starting, start_deadline: likewise for processes that start up, and until when all workers are to be ready.
+        detector: judges their heartbeats.
+        start_deadline: until when all workers are to be ready.
         everybody: all positions.
         live: the workers of the generation, or of the next one.
         joined: those of them that hold no state yet.
@@ -189,30 +219,24 @@ class RunState(Outbox):
     def __init__(self, run: RunDescription, now: float) -> None:
         job = run.job
         super().__init__(now)
-        self.run, self.job = run, job
-        self.processes = WorkerProcesses(run.homes, job.membership.lease, self, job.grid.tensor_parallel)
+        self.run, self.job, self.limits = run, job, job.membership
         self.checkpoints = Checkpoints(job, self)
+        self.processes = {worker: WorkerProcess() for worker in run.homes}
+        self.places: dict[Worker, Worker] = {}
         self.heard = Heard(job.grid.tensor_parallel)
-        self.beats = LastBeats(members_of(job.shape.workers(), job.grid.tensor_parallel))
-        self.detector = FailureDetector(job, self.beats)
+        self.detector = FailureDetector(job)
+        self.start_deadline = now + self.limits.start_deadline
         self.everybody = frozenset(job.shape.workers())
         self.holdings = (
             ShardHoldings(job, run.initial, self.everybody) if job.train.sharded_optimizer else Holdings(run.initial)
         )
         self.live, self.joined = set(self.everybody - run.absent), set[Worker]()
         self.record = GenerationRecord(0, [], {}, "")
-        self.phase, self.waited, self._ticked = Phase.STARTING, 0.0, now
+        self.phase, self.waited = Phase.STARTING, 0.0
         self.struck: dict[int, str] = {}
         self.released, self.gone = Counter[str](), dict[str, int]()
         self._earlier: Commit | None = None
         self._persisted_phase: GenerationPhase = "abandoned"
-        self.expect_starts()
-
-    def expect_starts(self) -> None:
-        """Processes are about to be started: deadlines for that count from now."""
-        limits = self.job.membership
-        self.start_deadline = self.now + limits.start_deadline
-        self.starting = FailureDetector(self.job, self.beats, max(limits.warm_up, limits.dead_after))
 
     @property
     def next_step(self) -> int:
@@ -247,13 +271,6 @@ class RunState(Outbox):
     def enter(self, phase: Phase) -> None:
         """Another phase begins."""
         self.phase, self.waited = phase, 0.0
-
-    def pass_time(self) -> None:
-        """Note how long the leader's process has been running since the last call."""
-        now = self.now
-        passed, self._ticked = min(now - self._ticked, self.job.membership.heartbeat), now
-        self.waited += passed
-        self.processes.tick(passed)
 
     def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
         """Write that a worker was found dead or hung."""
@@ -312,7 +329,11 @@ class RunState(Outbox):
             "verified": self._kept_state(),
             "candidate": None,
             "disputed": [],
-            "incarnations": self.processes.incarnations,
+            "incarnations": {
+                str(worker): process.incarnation
+                for worker, process in self.processes.items()
+                if process.incarnation > 0
+            },
         }
         self.record = record = msgspec.structs.replace(self.record, **common | changes)
         self._earlier = None

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from recycle import Shape, Worker
-from recycle.exec.leader.worker_processes import reassign
+from recycle.exec.leader.membership import reassign
 
 
 def named(*names: str) -> list[Worker]:

@@ -33,6 +33,8 @@ from recycle.exec.protocol import (
     Acknowledged,
     AgentProcess,
     Batch,
+    Commit,
+    Cursor,
     Ended,
     Formed,
     FromWorker,
@@ -46,26 +48,28 @@ from recycle.exec.protocol import (
     StepReport,
     WorkerMessage,
 )
+from recycle.exec.protocol import GenerationPhase as PersistedPhase
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
+from tests.exec.runs import job
 
 TICK = 0.25
 KILLED = "killed by SIGKILL"
 A = TypeVar("A")
 
 
-def run_of(job: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
+def run_of(of: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
     """A run of which node 0 has all processes, unless `homes` says otherwise."""
-    homes = homes or dict.fromkeys(job.shape.workers(), 0)
-    return RunDescription(job=job, steps=steps, initial=Hosts.at_start(job, None), homes=homes, **more)
+    homes = homes or dict.fromkeys(of.shape.workers(), 0)
+    return RunDescription(job=of, steps=steps, initial=Hosts.at_start(of, None), homes=homes, **more)
 
 
 class LeaderDriver:
     """Plays the runtime, the agents and the planner of one leader. The processes of connected agents send heartbeats.
 
     Args:
-        job: of the run.
+        of: the job.
         begin: the first message.
         running: workers whose first process the agents have started before they connect.
         is_connected: all agents connect at once.
@@ -84,7 +88,7 @@ class LeaderDriver:
 
     def __init__(
         self,
-        job: PricedJob,
+        of: PricedJob,
         steps: int = 9,
         *,
         begin: Begin | None = None,
@@ -92,14 +96,14 @@ class LeaderDriver:
         is_connected: bool = True,
         **run: Any,
     ) -> None:
-        self.job, self.now = job, 1000.0
+        self.job, self.now = of, 1000.0
         self.actions: list[Action] = []
         self.plan: Callable[[Question], PreparedPlan | None] = self._own_positions
         self.is_still, self.waits, self.starts_up, self.kills = False, True, True, True
         self.checkpoint: StoredCheckpoint | None = None
         self._beats = 0
         self._is_answered = False
-        description = run_of(job, steps, **run)
+        description = run_of(of, steps, **run)
         self._homes = description.homes
         self.processes: dict[int, dict[Worker, AgentProcess]] = {node: {} for node in set(self._homes.values())}
         self._sessions: dict[int, int] = dict.fromkeys(self.processes, 0)
@@ -128,6 +132,10 @@ class LeaderDriver:
             self.processes[node].clear()
         self._connected.add(node)
         self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(said)))
+
+    def lose_orders(self, node: int) -> None:
+        """Nothing arrives at the agent of a node any more, which the leader has not noticed yet."""
+        self._connected.discard(node)
 
     def disconnect(self, node: int) -> None:
         """The connection to the agent of a node is gone. Its processes go on."""
@@ -186,18 +194,18 @@ class LeaderDriver:
 
     def missing_parts(self) -> list[tuple[int, int, int]]:
         """(step, stage, tensor rank) of the parts of checkpoints that are awaited."""
-        pending = self.leader.generations.checkpoints.pending
+        pending = self.leader.checkpoints.pending
         return [(step, *part) for step, checkpoint in pending.items() for part in checkpoint.missing]
 
     @property
     def record(self) -> GenerationRecord:
         """The register's record, as of the last commit."""
-        return self.leader.generations.record
+        return self.leader.record
 
     @property
     def phase(self) -> Phase:
         """Of the generation."""
-        return self.leader.generations.phase
+        return self.leader.phase
 
     # What happens.
 
@@ -293,3 +301,31 @@ class LeaderDriver:
             said.append(FromWorker(name, StepReport(step, report), self.record.generation))
         self.take(Batch(said))
         self.tick()
+
+
+# Another leader.
+
+LIVE = ["0.0", "1.0"]
+FACTS = Commit(4, 1.5, 0.25, 1.0)
+
+
+def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more: Any) -> GenerationRecord:
+    roles = {worker: worker for worker in LIVE}
+    return GenerationRecord(
+        3, LIVE, roles, "plan", list(joins), {"barrier": 7.0}, committed=commit.step, commit=commit, **more
+    )
+
+
+def cursor_of(of: GenerationRecord, phase: PersistedPhase, **more: Any) -> Cursor:
+    return Cursor(of.generation, phase, **of.progress(), **more)
+
+
+def follow(
+    before: GenerationRecord, phase: PersistedPhase | None = "proposed", cursor: Cursor | None = None, **run: Any
+) -> LeaderDriver:
+    """A leader that finds this record, and a cursor in this phase; None for a cursor of an earlier generation."""
+    if cursor is None:
+        earlier = Cursor(before.generation - 1, "ended", committed=0)
+        cursor = earlier if phase is None else cursor_of(before, phase)
+    begin = Begin(record=before, cursor=cursor)
+    return LeaderDriver(job(2, 1, 1), begin=begin, running=before.live, **run)

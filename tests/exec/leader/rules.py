@@ -286,7 +286,7 @@ class Rules:
         world = self._world
         assert self.record is not None
         assert world.leader is not None
-        live = world.leader.generations.live
+        live = world.leader.live
         every = world.hosts_of(self.record).hosts_of_stages() if self.record.plan else ()
         missing = {(step, stage) for stage in every if not world.is_written(step, stage)}
         writing = {part for process in world.running if process.worker in live for part in process.writing}

@@ -59,7 +59,7 @@ class Kept:
         """
         self.outbox.now += after
         self.checkpoints.tick(live, msgspec.structs.replace(RECORD, committed=committed, verified=verified))
-        return self.outbox.take()
+        return self.outbox.take_actions()
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_state_is_kept_every_so_often_and_at_the_end_of_a_run_that_is_long_enoug
     assert [step for step in range(6) if kept.checkpoints.due(step, False)] == [1, 3, 5]
     assert kept.checkpoints.due(4, True)
     assert not kept.checkpoints.due(0, True)
-    assert kept.outbox.take() == [DiscardCheckpoint(step) for step in (1, 3, 5, 4)]
+    assert kept.outbox.take_actions() == [DiscardCheckpoint(step) for step in (1, 3, 5, 4)]
     never = Kept(checkpoint_every=0)
     assert not any(never.checkpoints.due(step, True) for step in range(300))
 

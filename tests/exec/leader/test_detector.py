@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from recycle import Job, Worker
+from recycle import Worker
 from recycle.exec.device import Progress
-from recycle.exec.leader.detector import FailureDetector, LastBeats, profiled_seconds, whom_to_fence
-from recycle.exec.members import members_of
+from recycle.exec.leader.detector import FailureDetector, profiled_seconds, whom_to_fence
 from recycle.exec.protocol import Heartbeat
+from recycle.job import PricedJob
 from tests.exec.runs import job
 
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
+
+
 LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor": 10.0, "warm_up": 60.0}
 
 
 @pytest.fixture
-def of() -> Job:
+def of() -> PricedJob:
     return job(2, 2, 2, membership=LIMITS)
-
-
-def detector_of(of: Job, dead_after: float | None = None) -> tuple[FailureDetector, LastBeats]:
-    beats = LastBeats(members_of(of.shape.workers(), of.grid.tensor_parallel))
-    return FailureDetector(of, beats, dead_after), beats
 
 
 class Heard:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, of: Job, dead_after: float | None = None) -> None:
-        self.detector, self.last = detector_of(of, dead_after)
+    def __init__(self, of: PricedJob, is_starting: bool = False) -> None:
+        self.detector, self._is_starting = FailureDetector(of), is_starting
         self.now, self.beats = 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
@@ -44,14 +40,14 @@ class Heard:
                 self.beats += 1
                 progress, state, doing, longest = text.split()
                 seconds = None if longest == "new" else float(longest)
-                self.last.take({str(A): Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)})
-            lost = self.detector.lost([A], self.now)
+                self.detector.take({str(A): Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)})
+            lost = self.detector.lost([A], self.now, is_starting=self._is_starting)
             if lost:
                 return self.now - began, lost[A]
         return self.now - began, ""
 
 
-def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: Job) -> None:
+def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: PricedJob) -> None:
     for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
         heard = Heard(of)
         heard.until_lost("6 waiting 0F 0.1", 1.0)
@@ -60,7 +56,7 @@ def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_befo
         assert why == f"no progress for {seconds:g} s in 1F"
 
 
-def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: Job) -> None:
+def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: PricedJob) -> None:
     heard = Heard(of)
     assert heard.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
     took, why = heard.until_lost(None, 100.0)
@@ -68,10 +64,10 @@ def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_whi
     assert why == "no heartbeat for 4 s"
 
 
-def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: Job) -> None:
-    heard = Heard(of, dead_after=60.0)
+def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: PricedJob) -> None:
+    heard = Heard(of, is_starting=True)
     heard.until_lost("6 working 1F 0.1", 1.0)
-    heard.detector.forget(A)
+    heard.detector.forget([A])
     took, why = heard.until_lost(None, 50.0)
     assert (took, why) == (50.0, "")
     heard.until_lost("1 working 0F 0.1", 1.0)
@@ -80,7 +76,7 @@ def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_afte
     assert why == "no progress for 4 s in 0F"
 
 
-def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -> None:
+def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: PricedJob) -> None:
     heard = Heard(of)
     heard.until_lost("7 working 1F 0.1", 3.0)
     heard.now += 1000.0
@@ -88,10 +84,10 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
 
 
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
-    detector, last = detector_of(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
+    detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
         now = tick / 4
-        last.take(
+        detector.take(
             {
                 "0.0": Heartbeat(tick, 7, True, "1F", 0.1),
                 "0.1": Heartbeat(tick, tick, False, "1F", 0.1),
@@ -105,7 +101,7 @@ def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
             break
     assert lost == {A: "tensor rank 1: no progress for 4 s in 1F", B: "tensor rank 1: no heartbeat for 4 s"}
     assert [detector.is_silent(worker, now) for worker in (A, B)] == [False, True]
-    detector.forget(B)
+    detector.forget([B])
     assert not detector.is_silent(B, now)
 
 
@@ -113,7 +109,7 @@ def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
     slow = job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)
-    assert [float(detector_of(of)[0].patience(math.nan)) for of in (emulated, slow)] == [60.0, 600.0]
+    assert [float(FailureDetector(of).patience(math.nan)) for of in (emulated, slow)] == [60.0, 600.0]
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 
@@ -148,13 +144,13 @@ def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
 def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
-    of: Job, silent: tuple[Worker, ...], seconds: float
+    of: PricedJob, silent: tuple[Worker, ...], seconds: float
 ) -> None:
-    (detector, last), lost = detector_of(of), dict[Worker, str]()
+    detector, lost = FailureDetector(of), dict[Worker, str]()
     for quarter in range(400, 500):
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
-        last.take({name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()})
+        detector.take({name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()})
         lost = detector.lost([A, B, C, D], now)
         if lost:
             break
@@ -162,36 +158,15 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
 
 
-def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None:
+def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: PricedJob) -> None:
     """That time counts for nobody."""
     heard = Heard(of)
     heard.until_lost("7 waiting 1F 0.1", 1.0)
-    heard.last.are_due = False
+    heard.detector.are_due = False
     for _ in range(100):
         heard.now += 0.25
         assert heard.detector.lost([A], heard.now) == {}
-    heard.last.are_due = True
+    heard.detector.are_due = True
     took, why = heard.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
-
-
-def test_rows_of_heartbeats_are_in_the_order_of_members() -> None:
-    heartbeats = {"1.0": Heartbeat(2**40, 7, False, "12REDUCE_GRAD", 0.1), "0.0": Heartbeat(3, 9, True, "form", None)}
-    beats = LastBeats(["0.0", "0.1", "1.0"])
-    beats.take(heartbeats)
-    rows = beats.rows
-    assert rows["beats"].tolist() == [3, -1, 2**40]
-    assert rows["progress"].tolist() == [9, -1, 7]
-    assert rows["waiting"].tolist() == [True, True, False]
-    assert rows["doing"].tolist() == ["form", "start", "12REDUCE_GRAD"]
-    assert np.isnan(rows["longest"]).tolist() == [True, True, False]
-    assert rows["longest"][2] == 0.1
-
-
-def test_a_restarted_process_whose_beats_begin_anew_is_alive(of: Job) -> None:
-    """Its first ones count fewer than the last of the process before it."""
-    heard = Heard(of)
-    heard.until_lost("700 working 1F 0.1", 3.0)
-    heard.beats = 0
-    assert heard.until_lost("1 waiting 1F 0.1", 30.0) == (30.0, "")

@@ -1,4 +1,4 @@
-"""Hosts that hold or make different numbers: who is odd, now and before."""
+"""Hosts that hold or make different numbers: who is odd, now and before, and what follows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from recycle import Worker
+from recycle import RunError, Worker
 from recycle.exec.checksums import PARAMETERS, BitPlace, Checksum, MicroBatchChecksums
+from recycle.exec.leader.actions import Begin
 from recycle.exec.leader.commit import ReportColumns
 from recycle.exec.leader.disagreement import (
     Bit,
@@ -21,9 +22,12 @@ from recycle.exec.leader.disagreement import (
     replayed_as,
     votes_of,
 )
-from recycle.exec.protocol import Report
+from recycle.exec.protocol import Commit, Cursor, GenerationRecord, Report, StepReport, Verified
 from recycle.ir.replays import Checked
+from recycle.job import PricedJob
 from recycle.job.shape import MicroBatch
+from tests.exec.leader.driver import LeaderDriver
+from tests.exec.runs import job
 
 
 def report(*norms: float, checksum: int = 1, loss: float | None = None, common: float | None = None) -> Report:
@@ -32,74 +36,59 @@ def report(*norms: float, checksum: int = 1, loss: float | None = None, common: 
     return Report({0: list(norms)}, loss, replicated=replicated, checksums={0: checksum})
 
 
+def with_states(**states: tuple[int, int]) -> dict[str, Report]:
+    return {name: replace(report(1.0), states={0: state}) for name, state in states.items()}
+
+
+ONE, NEXT = report(1.0), report(math.nextafter(1.0, 2.0))
+WHOLE, PART = report(9.0, loss=3.0, common=4.0), report(1.0, loss=3.0, common=4.0)
+RANKS = {"0.0": WHOLE, "0.0t1": PART, "1.0": WHOLE, "1.0t1": PART}
+SPOILT = report(math.nan, loss=math.nan, common=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("reports", "odd", "what"),
+    [
+        ({"0.0": report(1.0, loss=2.0), "1.0": report(1.0, loss=3.0), "1.1": Report({1: [2.0]}, None)}, None, ""),
+        ({"0.0": report(math.nan, checksum=1), "1.0": report(math.inf, 1.0, checksum=2)}, None, ""),
+        ({"0.0": ONE, "1.0": NEXT, "2.0": ONE}, ["1.0"], "worker 1.0 holds another gradient of stage 0"),
+        ({"0.0": ONE, "1.0": report(1.0, checksum=2), "2.0": ONE}, ["1.0"], "another gradient"),
+        ({"0.0": ONE, "1.0": ONE, "2.0": report(math.nan)}, ["2.0"], "another gradient"),
+        ({"0.0": ONE, "1.0": NEXT}, [], "workers 0.0 and 1.0 hold different gradients of stage 0"),
+        ({"0.0": ONE, "1.0": NEXT, "2.0": report(3.0)}, [], "different gradients"),
+        ({"0.0": ONE, "1.0": NEXT, "2.0": ONE, "3.0": NEXT}, [], "different gradients"),
+        (RANKS | {"1.0t1": report(1.0, loss=3.5, common=4.0)}, ["1.0"], "different losses"),
+        (RANKS | {"1.0t1": report(1.0, loss=3.0, common=4.5)}, ["1.0"], "different gradients of stage 0"),
+        (RANKS | {"1.0t1": report(1.5, loss=3.0, common=4.0)}, [], "different gradients of stage 0"),
+        (RANKS | {"0.0t1": SPOILT, "1.0t1": SPOILT}, None, ""),
+        # What has spread to the tensor ranks of all hosts accuses them all.
+        ({name: replace(r, replicated={0: [4.0 + (r is PART)]}) for name, r in RANKS.items()}, ["0.0", "1.0"], ""),
+        # Of what is not finite, a state that differs still says who is wrong.
+        (
+            {name: replace(report(math.nan), states={0: (7 + (name == "1.0"), 9)}) for name in ("0.0", "1.0", "2.0")},
+            ["1.0"],
+            "another state",
+        ),
+    ],
+)
+def test_whoever_differs_from_most_hosts_of_its_stage_is_odd(
+    reports: dict[str, Report], odd: list[str] | None, what: str
+) -> None:
+    if odd is None:
+        compare(4, reports)
+        return
+    with pytest.raises(Disagreement) as raised:
+        compare(4, reports)
+    assert (list(raised.value.odd), raised.value.step) == (odd, 4)
+    assert what in raised.value.what
+
+
 def disagreement(**reports: Report) -> Disagreement:
     """What a comparison of these reports raises; w0_1t1 stands for 0.1t1."""
     named = {name.removeprefix("w").replace("_", "."): report for name, report in reports.items()}
     with pytest.raises(Disagreement) as raised:
         compare(4, named)
     return raised.value
-
-
-def test_hosts_that_hold_the_same_bits_agree_whatever_else_they_report() -> None:
-    compare(4, {"0.0": report(1.0, loss=2.0), "1.0": report(1.0, loss=3.0), "1.1": Report({1: [2.0]}, None)})
-    compare(4, {"0.0": report(math.nan, checksum=1), "1.0": report(math.inf, 1.0, checksum=2)})
-
-
-def test_the_one_that_differs_from_most_hosts_is_odd() -> None:
-    found = disagreement(w0_0=report(1.0), w1_0=report(math.nextafter(1.0, 2.0)), w2_0=report(1.0))
-    assert found.odd == {"1.0": "it holds another gradient of stage 0 than workers 0.0 and 2.0"}
-    assert str(found) == "step 4: worker 1.0 holds another gradient of stage 0 than workers 0.0 and 2.0"
-    assert found.held == {
-        "0.0": "stage 0: norm 1.0, checksum 0000000000000001",
-        "1.0": "stage 0: norm 1.0, checksum 0000000000000001",
-        "2.0": "stage 0: norm 1.0, checksum 0000000000000001",
-    }
-
-
-def test_bits_that_do_not_show_in_the_norm_count() -> None:
-    assert list(disagreement(w0_0=report(1.0), w1_0=report(1.0, checksum=2), w2_0=report(1.0)).odd) == ["1.0"]
-
-
-def test_one_that_is_not_finite_alone_is_odd() -> None:
-    assert list(disagreement(w0_0=report(1.0), w1_0=report(1.0), w2_0=report(math.nan)).odd) == ["2.0"]
-
-
-def test_nobody_is_odd_of_two_or_where_no_group_is_more_than_half() -> None:
-    found = disagreement(w0_0=report(1.0), w1_0=report(2.0))
-    assert (found.odd, found.what) == ({}, "workers 0.0 and 1.0 hold different gradients of stage 0")
-    assert set(found.held) == {"0.0", "1.0"}
-    assert not disagreement(w0_0=report(1.0), w1_0=report(2.0), w2_0=report(3.0)).odd
-    assert not disagreement(w0_0=report(1.0), w1_0=report(2.0), w2_0=report(1.0), w3_0=report(2.0)).odd
-
-
-def test_each_stage_is_voted_on_by_its_own_hosts() -> None:
-    of_both = {0: [1.0], 1: [1.0]}
-    reports = {f"{k}.0": Report(of_both, None, checksums={0: 1, 1: 7 if k == 1 else 1}) for k in range(3)}
-    with pytest.raises(Disagreement, match=r"worker 1\.0 holds another gradient of stage 1"):
-        compare(0, reports)
-
-
-def test_a_worker_whose_own_tensor_ranks_disagree_is_odd_even_of_two_hosts() -> None:
-    ranks = {"w0_0": report(9.0, loss=3.0, common=4.0), "w0_0t1": report(1.0, loss=3.0, common=4.0)}
-    peers = {"w1_0": ranks["w0_0"], "w1_0t1": ranks["w0_0t1"]}
-    for one, what in (
-        (report(1.0, loss=3.5, common=4.0), "losses"),
-        (report(1.0, loss=3.0, common=4.5), "gradients of stage 0"),
-    ):
-        found = disagreement(**ranks | peers | {"w1_0t1": one})
-        assert found.odd == {"1.0": f"its tensor ranks hold different {what}"}
-    assert not disagreement(**ranks | peers | {"w1_0t1": report(1.5, loss=3.0, common=4.0)}).odd
-
-
-def test_what_is_not_finite_on_one_tensor_rank_of_all_hosts_is_no_disagreement() -> None:
-    spoilt = report(math.nan, loss=math.nan, common=math.nan)
-    compare(4, {name: spoilt if name.endswith("t1") else report(1.0) for name in ("0.0", "0.0t1", "1.0", "1.0t1")})
-    whole = report(1.0, loss=2.0, common=4.0)
-    compare(4, {name: spoilt if name.endswith("t1") else whole for name in ("0.0", "0.0t1", "1.0", "1.0t1")})
-
-
-def with_states(**states: tuple[int, int]) -> dict[str, Report]:
-    return {name: replace(report(1.0), states={0: state}) for name, state in states.items()}
 
 
 def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None:
@@ -113,24 +102,6 @@ def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None
     assert both.bits == [Bit("1.0", 0, 0, BitPlace(0, 0))]
     unexplained = disagreement(**with_states(w0_0=(7, 9), w1_0=(7, 10), w2_0=(7, 9)))
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
-
-
-def test_what_has_spread_to_the_tensor_ranks_of_all_hosts_accuses_them_all_unless_a_state_is_wrong() -> None:
-    names = [f"{k}.0{rank}" for k in range(3) for rank in ("", "t1")]
-    spread = {name: report(1.0, common=4.5 if name.endswith("t1") else 4.0) for name in names}
-    with pytest.raises(Disagreement) as raised:
-        compare(4, spread)
-    assert (list(raised.value.odd), raised.value.ranks) == (["0.0", "1.0", "2.0"], [0])
-    states = {name: replace(one, states={0: (8 if name == "1.0" else 7, 9)}) for name, one in spread.items()}
-    with pytest.raises(Disagreement) as raised:
-        compare(4, states)
-    assert (list(raised.value.odd), raised.value.ranks, raised.value.is_of_state) == (["1.0"], [], True)
-
-
-def test_a_state_is_odd_also_where_the_gradients_of_all_are_not_finite() -> None:
-    told = with_states(w0_0=(7, 9), w1_0=(8, 9), w2_0=(7, 9))
-    found = disagreement(**{name: replace(one, norms={0: [math.nan]}) for name, one in told.items()})
-    assert list(found.odd) == ["1.0"]
 
 
 def of_shards(*, holds: bool, state: int = 1, parameters: int = 1) -> Report:
@@ -163,6 +134,8 @@ def test_a_shard_that_is_still_copied_is_not_compared() -> None:
 
 
 CHECKED = Checked(1, MicroBatch(2, 3))
+
+
 WORK = Voted(CHECKED)
 
 
@@ -177,59 +150,27 @@ def votes(**of_pipelines: MicroBatchChecksums) -> Votes:
     return {WORK: {f"{name[1:]}.1": value for name, value in of_pipelines.items()}}
 
 
-def test_all_that_agree_are_right() -> None:
-    assert count_votes(4, votes(k2=RIGHT, k0=RIGHT)) is None
-    assert count_votes(4, {}) is None
-
-
-def test_of_two_nobody_can_say_and_it_is_disputed() -> None:
-    found = count_votes(4, votes(k2=RIGHT, k0=WRONG))
-    assert found is not None
-    assert (found.odd, found.disputed) == ({}, [CHECKED])
-    what = "workers 2.1 and 0.1 made different things of micro-batch 2.3 at stage 1"
-    assert found.what == f"{what} (activation, input gradient, weight gradient)"
-    assert set(found.held) == {"0.1", "2.1"}
-
-
-def test_a_third_one_decides() -> None:
-    found = count_votes(4, votes(k2=WRONG, k0=RIGHT, k1=RIGHT), votes(k2=WRONG, k0=RIGHT))
-    assert found is not None
-    assert (list(found.odd), found.disputed) == (["2.1"], [])
-    assert "than workers 0.1 and 1.1" in found.odd["2.1"]
-    assert [part["tensor"] for part in found.parts] == ["activation", "input gradient", "weight gradient"]
-    # A lowest bit that differs explains all three: the word at place 0.
-    assert [(part.get("index"), part.get("bit")) for part in found.parts[:1]] == [(0, 0)]
-    found = count_votes(4, votes(k2=RIGHT, k0=WRONG, k1=RIGHT))
-    assert found is not None
-    assert list(found.odd) == ["0.1"]
-
-
-def test_three_that_all_differ_are_disputed_again() -> None:
-    found = count_votes(4, votes(k2=WRONG, k0=RIGHT, k1=made(12)), votes(k2=WRONG, k0=RIGHT))
-    assert found is not None
-    assert (found.odd, found.disputed) == ({}, [CHECKED])
-
-
-def test_a_fault_that_has_passed_is_found_by_what_was_said_before() -> None:
-    for wrong in ("2", "0"):
-        before = votes(**{f"k{k}": WRONG if k == wrong else RIGHT for k in "20"})
-        found = count_votes(4, votes(k2=RIGHT, k0=RIGHT), before)
-        assert found is not None
-        assert list(found.odd) == [f"{wrong}.1"]
-
-
-def test_what_was_made_of_a_wrong_output_later_accuses_nobody() -> None:
-    """The wrong output came back as another gradient, of which the right host made other things than now, too."""
-    before = votes(k2=made(11, 60, 80), k0=made(10, 61, 81))
-    found = count_votes(4, votes(k2=RIGHT, k0=RIGHT, k1=RIGHT), before)
-    assert found is not None
-    assert list(found.odd) == ["2.1"]
-
-
-def test_of_hosts_that_had_other_inputs_before_nobody_is_odd() -> None:
-    assert count_votes(4, votes(k2=RIGHT, k0=RIGHT), votes(k2=made(11), k0=made(12))) is None
-    other = {Voted(Checked(0, MicroBatch(2, 3))): {"2.0": WRONG, "0.0": RIGHT}}
-    assert count_votes(4, votes(k2=RIGHT, k0=RIGHT), other) is None
+@pytest.mark.parametrize(
+    ("now", "before", "odd", "disputed"),
+    [
+        ({"k2": WRONG, "k0": RIGHT}, {}, [], True),  # of two nobody can say
+        ({"k2": WRONG, "k0": RIGHT, "k1": RIGHT}, {"k2": WRONG, "k0": RIGHT}, ["2.1"], False),
+        ({"k2": RIGHT, "k0": WRONG, "k1": RIGHT}, {}, ["0.1"], False),
+        ({"k2": WRONG, "k0": RIGHT, "k1": made(12)}, {"k2": WRONG, "k0": RIGHT}, [], True),
+        ({"k2": RIGHT, "k0": RIGHT}, {"k2": WRONG, "k0": RIGHT}, ["2.1"], False),  # a fault that has passed
+        ({"k2": RIGHT, "k0": RIGHT}, {"k2": RIGHT, "k0": WRONG}, ["0.1"], False),
+        # The wrong output came back as another gradient, of which the right host made other things than now, too.
+        ({"k2": RIGHT, "k0": RIGHT, "k1": RIGHT}, {"k2": made(11, 60, 80), "k0": made(10, 61, 81)}, ["2.1"], False),
+        ({"k2": RIGHT, "k0": RIGHT}, {"k2": made(11), "k0": made(12)}, None, False),  # they had other inputs
+        ({"k2": RIGHT, "k0": RIGHT}, {}, None, False),
+    ],
+)
+def test_whoever_made_something_else_of_a_micro_batch_than_most_or_than_all_say_now_is_odd(
+    now: dict[str, MicroBatchChecksums], before: dict[str, MicroBatchChecksums], odd: list[str] | None, disputed: bool
+) -> None:
+    found = count_votes(4, votes(**now), votes(**before))
+    assert (None if found is None else list(found.odd)) == odd
+    assert found is None or found.disputed == [CHECKED] * disputed
 
 
 def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None:
@@ -256,3 +197,55 @@ def test_tensor_ranks_vote_with_the_same_rank_of_other_workers() -> None:
     assert (
         count_votes(4, votes_of([(name, replayed_as(CHECKED, its, name == "2.1")) for name, its in said[:4]])) is None
     )
+
+
+def judged(of: PricedJob, verified: Verified | None, reports: dict[str, Report]) -> LeaderDriver:
+    """A leader whose workers have reported the iteration after the seventh."""
+    live = list(reports)
+    roles = {name: name for name in live}
+    commit = Commit(7, 2.0, 0.5, 1.0)
+    record = GenerationRecord(3, live, roles, "plan", periods={"barrier": 9.0}, committed=7, commit=commit)
+    record = replace(record, verified=verified)
+    cursor = Cursor(3, "running", **record.progress())
+    driver = LeaderDriver(of, 100, begin=Begin(record=record, cursor=cursor), running=live)
+    for member, its in reports.items():
+        driver.say(member, StepReport(8, its))
+    driver.tick()
+    return driver
+
+
+def corrupt(driver: LeaderDriver) -> list[tuple[int, list[str]]]:
+    return [(event["step"], event["workers"]) for event in driver.events("corrupt")]
+
+
+def states_of(*states: int) -> dict[str, Report]:
+    """Of one stage, whose hosts began with these states."""
+    return {f"{k}.0": replace(report(1.0, loss=1.0), states={0: (state, 0)}) for k, state in enumerate(states)}
+
+
+OF_THREE, OF_TWO = job(3, 1, 2, train={"checkpoint_every": 0}), job(2, 1, 2, train={"checkpoint_every": 0})
+AGREED = Verified(4, Commit(4, 2.0, 0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("verified", "states", "fenced", "committed"),
+    [
+        (AGREED, (5, 6, 5), ["1.0"], 4),
+        (replace(AGREED, step=7), (5, 6, 5), ["1.0"], 7),  # nobody else goes back: that is the state at hand
+        (None, (5, 6, 5), ["1.0"], 7),
+        (AGREED, (5, 6, 7), [], 4),
+    ],
+)
+def test_the_odd_one_of_three_is_fenced_and_all_go_back_to_where_they_agreed(
+    verified: Verified | None, states: tuple[int, ...], fenced: list[str], committed: int
+) -> None:
+    driver = judged(OF_THREE, verified, states_of(*states))
+    assert [name for name, _ in driver.detected] == fenced
+    assert (driver.record.committed, corrupt(driver)) == (committed, [(8, fenced)])
+
+
+def test_two_that_differ_go_back_together_and_need_a_checkpoint_where_they_had_agreed() -> None:
+    driver = judged(OF_TWO, AGREED, states_of(5, 6))
+    assert (driver.record.committed, driver.detected) == (4, [])
+    with pytest.raises(RunError, match="also when repeated, and there is no complete checkpoint to go back to"):
+        judged(OF_TWO, replace(AGREED, step=7), states_of(5, 6)).pass_time(1)

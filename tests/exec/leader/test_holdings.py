@@ -1,18 +1,28 @@
-"""What the workers hold, what is lost, and what is copied from whom before a plan can run."""
+"""What the workers hold, what is lost, and what is copied from whom before a plan can run; units and shards."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Worker
-from recycle.exec.leader.holdings import Holdings
-from recycle.exec.protocol import Copy
+from recycle.exec.leader.holdings import Holdings, ShardHoldings
+from recycle.exec.protocol import Copied, Copy
+from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts, UnitRange
+from recycle.plans.shards import StageShards
 from tests.exec.runs import job
+from tests.exec.sharded import sharded
 
 JOB = job(3, 2, 2, model={"layers": 8})
+
+
 EVERYBODY = set(JOB.shape.workers())
+
+
 FIRST = Hosts.at_start(JOB, None)
 
 
@@ -22,13 +32,6 @@ def cut(stages: dict[str, tuple[int, ...]], of: tuple[int, ...]) -> Hosts:
 
 CHAINS = cut({"0.0": (0,), "1.0": (1, 2), "0.1": (3,), "2.0": (0, 1), "2.1": (2, 3)}, (2, 2, 1, 3))
 """One chain of three and one of two, without 1.1."""
-
-
-def test_who_joins_copies_all_of_its_stage_from_one_peer() -> None:
-    holdings = Holdings(FIRST)
-    live = EVERYBODY
-    assert holdings.copies(FIRST, live, live) == []
-    assert holdings.copies(FIRST, live, live - {Worker(1, 1)}) == [Copy("1.1", "0.1", 5, 10)]
 
 
 def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> None:
@@ -106,3 +109,138 @@ def test_after_the_copies_each_holds_what_the_plan_says_and_a_round_has_nobody_t
 
 def _units(ranges: tuple[UnitRange, ...]) -> set[int]:
     return {unit for begin, end in ranges for unit in range(begin, end)}
+
+
+# Shards.
+
+
+SHARDED, FOUR = sharded(job(3, 2, 2)), sharded(job(4, 1, 2))
+ALL = list(SHARDED.shape.workers())
+
+
+def holdings() -> ShardHoldings:
+    return ShardHoldings(SHARDED, Hosts.at_start(SHARDED, None), ALL)
+
+
+def run(of: ShardHoldings, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
+    """A generation of these workers runs; what is copied for it, and then all that is copied while it runs."""
+    wanted = of.wanted(None, live, holders)
+    copies = of.copies(wanted, live, holders)
+    of.take_up(of.name_of("", wanted), wanted)
+    for copy in of.behind(wanted, live):
+        of.copied(Worker.parse(copy.worker), (copy.first, copy.last))
+    assert not of.is_restoring
+    return copies
+
+
+def workers(*names: str) -> list[Worker]:
+    return [Worker.parse(name) for name in names]
+
+
+def test_a_death_has_its_shards_copied_from_who_is_left_and_a_rejoin_back() -> None:
+    of = holdings()
+    run(of, ALL, ALL)
+    # Shards 0 to 2 of stage 0 lie on 0.0 and 1.0, 1.0 and 2.0, 2.0 and 0.0.
+    left = [worker for worker in ALL if worker != Worker(1, 0)]
+    wanted = of.wanted(None, left, left)
+    assert of.copies(wanted, left, left) == [], "who is left goes on at once"
+    of.take_up(of.name_of("", wanted), wanted)
+    assert of.is_restoring
+    assert of.plan == "shards -1.0 ~0.0:1 ~2.0:0"
+    assert of.spare(left) == {0: 0, 1: 1}
+    behind = sorted(of.behind(wanted, left), key=lambda copy: copy.worker)
+    assert behind == [Copy("0.0", "2.0", 1, 2), Copy("2.0", "0.0", 0, 1)]
+    copies = [Copied("2.0", 1, 2, 8, 0.5), Copied("1.0", 3, 4, 8, 0.5), Copied("2.0", 4, 6, 8, 0.5)]
+    assert of.copy_events(copies) == [
+        ({"shards": [f"shard {i} of stage {s}" for i, s in ((1, 0), (1, 1), (2, 1))]}, [copies[0], copies[2]]),
+        ({"shards": ["shard 0 of stage 1"]}, [copies[1]]),
+    ]
+    of.copied(Worker(0, 0), (1, 2))
+    assert of.plan == "shards -1.0 ~2.0:0"
+    assert of.lost(workers("0.0", "0.1", "2.1")) == (), "it has all shards of stage 0 by now"
+    assert of.lost(workers("2.0", "0.1", "2.1")) == ((0, 1),)
+    of.copied(Worker(2, 0), (0, 1))
+    assert of.spare(left) == {0: 1, 1: 1}
+    assert run(of, left, left) == []
+    back = run(of, ALL, left)
+    assert {copy.worker for copy in back} == {"1.0"}
+    assert {number for copy in back for number in range(copy.first, copy.last)} == {0, 1}
+    assert run(of, ALL, ALL) == []
+
+
+def test_what_no_owner_has_is_lost_and_named() -> None:
+    of = holdings()
+    run(of, ALL, ALL)
+    assert of.lost(workers("0.0", "2.0", "0.1", "1.1")) == ()
+    lost = of.lost(workers("2.0", "0.1", "1.1"))
+    assert lost == ((0, 1),), "both owners of shard 0 of stage 0"
+    assert of.described(lost[0]) == "shard 0 of stage 0's optimizer state has"
+    assert of.spare(ALL) == {0: 1, 1: 1}
+
+
+def test_who_holds_what_it_is_not_to_own_goes_on_as_long_as_somebody_has_yet_to_copy_it() -> None:
+    of = ShardHoldings(FOUR, Hosts.at_start(FOUR, None), list(FOUR.shape.workers()))
+    everybody = list(FOUR.shape.workers())
+    run(of, everybody, everybody)
+    run(of, everybody[1:], everybody[1:])  # shard 0 lay on 0.0 and 1.0
+    assert of.plan == "shards -0.0"
+    (other,) = (worker for worker in everybody[2:] if 0 in of.hosts.stages[worker])
+    left = [worker for worker in everybody[1:] if worker != Worker(1, 0)]
+    wanted = of.wanted(None, left, left)
+    name = of.name_of("", wanted)
+    assert of.named(name, lambda plan: None) == wanted
+    assert 0 in wanted.stages[other], "it alone holds the shard"
+    of.take_up(name, wanted)
+    for copy in of.behind(wanted, left):
+        assert Worker.parse(copy.source) in left
+        of.copied(Worker.parse(copy.worker), (copy.first, copy.last))
+    assert of.spare(left) == {0: 1}
+    after = of.wanted(None, left, left)
+    assert after == StageShards(FOUR, {0: everybody}).owned(left), "then it is theirs who are to own it"
+
+
+def elastic() -> PricedJob:
+    """Two stages of two layers: units 0 to 5."""
+    of = sharded(job(3, 2, 2, model={"layers": 4}))
+    return of.with_sections(planner=msgspec.structs.replace(of.planner, layout="elastic"))
+
+
+def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way_takes_nothing_along() -> None:
+    job_, everybody = elastic(), list(elastic().shape.workers())
+    given = Hosts.at_start(job_, None)
+    of = ShardHoldings(job_, given, everybody)
+    assert run(of, everybody, everybody) == []
+    assert of.plan == "shards"
+    left = [worker for worker in everybody if worker != Worker(1, 1)]
+    assert run(of, left, left) == []
+    before = of.hosts
+    # Units 0 to 2 | 3 | 4 and 5, as stages: 2.0 takes layer 2 on, and 0.1 gives it away.
+    stages = {"0.0": (0,), "1.0": (0,), "2.0": (0, 1), "0.1": (2,), "2.1": (1, 2)}
+    moved = Hosts.of(job_, {Worker.parse(name): its for name, its in stages.items()}, (2, 1, 1))
+    wanted = of.wanted(moved, left, left)
+    copies = of.copies(wanted, left, left)
+    assert {(copy.worker, copy.source) for copy in copies} == {("2.0", "0.1")}, "it alone hosts a unit that it did not"
+    owners = {number: [w for w in left if number in wanted.stages[w]] for number in range(9, 12)}
+    assert all(mine == workers("2.0", "2.1") for mine in owners.values()), "its only hosts"
+    assert of.behind(wanted, left) == []
+    name = of.name_of("0123", wanted)
+    assert name == "shards @0123 -1.1"
+    assert of.hosts is before, "until it runs everybody holds what it held"
+    fewer = [worker for worker in left if worker != Worker(2, 0)]
+    again = of.wanted(None, fewer, fewer)
+    assert of.copies(again, fewer, fewer) == []
+    of.take_up(name, wanted)
+    assert of.named(name, {"0123": moved}.get) == wanted
+    assert of.named(name, lambda plan: None) is None, "the plan is not there any more"
+    assert of.lost(workers("0.0", "1.0", "2.0", "0.1")) == ()
+    assert of.lost(workers("0.0", "1.0", "0.1"))[0] == (9, 12), "layer 2 is on 2.0 and 2.1 alone"
+    assert of.spare(left) == {0: 1, 1: 1}
+    # 2.1 dies: in the same layout nobody copies before it runs.
+    after = [worker for worker in left if worker != Worker(2, 1)]
+    acting = of.wanted(Hosts.of(job_, {w: moved.stages[w] for w in after}, (2, 1, 1)), after, after)
+    assert of.copies(acting, after, after) == []
+    # With everybody back in the given stages 0.1 copies what it gave away.
+    back = run(of, everybody, left)
+    assert {copy.worker for copy in back} == {"1.1", "0.1"}
+    assert of.plan == "shards"
+    assert {number for copy in back if copy.worker == "0.1" for number in range(copy.first, copy.last)} <= {9, 10, 11}

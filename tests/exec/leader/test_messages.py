@@ -1,4 +1,4 @@
-"""What the leader says, as processes and agents keep it: no message is missed."""
+"""What the leader, processes and agents say to each other: no message is missed, and none counts twice."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ import pytest
 
 from recycle.exec.agent.node_agent import LastWords, StandingOrders
 from recycle.exec.leader.actions import Action, Begin, Persist, Tell
-from recycle.exec.leader.state import Phase, PlannedFault
+from recycle.exec.leader.state import Heard, Phase, PlannedFault
 from recycle.exec.protocol import (
+    Acknowledged,
     Commit,
     Committed,
+    Copied,
+    CopyProgress,
     Cursor,
+    CutOff,
     EvaluationReport,
     FaultReached,
     FinalState,
+    Formed,
     FromWorker,
     GenerationRecord,
     Leave,
     Leaving,
     Permit,
     Propose,
+    Ready,
+    Report,
     Saved,
     SavedPart,
+    StateTensors,
     StepReport,
     Stop,
+    Trouble,
+    WorkerMessage,
 )
 from recycle.exec.worker.member import MemberState
 from recycle.job.shape import Worker
@@ -33,6 +43,8 @@ from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
 SMALL = job(2, 2, 2, eval={"every": 3}, train={"checkpoint_every": 2})
+
+
 FAULTS = [PlannedFault("stop:0.0@1", Worker(0, 0), 1)]
 
 
@@ -63,9 +75,6 @@ def evaluate(driver: LeaderDriver) -> None:
     for name in driver.record.live:
         driver.say(name, StepReport(driver.record.committed, EvaluationReport([3.0], [2.0])))
     driver.tick()
-
-
-# Processes.
 
 
 def known(state: MemberState) -> tuple[Any, ...]:
@@ -120,7 +129,7 @@ def test_process_takes_nothing_that_concerns_another_generation() -> None:
     assert not member.may_leave
 
 
-# Leaders.
+# Another leader.
 
 
 class Agent:
@@ -175,3 +184,120 @@ def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
     assert (driver.record.committed, follower.record.committed) == (step - 1, step - 1)
     follower.tick()
     assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, Phase.RUNNING)
+
+
+def propose(generation: int) -> Propose:
+    return Propose(GenerationRecord(generation, ["0.0"], {"0.0": "0.0"}, "plan"), "text")
+
+
+def committed(step: int, generation: int = 4) -> Committed:
+    return Committed(generation, Commit(step, 1.5, 0.25, 1.0))
+
+
+class Node:
+    """The last words of a node's processes."""
+
+    def __init__(self) -> None:
+        self.words = LastWords()
+
+    def says(self, *messages: WorkerMessage, member: str = "0.0", generation: int = 0) -> None:
+        for message in messages:
+            self.words.take(FromWorker(member, message, generation))
+
+    def remembered(self, member: str = "0.0") -> list[WorkerMessage]:
+        return [said.message for said in self.words.all() if said.member == member]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_each_message_is_remembered_in_its_last_version(node: Node) -> None:
+    node.says(Formed("why"), Formed(), generation=3)
+    node.says(Formed("other"), member="0.1", generation=3)
+    node.says(FaultReached(0), FaultReached(1))
+    assert node.remembered() == [Formed(), FaultReached(0), FaultReached(1)]
+    assert node.remembered("0.1") == [Formed("other")]
+
+
+def test_report_is_remembered_until_its_step_is_passed_and_an_evaluation_stands_beside_it(node: Node) -> None:
+    reports = [StepReport(step, Report({0: [1.0]}, None)) for step in (3, 4, 5)]
+    evaluation = StepReport(4, EvaluationReport([1.0], [2.0]))
+    node.says(*reports, evaluation, generation=4)
+    node.words.told(committed(4))
+    assert node.remembered() == [reports[1], reports[2], evaluation]
+    node.words.told(committed(5))
+    assert node.remembered() == [reports[2]]
+
+
+def test_what_was_said_of_a_generation_is_forgotten_with_the_next_proposal(node: Node) -> None:
+    node.says(Ready(0), FinalState({0: "aa"}))
+    node.says(Acknowledged(False), Formed(), generation=4)
+    node.says(Acknowledged(True), member="0.1", generation=5)
+    node.words.told(propose(5))
+    assert node.remembered() == [Ready(0), FinalState({0: "aa"})]
+    assert node.remembered("0.1") == [Acknowledged(True)]
+
+
+def test_process_that_has_ended_is_not_ready_and_does_not_leave_but_its_work_counts(node: Node) -> None:
+    part = SavedPart(3, 0, 0, Saved())
+    for member in ("0.0", "0.1"):
+        node.says(Ready(0), Leaving(0), part, FinalState({0: "aa"}), member=member)
+    node.words.ended(["0.0"])
+    assert node.remembered() == [part, FinalState({0: "aa"})]
+    assert node.remembered("0.1") == [Ready(0), Leaving(0), part, FinalState({0: "aa"})]
+
+
+def test_parts_of_earlier_checkpoints_are_forgotten(node: Node) -> None:
+    parts = [SavedPart(step, stage, 0, Saved()) for step in (1, 3, 5) for stage in (0, 1)]
+    node.says(*parts)
+    assert node.remembered() == parts[4:]
+    layouts = [StateTensors(number, 0, plan, []) for number in (0, 1) for plan in ("", "other")]
+    node.says(*layouts, *layouts)
+    assert node.remembered() == [*parts[4:], *layouts]
+
+
+# The leader.
+
+
+REPORT, EVALUATION = Report({0: [1.0]}, 0.5), EvaluationReport([1.0], [8.0])
+
+
+SAID: list[WorkerMessage] = [
+    *(Acknowledged(True, stale=True), Formed("why"), CopyProgress([Copied("1.0", 0, 1, 8, 0.1)])),
+    *(Trouble("broke"), CutOff("1.0"), StepReport(4, REPORT), StepReport(4, EVALUATION)),
+]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    heard = Heard(tensor_parallel=2)
+    heard.begin(GenerationRecord(3, ["0.0"], {"0.0": "0.0"}, "plan"))
+    return heard
+
+
+def everything(heard: Heard) -> list[object]:
+    parts = [heard.take_parts(Report, 4), heard.take_parts(EvaluationReport, 4)]
+    return [*(heard.of(type(message)) for message in SAID if not isinstance(message, StepReport)), *parts]
+
+
+@pytest.mark.parametrize(("member", "generation"), [("0.0", 2), ("0.0", 4), ("0.0", 0), ("1.0", 3), ("0.0t2", 3)])
+def test_messages_of_other_generations_and_processes_count_for_nothing(
+    heard: Heard, member: str, generation: int
+) -> None:
+    for message in SAID:
+        heard.take(FromWorker(member, message, generation))
+        heard.take(FromWorker("0.0t1" if isinstance(message, StepReport) else member, message, generation))
+    assert everything(heard) == [{}, {}, {}, {}, {}, None, None]
+
+
+def test_first_trouble_and_first_cut_connection_of_a_generation_stand(heard: Heard) -> None:
+    for member, what in (("0.0t1", "first"), ("0.0", "second")):
+        heard.take(FromWorker(member, Trouble(what), 3))
+        heard.take(FromWorker(member, CutOff(what), 3))
+        heard.take(FromWorker(member, Trouble("again"), 3))
+    assert list(heard.of(Trouble).values()) == [Trouble("first"), Trouble("second")]
+    assert list(heard.of(CutOff).items()) == [("0.0t1", CutOff("first")), ("0.0", CutOff("second"))]
+    heard.begin(GenerationRecord(4, ["0.0"], {"0.0": "0.0"}, "plan"))
+    assert everything(heard) == [{}, {}, {}, {}, {}, None, None]

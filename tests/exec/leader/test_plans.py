@@ -1,58 +1,99 @@
-"""Which plan the live workers run next: the planner is real, and workers report no times."""
+"""Which plan the live workers run next, and when they change to a better one."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from recycle import RunError
-from recycle.exec.leader.actions import Ask, Event, Outbox, Planned, PreparedPlan, Question
+from recycle import Job, RunError, Worker
+from recycle.cli.planner import plan_for_training
+from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.metrics import ComputeTimes
-from recycle.exec.leader.plan_answers import PlanAnswers
-from recycle.exec.leader.plans import Plans
-from recycle.exec.protocol import Report
+from recycle.exec.leader.plans import Plans, copy_cost, is_worth
+from recycle.exec.planning.planning import PlanService
+from recycle.exec.processes.processes import Waker
+from recycle.exec.protocol import Computed, Report
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from tests.exec.leader.real_planner import RealPlanner, real_planner
 from tests.exec.runs import job
 
 
 class PlannedRun:
-    """The plans of a run."""
+    """The plans of a run, whose planner is the real one."""
 
-    def __init__(self, job: PricedJob, planner: RealPlanner) -> None:
-        self.planner, self.plans = planner, Plans(job, planner.answers, planner.outbox)
+    def __init__(self, job: PricedJob, service: PlanService) -> None:
+        self._service, self._outbox = service, Outbox()
+        self.plans = Plans(job, self._outbox, can_search=service.can_search)
+        self.events: list[dict[str, Any]] = []
+        self._open: set[Question] = set()
         self._workers, self._step = frozenset(job.shape.workers()), 0
 
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return self.planner.events
+    def answer_all(self) -> None:
+        """Wait until every question is answered."""
+        deadline = time.monotonic() + 120
+        while True:
+            for action in self._outbox.take_actions():
+                match action:
+                    case Ask(question=question, profile=profile):
+                        self._open.add(question)
+                        self._service.ask(question, profile)
+                    case Event(kind=kind, fields=fields):
+                        self.events.append({"kind": kind, **fields})
+            for planned in self._service.look(print):
+                self._open.discard(planned.question)
+                self.plans.take(planned)
+            if not self._open:
+                return
+            assert time.monotonic() < deadline, self._open
+            time.sleep(0.01)
 
     def ready(self, *dead: Worker) -> PreparedPlan:
         """The plan without the dead workers."""
-        return self.planner.wait_for(lambda: self.plans.ready(frozenset(dead)))
+        for _ in range(3):
+            plan = self.plans.ready(frozenset(dead))
+            self.answer_all()
+            if plan is not None:
+                return plan
+        raise AssertionError("all questions are answered, and there is no plan")
 
     def commit(self, *dead: Worker) -> bool:
         """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
         times = ComputeTimes.of({worker: Report({}, None) for worker in sorted(self._workers.difference(dead))})
         for _ in range(2):
-            self.plans.observe(frozenset(dead), self._step, times)
-            self.planner.answer_all()
-            self._step += 1
+            self.observe(times, *dead)
         return self.plans.has_better(frozenset(dead))
+
+    def observe(self, times: ComputeTimes, *dead: Worker) -> None:
+        self.plans.observe(frozenset(dead), self._step, times)
+        self.answer_all()
+        self._step += 1
+
+
+@contextmanager
+def planned(job: PricedJob, directory: Path) -> Iterator[PlannedRun]:
+    (directory / "plans").mkdir()
+    waker = Waker()
+    service = PlanService(job, plan_for_training, directory / "plans", directory / "profiles", waker)
+    try:
+        yield PlannedRun(job, service)
+    finally:
+        service.close()
+        waker.close()
 
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedRun]:
     monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
-    with real_planner(request.param, tmp_path) as planner:
-        yield PlannedRun(request.param, planner)
+    with planned(request.param, tmp_path) as run:
+        yield run
 
 
 ELASTIC = {"layout": "elastic", "move_when": "always", "ahead": 0, "steps": 60}
@@ -106,7 +147,11 @@ def test_event_names_the_limit_that_keeps_layers_in_place(run: PlannedRun, limit
 
 
 LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
+
+
 ALWAYS = job(3, 2, 4, **LAYERS, planner=ELASTIC)
+
+
 SLOW_COPIES = msgspec.structs.replace(ALWAYS, prices=replace(ALWAYS.prices, static=40.0, bandwidth=1e-3))
 
 
@@ -163,6 +208,8 @@ def test_returning_worker_hosts_its_stage_in_the_moved_layout_where_moving_back_
 
 
 DEAD = frozenset({Worker(1, 1)})
+
+
 NEEDED = Question(DEAD, is_urgent=True)
 
 
@@ -175,53 +222,156 @@ def prepared(job: PricedJob, *dead: Worker) -> PreparedPlan:
     )
 
 
-def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> None:
-    outbox = Outbox()
-    answers = PlanAnswers(ALWAYS, outbox)
-    assert answers.needed(DEAD) is None
-    assert answers.needed(DEAD) is None
-    assert outbox.take() == [Ask(NEEDED)]
-    answers.take(Planned(NEEDED, None, "no room"))
-    with pytest.raises(RunError, match=r"no plan for \(0, 1\) dead workers per stage: no room"):
-        answers.needed(DEAD)
-    plan = prepared(ALWAYS, *DEAD)
-    answers.take(Planned(NEEDED, plan))
-    assert answers.needed(DEAD) is plan
-    assert answers.hosts[plan.digest] == plan.hosts
-    assert outbox.take() == []
-
-
-def test_next_leader_uses_the_plan_in_use_without_asking() -> None:
-    outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
-    answers = PlanAnswers(ALWAYS, outbox)
-    earlier = Hosts.at_start(SLOW_COPIES, None)
-    answers.adopt(DEAD, plan, {"1" * 16: earlier})
-    assert Plans(ALWAYS, answers, outbox).ready(DEAD) is plan
-    assert answers.hosts["1" * 16] is earlier
-    assert outbox.take() == []
-
-
-def test_no_layout_is_asked_for_where_the_users_own_schedule_runs() -> None:
-    outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
-    plans = Plans(ALWAYS, PlanAnswers(ALWAYS, outbox, own=(DEAD, plan)), outbox)
-    assert plans.ready(DEAD) is plan
-    plans.observe(DEAD, 0, ComputeTimes.of({worker: Report({}, None) for worker in plan.roles}))
-    assert outbox.take() == []
-
-
 def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() -> None:
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
-    answers = PlanAnswers(ALWAYS, outbox)
-    answers.adopt(DEAD, plan, {})
-    plans, times = Plans(ALWAYS, answers, outbox), ComputeTimes.of({worker: Report({}, None) for worker in plan.roles})
+    plans, times = Plans(ALWAYS, outbox), ComputeTimes.of({worker: Report({}, None) for worker in plan.roles})
+    plans.adopt(DEAD, plan, {})
     plans.observe(DEAD, 4, times)
-    (asked,) = outbox.take()
+    (asked,) = outbox.take_actions()
     assert asked == Ask(Question(DEAD, moves=True))
-    answers.take(Planned(asked.question, None, "no planner process answers"))
+    plans.take(Planned(asked.question, None, "no planner process answers"))
     for step in (5, 6):
         plans.observe(DEAD, step, times)
-    (event,) = outbox.take()
+    (event,) = outbox.take_actions()
     cause = {"cause": "no planner process answers"}
     assert event == Event("layout", {"step": 6, "failed": ["1.1"], "moves": False, **cause})
     assert not plans.has_better(DEAD)
     assert plans.ready(DEAD) is plan
+
+
+def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> None:
+    outbox = Outbox()
+    plans = Plans(ALWAYS, outbox)
+    assert [plans.ready(DEAD), plans.ready(DEAD)] == [None, None]
+    assert outbox.take_actions() == [Ask(NEEDED)]
+    plans.take(Planned(NEEDED, None, "no room"))
+    with pytest.raises(RunError, match=r"no plan for \(0, 1\) dead workers per stage: no room"):
+        plans.ready(DEAD)
+    plan = prepared(ALWAYS, *DEAD)
+    plans.take(Planned(NEEDED, plan))
+    assert plans.ready(DEAD) is plan
+    assert outbox.take_actions() == []
+
+
+# Times that drift.
+
+
+SLOW, UNIT = Worker(1, 1), 0.015
+NOBODY: frozenset[Worker] = frozenset()
+
+
+def drifting(drift: float = 0.5) -> PricedJob:
+    sections = {"model": {"seconds_per_unit": UNIT}, "membership": {"drift": drift}}
+    return job(3, 2, 4, memory={"limit": 4}, **sections)
+
+
+DRIFTING = drifting()
+
+
+def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
+    """The times of an iteration in which one worker takes `factor` times as long as the others."""
+    reports: dict[Worker, list[Computed]] = {}
+    for worker in job.shape.workers():
+        if worker not in dead:
+            each = UNIT * (factor if worker == SLOW else 1.0)
+            reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
+    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in reports.items()})
+
+
+@pytest.mark.process
+def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(tmp_path: Path) -> None:
+    """Ten iterations slow and ten not, again and again."""
+    with planned(DRIFTING, tmp_path) as run:
+        run.ready()
+        for step in range(320):
+            run.observe(times_of(DRIFTING, 3.0 if step // 10 % 2 else 1.0))
+            if run.plans.has_better(NOBODY):
+                run.ready()
+    changes = [event["step"] for event in run.events]
+    pauses = [later - earlier for earlier, later in pairwise(changes)]
+    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
+    assert 1 <= len(changes) <= 6
+
+
+def plan(job: PricedJob, digest: str, *dead: Worker, compared: float | None = None) -> PreparedPlan:
+    """A plan of 1 s per iteration, which is compared with one of `compared` seconds."""
+    roles = {worker: worker for worker in job.shape.workers() if worker not in dead}
+    return PreparedPlan(digest, roles, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
+
+
+class SlowRun:
+    """A job whose worker `SLOW` is three times as slow as the others from the start."""
+
+    def __init__(self, job: PricedJob, *, is_own: bool = False) -> None:
+        self.job, self.outbox, self._step = job, Outbox(), 0
+        self.plans = Plans(job, self.outbox, (NOBODY, plan(job, "first")) if is_own else None)
+        self.plans.adopt(NOBODY, plan(job, "first"), {})
+
+    def iterate(self, *dead: Worker, steps: int = 1) -> list[Action]:
+        """Iterations without the dead workers; the actions."""
+        for _ in range(steps):
+            self.plans.observe(frozenset(dead), self._step, times_of(self.job, 3.0, *dead))
+            self._step += 1
+        return self.outbox.take_actions()
+
+
+def test_no_other_plan_is_asked_for_with_drift_off_or_by_the_users_own_schedule() -> None:
+    for run in SlowRun(drifting(0)), SlowRun(DRIFTING, is_own=True):
+        assert run.iterate(steps=20) == []
+        assert run.plans.compute["compute"]["1.1"]["1F"] == pytest.approx(3 * UNIT)
+    assert SlowRun(DRIFTING).iterate(steps=20) != []
+
+
+def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for() -> None:
+    run, dead = SlowRun(DRIFTING), Worker(2, 1)
+    (before,) = run.iterate(steps=10)
+    assert isinstance(before, Ask)
+    assert before.profile is not None
+    assert before.profile.speed_of(SLOW) == pytest.approx(3)
+    assert (before.question.failed, before.question.compared) == (NOBODY, "first")
+    run.plans.adopt(frozenset({dead}), plan(run.job, "second", dead), {})
+    (after,) = run.iterate(dead)
+    assert isinstance(after, Ask)
+    assert (after.question.failed, after.question.compared) == ({dead}, "second")
+    run.plans.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
+    assert run.iterate(dead) == []
+    assert not run.plans.has_better(frozenset({dead}))
+    run.plans.take(Planned(after.question, plan(run.job, "third", dead, compared=3.0)))
+    run.iterate(dead)
+    assert run.plans.has_better(frozenset({dead}))
+    better = run.plans.ready(frozenset({dead}))
+    assert better is not None
+    assert better.digest == "third"
+    (event,) = run.outbox.take_actions()
+    assert isinstance(event, Event)
+    assert (event.kind, event.fields["step"], event.fields["plan"]) == ("replanned", 12 + 1, "third")
+    assert (event.fields["period_before"], event.fields["period"]) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(("compared", "is_better"), [(1.04, False), (1.06, True), (None, False)])
+def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(compared: float | None, is_better: bool) -> None:
+    run = SlowRun(DRIFTING)
+    (asked,) = run.iterate(steps=10)
+    assert isinstance(asked, Ask)
+    run.plans.take(Planned(asked.question, plan(run.job, "other", compared=compared)))
+    run.iterate()
+    assert run.plans.has_better(NOBODY) is is_better
+
+
+def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_pause() -> None:
+    assert is_worth(10.0, 9.0, pause=99.0, until_change=1000.0)
+    assert not is_worth(10.0, 9.0, pause=100.0, until_change=1000.0)
+    assert not is_worth(10.0, 10.0, pause=0.0, until_change=1000.0)
+    assert not is_worth(10.0, 11.0, pause=-1e9, until_change=1000.0)
+
+
+def test_each_source_sends_what_others_lack_one_after_the_other_and_all_at_the_same_time() -> None:
+    """Three pipelines, eight layers, a byte of state for each tenth of a layer, and five bytes in a unit of time."""
+    of = job(3, 2, 4, model={"layers": 8})
+    of = msgspec.structs.replace(of, prices=replace(of.prices, static=40.0, bandwidth=5.0))
+    now = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
+    then = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
+    assert copy_cost(of, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0
+    assert copy_cost(of, then, then) == (0.0, 0.0)
+    more = Hosts.of(of, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
+    assert copy_cost(of, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,23 @@ import pytest
 from recycle import Job, Profile, Schedule, Worker, simulate
 from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan
-from recycle.exec.leader.metrics import ComputeTimes
-from recycle.exec.leader.plan_answers import PlanAnswers
-from recycle.exec.leader.plans import Plans
-from recycle.exec.protocol import Computed, Report
 from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.job import PricedJob
-from recycle.plans.hosting import Hosts
 from recycle.solve.planner import plan_for_training
-from tests.exec.leader.real_planner import real_planner
 from tests.exec.runs import Run, job
 
 STEPS = 36
+
+
 SLOW = Worker(1, 1)
+
+
 UNIT = 0.015
+
+
 DRIFT = {"drift": 0.5}
 """On a busy machine a sleep of 15 ms takes longer, which does not count as drift here."""
-NOBODY: frozenset[Worker] = frozenset()
 
 
 def noting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[Worker] | None = None) -> str:
@@ -81,11 +78,6 @@ def emulated_job(membership: dict[str, Any], seconds: int = 0, unit: float = UNI
     )
 
 
-@pytest.fixture(scope="module")
-def emulated() -> PricedJob:
-    return emulated_job(DRIFT)
-
-
 _FREE: dict[tuple[int, float], RunResult] = {}
 
 
@@ -94,11 +86,6 @@ def free(launch: Run, steps: int, unit: float = 0.0) -> RunResult:
     if (steps, unit) not in _FREE:
         _FREE[steps, unit] = launch(emulated_job(DRIFT, unit=unit), steps)
     return _FREE[steps, unit]
-
-
-@pytest.fixture
-def timed(launch: Run) -> RunResult:
-    return free(launch, 10, UNIT)
 
 
 def plan_of(run: RunResult, digest: str) -> Schedule:
@@ -114,11 +101,14 @@ def replanned(run: RunResult) -> list[dict[str, Any]]:
     return [event for event in run.events if event["kind"] == "replanned"]
 
 
-def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(
-    emulated: PricedJob, launch: Run, tmp_path: Path
-) -> None:
+def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
     run = launch(
-        emulated, STEPS, "slow=3:1.1@4-18", planner=noting_planner, observer=_Patient(tmp_path), directory=tmp_path
+        emulated_job(DRIFT),
+        STEPS,
+        "slow=3:1.1@4-18",
+        planner=noting_planner,
+        observer=_Patient(tmp_path),
+        directory=tmp_path,
     )
     reference = free(launch, STEPS)
     assert (run.losses, run.digests) == (reference.losses, reference.digests)
@@ -174,22 +164,6 @@ def _at(run: RunResult, event: dict[str, Any]) -> dict[str, Any]:
     return run.metrics[event["step"]]
 
 
-def test_metrics_state_the_computing_times_of_each_worker_and_the_error_of_the_period(
-    timed: RunResult,
-) -> None:
-    first, *rest = timed.metrics
-    assert first["period_error"] is None
-    errors = [line["period_error"] for line in rest if line["generation"] == first["generation"]]
-    assert all(error > -0.9 for error in errors)
-    assert timed.period_error is not None
-    for line in timed.metrics:
-        assert set(line["compute"]) == {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}
-        for worker, times in line["compute"].items():
-            assert {key[0] for key in times} == {worker[-1]}
-            for key, seconds in times.items():
-                assert seconds >= UNIT * (2 if key.endswith("B") else 1) * 0.99
-
-
 def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(launch: Run, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
     sections = {"memory": {"limit": 4}, "train": {"clip": 1e9}}
@@ -229,100 +203,3 @@ def test_death_while_a_plan_is_made_drops_that_plan_and_the_slow_worker_is_relie
     assert after.failed == {Worker(2, 1)}
     before = plan_of(run, run.metrics[event["step"] - 1]["plan"])
     assert forwards(after, SLOW) < forwards(before, SLOW)
-
-
-def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
-    """The times of an iteration in which one worker takes `factor` times as long as the others."""
-    reports: dict[Worker, list[Computed]] = {}
-    for worker in job.shape.workers():
-        if worker not in dead:
-            each = UNIT * (factor if worker == SLOW else 1.0)
-            reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
-    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in reports.items()})
-
-
-@pytest.mark.process
-def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(emulated: PricedJob, tmp_path: Path) -> None:
-    """Ten iterations slow and ten not, again and again."""
-    with real_planner(emulated, tmp_path) as planner:
-        plans = Plans(emulated, planner.answers, planner.outbox)
-        planner.wait_for(lambda: plans.ready(NOBODY))
-        for step in range(320):
-            plans.observe(NOBODY, step, times_of(emulated, 3.0 if step // 10 % 2 else 1.0))
-            planner.answer_all()
-            if plans.has_better(NOBODY):
-                planner.wait_for(lambda: plans.ready(NOBODY))
-    changes = [event["step"] for event in planner.events]
-    pauses = [later - earlier for earlier, later in pairwise(changes)]
-    assert changes[0] == 10 + 8 // 2 + 2
-    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
-    assert len(changes) <= 6
-
-
-def plan(job: PricedJob, digest: str, *dead: Worker, compared: float | None = None) -> PreparedPlan:
-    """A plan of 1 s per iteration, which is compared with one of `compared` seconds."""
-    roles = {worker: worker for worker in job.shape.workers() if worker not in dead}
-    return PreparedPlan(digest, roles, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
-
-
-class SlowRun:
-    """A job whose worker `SLOW` is three times as slow as the others from the start."""
-
-    def __init__(self, job: PricedJob, *, is_own: bool = False) -> None:
-        self.job, self.outbox, self._step = job, Outbox(), 0
-        own = (NOBODY, plan(job, "first")) if is_own else None
-        self.answers = PlanAnswers(job, self.outbox, own, can_search=True)
-        self.answers.adopt(NOBODY, plan(job, "first"), {})
-        self.plans = Plans(job, self.answers, self.outbox)
-
-    def iterate(self, *dead: Worker, steps: int = 1) -> list[Action]:
-        """Iterations without the dead workers; the actions."""
-        for _ in range(steps):
-            self.plans.observe(frozenset(dead), self._step, times_of(self.job, 3.0, *dead))
-            self._step += 1
-        return self.outbox.take()
-
-
-def test_no_other_plan_is_asked_for_with_drift_off_or_by_the_users_own_schedule(emulated: PricedJob) -> None:
-    for run in SlowRun(emulated_job({"drift": 0})), SlowRun(emulated, is_own=True):
-        assert run.iterate(steps=20) == []
-        assert run.plans.compute["compute"]["1.1"]["1F"] == pytest.approx(3 * UNIT)
-    assert SlowRun(emulated).iterate(steps=20) != []
-
-
-def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(emulated: PricedJob) -> None:
-    run, dead = SlowRun(emulated), Worker(2, 1)
-    (before,) = run.iterate(steps=10)
-    assert isinstance(before, Ask)
-    assert before.profile is not None
-    assert before.profile.speed_of(SLOW) == pytest.approx(3)
-    assert (before.question.failed, before.question.compared) == (NOBODY, "first")
-    run.answers.adopt(frozenset({dead}), plan(run.job, "second", dead), {})
-    (after,) = run.iterate(dead)
-    assert isinstance(after, Ask)
-    assert (after.question.failed, after.question.compared) == ({dead}, "second")
-    run.answers.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
-    assert run.iterate(dead) == []
-    assert not run.plans.has_better(frozenset({dead}))
-    run.answers.take(Planned(after.question, plan(run.job, "third", dead, compared=3.0)))
-    run.iterate(dead)
-    assert run.plans.has_better(frozenset({dead}))
-    better = run.plans.ready(frozenset({dead}))
-    assert better is not None
-    assert better.digest == "third"
-    (event,) = run.outbox.take()
-    assert isinstance(event, Event)
-    assert (event.kind, event.fields["step"], event.fields["plan"]) == ("replanned", 12 + 1, "third")
-    assert (event.fields["period_before"], event.fields["period"]) == (3.0, 1.0)
-
-
-@pytest.mark.parametrize(("compared", "is_better"), [(1.04, False), (1.06, True), (None, False)])
-def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(
-    emulated: PricedJob, compared: float | None, is_better: bool
-) -> None:
-    run = SlowRun(emulated)
-    (asked,) = run.iterate(steps=10)
-    assert isinstance(asked, Ask)
-    run.answers.take(Planned(asked.question, plan(run.job, "other", compared=compared)))
-    run.iterate()
-    assert run.plans.has_better(NOBODY) is is_better

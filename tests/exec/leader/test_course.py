@@ -1,4 +1,4 @@
-"""The start of a run, and the way back to a checkpoint after a stage was lost: all processes end, then start anew."""
+"""The start of a run, the way back to a checkpoint after a stage was lost, and the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from recycle import JobError, RunError
 from recycle.exec.leader.actions import (
     Begin,
+    EndEarly,
     FindCheckpoint,
+    Finish,
     Line,
     Persist,
     Rewind,
@@ -18,12 +20,14 @@ from recycle.exec.leader.actions import (
     Waiting,
 )
 from recycle.exec.leader.state import Phase
-from recycle.exec.protocol import REFUSED_THE_JOB, Commit, Propose, Saved, SavedPart, Start
+from recycle.exec.protocol import REFUSED_THE_JOB, Commit, FinalState, Propose, Saved, SavedPart, Start
 from recycle.job.shape import Worker
 from tests.exec.leader.driver import KILLED, LeaderDriver
 from tests.exec.runs import job
 
 START_DEADLINE, REJOIN_DEADLINE = 8.0, 5.0
+
+
 LIMITS = {
     "heartbeat": 0.5,
     "dead_after": 2.0,
@@ -31,7 +35,11 @@ LIMITS = {
     "start_deadline": START_DEADLINE,
     "rejoin_deadline": REJOIN_DEADLINE,
 }
+
+
 STORED = StoredCheckpoint(3, Commit(3, 1.5, 0.25, 1.0), has_metrics=True)
+
+
 STAGE_1 = [Worker(0, 1), Worker(1, 1)]
 
 
@@ -44,9 +52,6 @@ def started(driver: LeaderDriver, since: int = 0) -> dict[str, tuple[int, int, i
     """Worker -> incarnation, generation before and step restored, of the processes that were started."""
     asked = driver.ordered(Start)[since:]
     return {str(start.worker): (start.incarnation, start.generation, start.restored) for start in asked}
-
-
-# The start.
 
 
 def test_workers_are_started_once_their_nodes_are_present() -> None:
@@ -108,9 +113,6 @@ def test_evaluation_that_a_checkpoint_leaves_is_made_up_for() -> None:
     done = LeaderDriver(small, begin=Begin(checkpoint=StoredCheckpoint(3, evaluate, has_metrics=True)))
     done.start_and_form()
     assert not done.record.is_evaluation_due
-
-
-# The way back.
 
 
 def lost(driver: LeaderDriver) -> None:
@@ -175,15 +177,6 @@ def test_register_has_the_numbers_of_all_processes_before_a_restart() -> None:
     assert driver.record.incarnations == {"1.1": 1}
 
 
-def test_workers_that_may_be_started_once_more_take_part_again() -> None:
-    driver = begun(restarts=1)
-    driver.checkpoint = STORED
-    lost(driver)
-    count = len(driver.ordered(Start))
-    driver.start()
-    assert started(driver, count) == dict.fromkeys(["0.0", "0.1", "1.0", "1.1"], (1, 2, 3))
-
-
 def test_run_fails_when_too_few_workers_are_left() -> None:
     driver = LeaderDriver(job(1, 2, 2, membership=LIMITS))
     driver.checkpoint = STORED
@@ -245,5 +238,97 @@ def test_checkpoint_that_is_complete_is_waited_for_before_the_way_back() -> None
     for worker in STAGE_1:
         driver.end(worker, KILLED)
     driver.tick()
-    assert driver.leader.generations.checkpoints.kept == {4}
+    assert driver.leader.checkpoints.kept == {4}
     assert driver.events("checkpoint") != []
+
+
+# The end.
+
+
+ENDING = {"heartbeat": 0.5, "dead_after": 2.0, "hung_after": 2.0, "hung_factor": 1.0, "grace": 8.0}
+
+
+def running(steps: int = 1, **sections: dict[str, Any]) -> LeaderDriver:
+    driver = LeaderDriver(job(2, 2, 2, membership=ENDING, **sections), steps)
+    driver.start_and_form()
+    return driver
+
+
+def finished(**sections: dict[str, Any]) -> LeaderDriver:
+    """Four workers that have committed the only iteration."""
+    driver = running(**sections)
+    driver.report(states=1 if "integrity" in sections else None)
+    assert driver.phase is Phase.FINISHED
+    return driver
+
+
+def leave_state(driver: LeaderDriver, name: str, digest: str = "same") -> None:
+    driver.say(name, FinalState({Worker.parse(name).rank: digest}))
+
+
+def save_parts(driver: LeaderDriver) -> None:
+    for step, stage, rank in driver.missing_parts():
+        driver.say("0.0", SavedPart(step, stage, rank, Saved()))
+    driver.tick()
+
+
+def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run() -> None:
+    driver = finished()
+    for name in ("0.1", "1.0"):
+        leave_state(driver, name)
+    driver.end(Worker(0, 0), KILLED)
+    driver.is_still, driver.waits = True, False
+    driver.pass_time(12)
+    assert driver.detected == [("0.0", KILLED), ("1.1", "no progress for 9 s in form")]
+    assert [event["over"] for event in driver.events("detected")] == [True, True]
+    assert [finish.digests for finish in driver.of_kind(Finish)] == [{"0.1": {1: "same"}, "1.0": {0: "same"}}]
+
+
+def test_final_states_that_differ_are_an_event() -> None:
+    driver = finished()
+    for name in driver.record.live:
+        leave_state(driver, name, "other" if name == "1.1" else "same")
+    driver.tick()
+    (event,) = driver.events("corrupt")
+    assert (event["step"], event["held"]) == (0, {1: {"0.1": "same", "1.1": "other"}})
+    assert len(driver.of_kind(Finish)) == 1
+
+
+def test_final_states_that_differ_fail_a_run_that_compares_states() -> None:
+    driver = finished(integrity={"digests": 1})
+    leave = [name for name in driver.record.live if name != "1.1"]
+    for name in leave:
+        leave_state(driver, name)
+    leave_state(driver, "1.1", "other")
+    with pytest.raises(
+        RunError, match=r"workers 0\.1 and 1\.1 end with different states of .*1; what came after step -1"
+    ):
+        driver.tick()
+    assert driver.of_kind(Rewind) == [Rewind(-1, checkpoints=True)]
+    assert driver.of_kind(Finish) == []
+
+
+def test_run_whose_next_iteration_does_not_come_ends_with_the_committed_one() -> None:
+    driver = running(steps=9)
+    driver.report()
+    driver.take(EndEarly())
+    driver.pass_time(ENDING["grace"] / 2 - 1)
+    assert driver.phase is Phase.RUNNING
+    driver.pass_time(2)
+    assert (driver.phase, driver.record.generation) == (Phase.FINISHED, 2)
+    assert driver.record.commit is not None
+    assert (driver.record.commit.last, driver.record.commit.checkpoint) == (0, True)
+    for name in driver.record.live:
+        leave_state(driver, name)
+    save_parts(driver)
+    driver.tick()
+    assert driver.events("stopped") == [{"step": 0, "checkpoint": "step-00000000"}]
+
+
+def test_run_that_is_told_to_end_before_its_first_iteration_ends_at_once_without_a_checkpoint() -> None:
+    driver = LeaderDriver(job(2, 2, 2, membership=ENDING))
+    driver.tick()
+    driver.take(EndEarly())
+    driver.tick()
+    assert driver.events("stopped") == [{"step": -1, "checkpoint": None}]
+    assert driver.of_kind(Finish) == [Finish({}, True, -1, merge=False)]

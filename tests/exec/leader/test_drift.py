@@ -1,20 +1,28 @@
-"""What counts as drift: the workers' clocks against the profile that was planned with."""
+"""What counts as drift: clocks of the workers and times of messages against the profile that was planned with."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from recycle.exec.leader.drift import LEAST_SECONDS, RETRY, DriftMonitor
+from recycle.exec.leader.drift import FACTOR, LEAST_SECONDS, RETRY, DriftMonitor
 from recycle.exec.leader.metrics import ComputeTimes
-from recycle.exec.protocol import Computed, Report
-from recycle.job.profile import Profile
+from recycle.exec.protocol import Computed, LinkTime, Report
+from recycle.job.profile import Link, Profile
 from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 SHAPE = Shape(3, 2, 4)
+
+
 BASE = Profile(forward=0.01, backward_input=0.012, backward_weight=0.008)
+
+
 SLOW = Worker(1, 1)
+
+
 N = 8
 
 
@@ -115,14 +123,6 @@ def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely() -> None:
         assert seen(watch, planned) == BASE
 
 
-def test_a_process_in_the_place_of_a_slow_one_starts_unmeasured() -> None:
-    watch = drift()
-    for _ in range(N):
-        watch.observe(iteration({SLOW: 3.0}), BASE)
-    watch.forget(SLOW)
-    assert seen(watch) is None
-
-
 def test_a_stage_that_takes_longer_than_its_profile_says_is_planned_with_its_times() -> None:
     watch = drift()
     for _ in range(N):
@@ -176,3 +176,103 @@ def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_eac
         found = watch.departed(BASE)
         assert found is not None
         assert found.profile.speed == {str(slow): 2.0}
+
+
+# Links.
+
+
+LINKED = Shape(3, 3, 4)
+
+
+LINK_UNIT = 0.01
+"""Seconds in a unit of the profile."""
+
+
+LINK_BASE = Profile(forward=2.0, backward_input=2.0, backward_weight=2.0, latency=0.5, bandwidth=8.0, message=4.0)
+
+
+PRICE = 1.0
+
+
+SLOW_LINK = Worker(1, 0), Worker(1, 1)
+
+
+def sent_messages(
+    factors: dict[tuple[Worker, Worker], float] | None = None,
+    waited: float = 0.02,
+    every: float = 1.0,
+    without: tuple[tuple[Worker, Worker], ...] = (),
+) -> ComputeTimes:
+    """What all workers report: a forward, and messages to and from both neighbours of their pipeline."""
+    found: dict[Worker, list[LinkTime]] = {}
+    for worker in LINKED.workers():
+        found[worker] = []
+        for rank in (worker.rank - 1, worker.rank + 1):
+            peer = Worker(worker.pipeline, rank)
+            if rank in range(LINKED.ranks):
+                seconds = every * LINK_UNIT * PRICE * (factors or {}).get((worker, peer), 1.0)
+                sent = 0 if (worker, peer) in without else 4
+                found[worker].append(LinkTime(peer.pipeline, rank, sent, seconds if sent else 0.0, waited))
+    return ComputeTimes.of(
+        {
+            worker: Report({}, None, [Computed(worker.rank, "F", 1, 2.0 * LINK_UNIT)], links=links)
+            for worker, links in found.items()
+        }
+    )
+
+
+def link_monitor(profile: Profile = LINK_BASE) -> DriftMonitor:
+    of = job(LINKED.pipelines, LINKED.ranks, LINKED.micro_batches, membership={"drift": 0.15, "drift_iterations": N})
+    return DriftMonitor(msgspec.structs.replace(of, prices=profile))
+
+
+def links_seen(monitor: DriftMonitor, planned: Profile = LINK_BASE) -> dict[str, Link] | None:
+    found = monitor.departed(planned)
+    return None if found is None else found.profile.links
+
+
+def test_a_slow_link_is_seen_once_most_of_the_window_shows_it_and_priced_by_what_its_messages_take() -> None:
+    monitor = link_monitor()
+    for _ in range(20):
+        monitor.observe(sent_messages(), LINK_BASE)
+    for count in range(1, N + 1):
+        monitor.observe(sent_messages({SLOW_LINK: 4.0}), LINK_BASE)
+        found = links_seen(monitor)
+        assert found == (None if count <= N // 2 else {"1.0>1.1": Link(2.0, 2.0)})
+    departure = monitor.departed(LINK_BASE)
+    assert departure is not None
+    assert departure.causes == ["messages from 1.0 to 1.1 take 4 times as long as the profile says"]
+    assert departure.slow_links == [{"worker": "1.0", "peer": "1.1", "seconds": 4 * PRICE * LINK_UNIT, "factor": 4.0}]
+    assert replace(LINK_BASE, links=found or {}).transfer_seconds(LINKED, 3, 4, 0) == 4 * PRICE
+
+
+def test_no_link_counts_that_is_a_little_slow_or_rarely_or_that_nobody_waits_for_or_that_is_as_slow_as_all() -> None:
+    for reports in (
+        [sent_messages({SLOW_LINK: 0.95 * FACTOR})],
+        [sent_messages({SLOW_LINK: 9.0}), sent_messages()],
+        [sent_messages({SLOW_LINK: 9.0}, waited=0.0)],
+        [sent_messages(every=5.0)],
+    ):
+        monitor = link_monitor()
+        for place in range(4 * N):
+            monitor.observe(reports[place % len(reports)], LINK_BASE)
+            assert links_seen(monitor) is None
+
+
+def test_a_link_is_held_against_the_others_where_all_take_longer_than_the_profile_says() -> None:
+    base = replace(LINK_BASE, latency=0.0, bandwidth=None)
+    monitor = link_monitor(base)
+    for _ in range(N):
+        monitor.observe(sent_messages({SLOW_LINK: 5.0}), base)
+    assert links_seen(monitor, base) == {"1.0>1.1": Link(4.0)}  # 5 less the usual 1
+
+
+def test_what_was_planned_for_is_the_new_reference_and_a_link_that_recovers_is_priced_by_the_profile_again() -> None:
+    monitor, planned = link_monitor(), replace(LINK_BASE, links={"1.0>1.1": Link(2.0, 2.0)})
+    for factor in (4.0, 5.0):
+        for _ in range(N):
+            monitor.observe(sent_messages({SLOW_LINK: factor}), planned)
+        assert links_seen(monitor, planned) is None
+    for count in range(1, N // 2 + 2):
+        monitor.observe(sent_messages(waited=0.0), planned)
+        assert links_seen(monitor, planned) == (None if count <= N // 2 else {})

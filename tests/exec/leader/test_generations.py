@@ -1,0 +1,440 @@
+"""What follows from reports, broken connections, silences and deadlines, and what another leader goes on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from recycle import RunError
+from recycle.exec.leader import forming
+from recycle.exec.leader.actions import (
+    Ask,
+    Begin,
+    EndEarly,
+    Event,
+    Line,
+    Persist,
+    PreparedPlan,
+    Tell,
+)
+from recycle.exec.leader.forming import ATTEMPTS, GRACE_SECONDS
+from recycle.exec.leader.generations import END_SECONDS
+from recycle.exec.leader.state import Phase, PlannedFault
+from recycle.exec.protocol import (
+    Commit,
+    Committed,
+    Cursor,
+    CutOff,
+    FaultReached,
+    Formed,
+    FromWorker,
+    Permit,
+    Progress,
+    Propose,
+    Report,
+    Start,
+    StepReport,
+    Stop,
+    Strike,
+    Trouble,
+    Verified,
+    Warned,
+)
+from recycle.exec.protocol import GenerationPhase as PersistedPhase
+from recycle.job.shape import Worker
+from tests.exec.leader.driver import FACTS, KILLED, LIVE, TICK, LeaderDriver, cursor_of, follow, record
+from tests.exec.runs import job
+
+NOT_FINITE = float("inf")
+
+
+def test_gradient_that_is_not_finite_is_repeated_once_and_then_fatal() -> None:
+    driver = LeaderDriver(job(2, 2, 2, train={"non_finite": "fatal"}))
+    driver.start_and_form()
+    driver.report(norm=NOT_FINITE)
+    driver.start_and_form()
+    assert driver.record.generation == 2
+    assert [event["count"] for event in driver.events("undone")] == [0]
+    with pytest.raises(RunError, match="step 0: a gradient is not finite, also when repeated"):
+        driver.report(norm=NOT_FINITE)
+    assert driver.of_kind(Line) == []
+
+
+def test_gradient_that_is_not_finite_is_skipped_after_a_repetition_where_the_job_says_so() -> None:
+    driver = LeaderDriver(job(2, 2, 2, train={"non_finite": "skip"}))
+    driver.start_and_form()
+    for generation, step in ((2, 0), (3, 1)):
+        driver.report(norm=NOT_FINITE)
+        driver.start_and_form()
+        driver.report(norm=NOT_FINITE)
+        assert (driver.record.generation, driver.record.committed) == (generation, step)
+        assert driver.record.commit is not None
+        assert driver.record.commit.clip_factor is None
+    assert [action.line["grad_norm"] for action in driver.of_kind(Line)] == [None, None]
+
+
+def test_staggered_step_whose_gradient_has_to_be_clipped_is_repeated_with_the_barrier() -> None:
+    driver = LeaderDriver(job(2, 2, 2, train={"clip": 1.0}))
+    workers = driver.job.shape.workers()
+    driver.plan = lambda question: PreparedPlan("plan", {w: w for w in workers}, {"barrier": 9.0, "staggered": 8.0})
+    driver.start_and_form()
+    while driver.record.mode == "barrier":
+        driver.report()
+    step = driver.record.committed
+    driver.report(norm=100.0)
+    assert (driver.record.committed, driver.phase) == (step, Phase.PROPOSED)
+    driver.start_and_form()
+    driver.report(norm=100.0)
+    assert driver.record.committed == step + 1
+    assert driver.record.commit is not None
+    assert driver.record.commit.clip_factor == pytest.approx(0.0707, rel=0.01)
+
+
+def test_iteration_that_all_have_reported_is_committed_although_a_worker_has_died_since() -> None:
+    driver = LeaderDriver(job(2, 2, 2))
+    driver.start_and_form()
+    for step in (1, 0):  # no worker is further ahead
+        for name in driver.record.live:
+            rank = Worker.parse(name).rank
+            report = Report({rank: [1e-6]}, 1.0 if rank else None, checksums={rank: 1})
+            driver.say(name, StepReport(step, report))
+    driver.end(Worker(1, 1), KILLED)
+    driver.tick()
+    assert driver.record.committed == 1
+    assert driver.events("detected") == [{"worker": "1.1", "step": 2, "cause": KILLED}]
+
+
+def test_worker_without_progress_is_dead_and_its_stage_lost_with_the_last_host() -> None:
+    driver = LeaderDriver(job(1, 2, 2, membership={"heartbeat": 0.5, "hung_after": 2.0, "hung_factor": 1.0}))
+    driver.start_and_form()
+    driver.report()
+    driver.is_still, driver.waits = True, False
+    with pytest.raises(RunError, match=r"no live host left after step 0: .* worker 0\.1, no progress for 9 s in form"):
+        driver.pass_time(12)
+    assert driver.detected == [("0.0", "no progress for 9 s in form"), ("0.1", "no progress for 9 s in form")]
+
+
+def test_stage_whose_only_state_dies_while_it_is_copied_is_lost() -> None:
+    driver = LeaderDriver(job(2, 2, 2), faults=[PlannedFault("rejoin:1.1@1", Worker(1, 1), 1, strikes=False)])
+    driver.start_and_form()
+    driver.end(Worker(1, 1), KILLED)
+    driver.start_and_form()
+    driver.report()
+    driver.start()
+    assert driver.record.joins == ["1.1"]
+    driver.end(Worker(0, 1), KILLED)
+    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 0"):
+        driver.pass_time(1)
+
+
+def test_broken_connection_brings_another_generation_unless_a_death_explains_it() -> None:
+    driver = LeaderDriver(job(2, 2, 2))
+    driver.start_and_form()
+    driver.say("0.0", Trouble("a connection broke"))
+    driver.pass_time(GRACE_SECONDS)
+    assert driver.phase is Phase.RUNNING
+    driver.pass_time(3 * TICK)
+    assert (driver.record.generation, driver.detected) == (2, [])
+    driver.start_and_form()
+    driver.say("0.0", Trouble("a connection broke"))
+    driver.tick()
+    driver.end(Worker(1, 0), KILLED)
+    driver.start_and_form()
+    driver.pass_time(2 * GRACE_SECONDS)
+    assert (driver.record.generation, driver.detected) == (3, [("1.0", KILLED)])
+
+
+def test_worker_with_more_peers_is_fenced_of_two_that_cannot_reach_each_other() -> None:
+    driver = LeaderDriver(job(2, 2, 2))
+    driver.start_and_form()
+    driver.end(Worker(1, 1), KILLED)
+    driver.start_and_form()
+    driver.say("0.0", CutOff("0.1"))
+    driver.tick()
+    assert driver.detected[1:] == [("0.0", "cut off from worker 0.1")]
+
+
+def test_of_two_last_hosts_that_cannot_reach_each_other_none_is_fenced() -> None:
+    driver = LeaderDriver(job(1, 2, 2))
+    driver.start_and_form()
+    driver.say("0.0", CutOff("0.1"))
+    driver.tick()
+    driver.tick()
+    assert (driver.record.generation, driver.detected) == (2, [])
+
+
+def test_event_of_a_fault_is_written_and_persisted_before_it_strikes_the_first_that_has_reached_it() -> None:
+    faults = [PlannedFault("cut:0.0-1.1@0", Worker(0, 0), 0)]
+    driver = LeaderDriver(job(2, 2, 2), faults=faults)
+    driver.start_and_form()
+    count = len(driver.actions)
+    for name in ("0.0", "0.0", "1.1"):
+        driver.say(name, FaultReached(0))
+    driver.tick()
+    done = driver.actions[count:]
+    event = done.index(Event("fault", {"worker": "0.0", "step": 0, "fault": "cut:0.0-1.1@0"}))
+    strike = done.index(Tell(Strike(0, "0.0")))
+    persisted = [place for place, action in enumerate(done) if isinstance(action, Persist) and action.cursor.struck]
+    assert event < persisted[0] < strike
+    assert driver.told(Strike) == [Strike(0, "0.0")]
+
+
+def test_only_the_first_warning_of_a_worker_is_written() -> None:
+    driver = LeaderDriver(job(2, 2, 2))
+    driver.start_and_form()
+    driver.say("0.0", Warned("no trace"))
+    driver.say("0.1", Warned("no trace either"))
+    driver.tick()
+    driver.tick()
+    assert driver.events("warning") == [{"message": "no trace"}]
+
+
+# Deadlines.
+
+
+FORM_TIMEOUT, HUNG_AFTER, TRANSPORT_TIMEOUT, REJOIN_DEADLINE = 4.0, 2.0, 10.0, 5.0
+
+
+LIMITS = {
+    "heartbeat": 0.5,
+    "form_timeout": FORM_TIMEOUT,
+    "hung_after": HUNG_AFTER,
+    "transport_timeout": TRANSPORT_TIMEOUT,
+    "warm_up": 3.0,
+    "rejoin_deadline": REJOIN_DEADLINE,
+}
+
+
+LATE = Worker(1, 1)
+
+
+def proposed(steps: int = 9, *, sections: dict[str, dict[str, Any]] | None = None, **run: Any) -> LeaderDriver:
+    """Six workers of two stages, whose first generation is proposed."""
+    driver = LeaderDriver(job(3, 2, 2, membership=LIMITS, **(sections or {})), steps, **run)
+    driver.start()
+    return driver
+
+
+def test_worker_that_does_not_acknowledge_is_fenced_and_the_others_go_on() -> None:
+    driver = proposed()
+    driver.acknowledge(without=["1.1"])
+    driver.pass_time(FORM_TIMEOUT + HUNG_AFTER - 1)
+    assert driver.phase is Phase.PROPOSED
+    driver.pass_time(2)
+    assert driver.detected == [("1.1", "generation 1 was not acknowledged within 6 s")]
+    assert driver.killed == [LATE]
+    assert driver.record.generation == 2
+    driver.start_and_form()
+    assert driver.record.live == ["0.0", "0.1", "1.0", "2.0", "2.1"]
+
+
+def test_worker_that_neither_forms_nor_fails_is_fenced_after_the_others_have_given_up() -> None:
+    driver = proposed()
+    driver.acknowledge()
+    driver.form(["0.1"], dict.fromkeys(driver.record.live, Formed("waited in vain", expired=True)))
+    driver.pass_time(2 * FORM_TIMEOUT - 1)
+    assert driver.detected == []
+    driver.pass_time(2)
+    assert driver.detected == [("0.1", "groups of generation 1 did not form within 8 s")]
+
+
+def test_worker_that_fails_first_to_form_twice_is_fenced_and_not_one_that_fails_in_consequence() -> None:
+    driver, broken = proposed(), Formed("the device is broken")
+    for generation in (1, 2):
+        assert driver.record.generation == generation
+        driver.acknowledge()
+        driver.form(["0.0", "1.0"], {"2.1": broken})
+        driver.form([], {"2.1": broken, "0.0": Formed("closed by its peer")})
+        driver.pass_time(GRACE_SECONDS + TICK)
+    assert driver.detected == [("2.1", "could not form generation 2: the device is broken")]
+    driver.start_and_form()
+
+
+def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced() -> None:
+    driver = proposed()
+
+    def attempt() -> None:
+        driver.acknowledge()
+        driver.form(without=["0.0", "1.0", "2.0"])
+        driver.pass_time(2 * FORM_TIMEOUT + 1)
+
+    for _ in range(ATTEMPTS - 1):
+        attempt()
+    with pytest.raises(RunError, match=rf"gave up after {ATTEMPTS} attempts .* not form within 8 s by workers 0\.0 1"):
+        attempt()
+    assert driver.detected == []
+
+
+def test_generation_in_which_all_workers_wait_without_progress_is_repeated() -> None:
+    driver = proposed()
+    driver.start_and_form()
+    driver.pass_time(2 * TRANSPORT_TIMEOUT)
+    assert (driver.record.generation, driver.phase) == (1, Phase.RUNNING)
+    driver.is_still = True
+    driver.pass_time(TRANSPORT_TIMEOUT - 1)
+    assert driver.record.generation == 1
+    driver.pass_time(2)
+    assert (driver.record.generation, driver.detected) == (2, [])
+
+
+def test_last_evaluation_may_wait_for_the_last_checkpoint() -> None:
+    """The last checkpoint waits for the one before, with a deadline of its own."""
+    deadline = 60.0
+    driver = proposed(
+        1, sections={"train": {"checkpoint_every": 1, "checkpoint_deadline": deadline}, "eval": {"every": 1}}
+    )
+    driver.start_and_form()
+    driver.report()
+    assert driver.record.is_evaluation_due
+    driver.is_still = True
+    driver.pass_time(deadline - 1)
+    assert (driver.record.generation, driver.phase) == (1, Phase.RUNNING)
+    driver.pass_time(2)
+    assert driver.record.generation == 2
+
+
+def test_plan_that_never_comes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forming, "PLAN_SECONDS", 30.0)
+    driver = proposed()
+    driver.plan = lambda question: None
+    driver.end(LATE, KILLED)
+    driver.pass_time(29)
+    assert driver.phase is Phase.BETWEEN
+    assert [ask.question.failed for ask in driver.of_kind(Ask)] == [frozenset(), {LATE}]
+    with pytest.raises(RunError, match=r"no plan without workers 1\.1"):
+        driver.pass_time(4)
+
+
+def test_worker_that_does_not_rejoin_is_waited_for_until_a_deadline() -> None:
+    driver = proposed(faults=[PlannedFault("rejoin:1.1@3", LATE, 3, strikes=False)])
+    driver.start_and_form()
+    driver.starts_up = False
+    driver.end(LATE, KILLED)
+    driver.start_and_form()
+    driver.tick()
+    assert driver.ordered(Start)[-1] == Start(str(LATE), 1, str(LATE), 2)
+    for _ in range(3):
+        driver.report()
+    assert (driver.record.committed, driver.phase) == (2, Phase.BETWEEN)
+    driver.pass_time(REJOIN_DEADLINE - TICK)
+    assert driver.phase is Phase.BETWEEN
+    driver.pass_time(2 * TICK)
+    assert driver.events("fault") == [{"worker": "1.1", "step": 3, "cause": "did not re-join in time"}]
+    assert driver.killed == [LATE]
+    driver.start_and_form()
+    assert (driver.record.generation, len(driver.record.live)) == (3, 5)
+
+
+def test_run_that_is_to_end_kills_no_worker_without_progress_where_its_state_would_be_lost() -> None:
+    """All of them may be compiling."""
+    driver = proposed()
+    driver.start_and_form()
+    driver.report()
+    assert driver.record.committed == 0
+    driver.take(EndEarly())
+    driver.is_still, driver.waits = True, False
+    driver.pass_time(END_SECONDS)
+    driver.leader.end_at_committed()
+    assert (driver.killed, driver.phase) == ([], Phase.FINISHED)
+    assert len(driver.record.live) == 6
+
+
+# Another leader.
+
+
+WORKERS = [Worker(0, 0), Worker(1, 0)]
+
+
+FORM, RUN = Permit(3, "form"), Permit(3, "run")
+
+
+@pytest.mark.parametrize("phase", [None, "proposed"])
+def test_generation_that_has_only_been_proposed_is_told_and_over(phase: PersistedPhase | None) -> None:
+    driver = follow(record(), phase)
+    assert driver.told(Propose) == [Propose(record())]
+    assert driver.told(Stop) == [Stop(3)]
+    assert driver.told(Permit) == []
+    assert driver.of_kind(Persist) == [Persist(cursor_of(record(), "abandoned"))]
+    driver.tick()
+    after = driver.record
+    assert (after.generation, after.committed, after.commit, after.live) == (4, 4, FACTS, LIVE)
+    assert driver.told(Propose)[-1].record == after
+    assert driver.of_kind(Persist)[-1] == Persist(cursor_of(after, "proposed"), after)
+
+
+def test_generation_that_runs_goes_on_and_its_permissions_are_told_again() -> None:
+    """The last leader may have died between its register and its messages."""
+    driver = follow(record(joins=["1.0"]), "running")
+    assert driver.told(Permit) == [FORM, RUN]
+    driver.tick()
+    assert (driver.phase, driver.record) == (Phase.RUNNING, record(joins=["1.0"]))
+    assert driver.told(Stop) == []
+    driver.report()
+    assert driver.record.committed == 5
+
+
+@pytest.mark.parametrize("phase", ["ended", "abandoned"])
+def test_generation_that_is_over_is_stopped_again(phase: PersistedPhase) -> None:
+    driver = follow(record(joins=["1.0"]), phase)
+    assert driver.told(Stop) == [Stop(3)]
+    assert (driver.told(Permit), driver.told(Propose)) == ([], [])
+    driver.tick()
+    assert (driver.phase, driver.record.generation) == (Phase.PROPOSED, 4)
+    assert driver.record.joins == ([] if phase == "ended" else ["1.0"])
+
+
+def test_cursor_says_how_far_the_generation_has_come() -> None:
+    later, verified = Commit(6, 2.5, 0.5, 1.0, next_mode="staggered"), Verified(6, None)
+    progress = Progress(committed=6, commit=later, mode="staggered", verified=verified).progress()
+    cursor = Cursor(3, "running", released={"1.0": 2}, gone={"1.0": 3}, **progress)
+    driver = follow(record(), cursor=cursor)
+    assert driver.told(Committed) == [Committed(3, later)]
+    after = driver.record
+    assert (after.committed, after.commit, after.mode, after.verified) == (6, later, "staggered", verified)
+    assert driver.leader.cursor() == cursor
+
+
+def test_worker_that_joins_has_not_kept_the_state_to_go_back_to() -> None:
+    driver = follow(record(joins=["1.0"], verified=Verified(2, None)))
+    driver.tick()
+    assert driver.record.verified == Verified(2, None, ["1.0"])
+
+
+def test_fault_that_has_struck_does_not_strike_again() -> None:
+    faults = [PlannedFault("kill:0.0@1", fault_worker, 1) for fault_worker in WORKERS]
+    driver = follow(record(), cursor=cursor_of(record(), "running", struck={0: "1.0"}), faults=faults)
+    for number in (0, 1):
+        driver.say("0.0", FaultReached(number))
+    driver.tick()
+    assert driver.told(Strike) == [Strike(0, "1.0"), Strike(1, "0.0")]
+    assert [event["worker"] for event in driver.events("fault")] == ["1.0"]
+    assert driver.of_kind(Persist)[-1].cursor.struck == {0: "1.0", 1: "0.0"}
+
+
+def test_workers_that_cannot_reach_each_other_are_judged_after_it_is_known_who_is_silent() -> None:
+    """The agent of the silent worker does not come."""
+    homes = {Worker(0, 0): 0, Worker(1, 0): 1}
+    driver = follow(record(), "running", homes=homes, is_connected=False)
+    driver.connect(1, said=[FromWorker("1.0", CutOff("0.0"), 3)])
+    driver.pass_time(2)
+    assert driver.detected == []
+    driver.pass_time(1)
+    assert driver.detected == [("0.0", "cut off from worker 1.0")]
+
+
+def test_record_of_a_restart_starts_its_workers_from_the_checkpoint() -> None:
+    restarted = msgspec.structs.replace(record(), plan="", roles={}, periods={}, places={"1.0": "0.0", "0.0": "1.0"})
+    begin = Begin(record=restarted, cursor=cursor_of(restarted, "abandoned"))
+    driver = LeaderDriver(job(2, 1, 1), begin=begin)
+    assert driver.told(Committed) == []
+    driver.start()
+    started = {action.worker: (action.place, action.restored) for action in driver.ordered(Start)}
+    assert started == {"0.0": ("1.0", 4), "1.0": ("0.0", 4)}
+    assert (driver.record.generation, driver.record.committed) == (4, 4)
+
+
+def test_record_that_names_a_plan_without_file_fails() -> None:
+    with pytest.raises(RunError, match="plan gone, which says what the workers hold, is not in the run directory"):
+        follow(record(held="gone"))
