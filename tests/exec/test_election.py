@@ -171,20 +171,6 @@ def test_run_that_goes_on_keeps_its_register_and_forgets_how_it_has_ended(run: R
     assert (later.outcome(), later.run(), later.register()) == (None, INFO, (RECORD, resumable))
 
 
-def test_runs_do_not_see_each_other(run: Run, etcd: EtcdServer) -> None:
-    other = Run(etcd)
-    other.name = f"{run.name}-2"
-    leaders = [run.agent(), other.agent()]
-    assert [leader.campaign(address(node)) for node, leader in enumerate(leaders)] == [True, True]
-    leaders[1].persist(Persist(CURSOR, RECORD))
-    assert leaders[0].register() == (None, None)
-    leaders[0].erase()
-    assert leaders[1].register() == (RECORD, CURSOR)
-    leaders[1].erase()
-    for leader in leaders:
-        leader.resign()
-
-
 def test_write_whose_answer_is_late_is_done_once_the_store_is_back(own_etcd: EtcdServer) -> None:
     run = Run(own_etcd)
     leader = run.agent(lease=20)

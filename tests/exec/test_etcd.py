@@ -47,15 +47,6 @@ def test_client_reads_what_another_one_wrote_first(etcd: EtcdServer) -> None:
     assert read(second, name) == "first"
 
 
-def test_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
-    client = connect(own_etcd)
-    own_etcd.freeze()
-    threading.Timer(1.0, own_etcd.thaw).start()
-    started = time.monotonic()
-    assert write(client, "/held", "value") or read(client, "/held") == "value"
-    assert time.monotonic() - started > 0.9
-
-
 def test_store_that_was_killed_is_waited_for_and_one_that_stays_away_is_an_error(own_etcd: EtcdServer) -> None:
     client, impatient = connect(own_etcd), connect(own_etcd, store_timeout=0.5)
     assert write(client, "/held", "value")
@@ -215,21 +206,6 @@ def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Pat
 def test_an_address_that_cannot_be_is_refused_in_the_job(text: str, says: str) -> None:
     with pytest.raises(JobError, match=rf"\[membership\] store: .*{says}"):
         job(1, 1, 1, membership={"store": text})
-
-
-@pytest.mark.parametrize(
-    ("text", "loopback"),
-    [
-        ("etcd://127.0.0.1:2379", True),
-        ("etcds://[::1]:2379", True),
-        ("etcd://localhost:1,127.0.0.3:2", True),
-        ("etcd://localhost:1,10.0.0.1:2", False),
-        ("etcd://node-1.cluster:2379", False),
-    ],
-)
-def test_endpoints_print_as_written_and_know_whether_they_leave_the_machine(text: str, loopback: bool) -> None:
-    assert str(parse_endpoints(text)) == text
-    assert parse_endpoints(text).loopback is loopback
 
 
 def test_secrets_are_not_part_of_the_job_that_a_run_keeps(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from recycle import RunError
+from recycle import RunError, Worker
 from recycle.exec import links
-from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, connect_to, listen_locally
+from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, connect_to
+from recycle.exec.members import joined_digests, member_name, members_of, split_member
 from recycle.exec.protocol import GetKeys, Leave, SetKey, Stop, Values
 from tests.exec.keys import KeyServer
 
@@ -217,18 +218,6 @@ def test_handshake_with_a_leader_whose_bytes_come_slowly_ends_at_its_deadline(mo
     slow.close()
 
 
-def test_hub_outlives_an_agent_that_is_gone_before_it_has_its_proof(hub: Hub) -> None:
-    middle = Middle()
-    heard: list[Any] = []
-    middle.server.owner = lambda link, messages: heard.append(messages)
-    middle.server.socket.shutdown(socket.SHUT_WR)
-    hub.add(middle.server)
-    while not heard:
-        assert hub.dispatch(SOON)
-    assert heard == [None]
-    middle.close()
-
-
 # A hub.
 
 
@@ -368,14 +357,6 @@ def test_nothing_is_said_to_another_user_who_has_the_sockets_name() -> None:
     os.close(says)
 
 
-def test_two_sockets_of_a_node_have_different_names_that_cannot_be_guessed() -> None:
-    (first, name), (second, other) = listen_locally(), listen_locally()
-    assert name != other
-    assert len(name) == len("recycle-") + 32
-    first.close()
-    second.close()
-
-
 def test_sends_of_two_threads_do_not_mix() -> None:
     ours, theirs = socket.socketpair()
     near, far = Link(ours, Message), Link(theirs, Message)
@@ -389,3 +370,22 @@ def test_sends_of_two_threads_do_not_mix() -> None:
     assert got == [large] * 40
     for sender in senders:
         sender.join()
+
+
+# Names of processes.
+
+
+def test_tensor_rank_0_has_the_workers_name_and_every_name_says_whose_it_is() -> None:
+    assert members_of([Worker(0, 1), "12.3"], 3) == ["0.1", "0.1t1", "0.1t2", "12.3", "12.3t1", "12.3t2"]
+    assert members_of([Worker(0, 1)], 1) == ["0.1"]
+    for rank in (0, 1, 17):
+        assert split_member(member_name("12.3", rank)) == ("12.3", rank)
+
+
+def test_a_workers_digest_is_of_all_its_processes_in_their_order() -> None:
+    one, other = {0: "aa", 2: "bb"}, {0: "cc", 2: "dd"}
+    assert joined_digests([one]) == one
+    assert joined_digests([one, other]).keys() == {0, 2}
+    assert joined_digests([one, other]) != joined_digests([other, one])
+    assert joined_digests([one, {0: "cc", 2: "xx"}])[0] == joined_digests([one, other])[0]
+    assert joined_digests([one, {0: "cc", 2: "xx"}])[2] != joined_digests([one, other])[2]

@@ -37,7 +37,6 @@ from recycle.exec.protocol import (
     Start,
     StepReport,
     Stop,
-    Strike,
     Trouble,
     Values,
 )
@@ -223,13 +222,6 @@ def test_reports_wait_for_those_of_the_other_processes_but_hold_nothing_else_up(
     assert node.agent.batch(hold=True) == Batch(said[:1])
 
 
-def test_newcomer_is_told_what_stands(node: Node) -> None:
-    orders = [Strike(0, "0.1"), propose(4), Permit(4, "form")]
-    for order in orders:
-        node.agent.obey(order)
-    assert node.join("0.0").read() == orders
-
-
 def test_departures_reach_their_worker_only(node: Node) -> None:
     links = [node.join("0.0"), node.join("0.1")]
     for order in (Leave("0.1", 0), Stop(4)):
@@ -302,24 +294,6 @@ def test_node_that_leaves_says_so_once_for_each_process_and_has_left_when_all_ha
         node.processes.ends(worker, "ended with exit code 0")
     node.batch()
     assert node.agent.leave()
-
-
-def test_client_that_asks_for_workers_to_leave_is_passed_on(node: Node) -> None:
-    node.connect().send(Drain("0.0", 5.0))
-    node.serve()
-    assert node.drained == [Drain("0.0", 5.0)]
-
-
-def test_garbage_ends_its_own_connection_only(node: Node) -> None:
-    link = node.join("0.0")
-    for garbage in (b"\0\0\0\4\xff\xff\xff\xff", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"):
-        stranger = node.connect()
-        stranger.socket.sendall(garbage)
-        node.serve()
-        with pytest.raises(LinkClosed):
-            stranger.read()
-    link.send(Said(Trouble("still heard"), 1))
-    assert node.batch().said == [FromWorker("0.0", Trouble("still heard"), 1)]
 
 
 @needs_root

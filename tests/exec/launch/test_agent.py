@@ -15,16 +15,12 @@ import msgspec
 import pytest
 
 from recycle import Job, RunError
-from recycle.exec import run
 from recycle.exec.election import Election
 from recycle.exec.launch.agent import own_address
 from recycle.exec.launch.contact import drain
-from recycle.exec.model.build import build_stages
-from recycle.ir.families import one_f_one_b
 from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
-from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.etcd_server import EtcdServer, keys
 from tests.exec.runs import Run, calm_run, heavy_libraries, job, processes_writing_below
 from tests.warm import start_recycle
@@ -175,41 +171,6 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
 
 
 @pytest.mark.soak
-def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, launch: Run, tmp_path: Path) -> None:
-    steps = 40
-    cluster = start(small(shape={"tensor_parallel": 2}), steps)
-    cluster.reach_step(3)
-    logs = tmp_path / "run" / "logs"
-    (pid,) = processes_writing_below(str(logs / "1.1t1.log"))
-    (other,) = processes_writing_below(str(logs / "1.1.log"))
-    os.kill(pid, signal.SIGKILL)
-    cluster.reach(lambda: bool(cluster.events("rejoined")), "its return")
-    assert [event["cause"] for event in cluster.events("detected")] == ["tensor rank 1 killed by SIGKILL"]
-    assert not set(processes_writing_below(str(logs / "1.1"))) & {pid, other}
-    cluster.finish()
-    assert_same_training(cluster, launch, steps, small(shape={"tensor_parallel": 2}))
-    assert len(cluster.events("finished")[-1]["digests"]) == 6
-
-
-@pytest.mark.soak
-def test_a_real_llama_with_weights_goes_on_through_evaluations_and_the_death_of_the_coordinators_node(
-    start: Start, launch: Run, tmp_path: Path
-) -> None:
-    of = small("llama")
-    weights = store(tmp_path / "weights", of, 0, list(build_stages(of, [0, 1]).values()))
-    of = small("llama", model={"weights": str(weights), "seed": 5}, eval={"every": 2, "batches": 2})
-    cluster = start(of, 12, faults=["kill:1.1@3.evaluation"])
-    cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of the worker")
-    cluster.kill(cluster.coordinator())
-    cluster.finish()
-    assert_same_training(cluster, launch, 12, of)
-    assert len(cluster.events("coordinator")) == 1
-    assert [event["fault"] for event in cluster.events("fault")] == ["kill:1.1@3.evaluation"]
-    drawn = run(one_f_one_b(of.shape), _with(of, "model", weights=None), steps=1)
-    assert drawn.losses != [line["loss"] for line in cluster.lines("metrics")][:1]
-
-
-@pytest.mark.soak
 def test_a_stage_that_loses_all_its_hosts_and_a_run_that_loses_all_its_nodes_go_on_from_the_checkpoint(
     start: Start, launch: Run, tmp_path: Path
 ) -> None:
@@ -283,34 +244,6 @@ def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, l
 def rejoined(cluster: Cluster) -> dict[str, int]:
     """The step in which each worker that came back did so, the last time."""
     return {event["worker"]: event["step"] for event in cluster.events("rejoined")}
-
-
-@pytest.mark.soak
-def test_a_coordinator_that_takes_over_goes_on_with_the_faults(start: Start, launch: Run) -> None:
-    cluster = start(small(), faults=["kill:1.1@3", "rejoin:1.1@60", "kill=0.1:2.0@65"])
-    cluster.reach(lambda: bool(cluster.events("recovered")), "recovery")
-    first = cluster.coordinator()
-    cluster.kill(first)
-    cluster.reach(lambda: len(cluster.events("coordinator")) == 1, "another coordinator")
-    cluster.start(first)
-    cluster.reach(lambda: f"{first}.0" in rejoined(cluster), "the return of its workers")
-    cluster.finish()
-    assert_same_training(cluster, launch)
-    assert [event["fault"] for event in cluster.events("fault")] == ["kill:1.1@3", "kill=0.1:2.0@65"]
-    assert 60 in [event["step"] for event in cluster.events("rejoined") if event["worker"] == "1.1"]
-
-
-@pytest.mark.soak
-def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, tmp_path: Path) -> None:
-    cluster = start(small())
-    cluster.reach_step(3)
-    for k in range(3):
-        os.kill(processes_writing_below(str(tmp_path / "run" / "logs" / f"{k}.0.log"))[0], signal.SIGKILL)
-    for node, agent in cluster.agents.items():
-        assert agent.wait(60) == 1
-        last = cluster.output(node).read_text().splitlines()[-1]
-        assert "stage 0 has no live host left" in last
-        assert "checkpoint_every is 0, which is never" in last
 
 
 def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,22 +350,3 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
         f"recycle: node 1: its faults are not those {run}",
     ]
     assert codes == [2, 2, 2]
-
-
-@pytest.mark.soak
-def test_a_worker_that_stands_still_while_it_starts_up_to_rejoin_is_replaced(
-    start: Start, launch: Run, tmp_path: Path
-) -> None:
-    cluster = start(small(membership=MEMBERSHIP | {"warm_up": 20.0}))
-    cluster.reach_step(3)
-    log = str(tmp_path / "run" / "logs" / "1.1.log")
-    (pid,) = processes_writing_below(log)
-    os.kill(pid, signal.SIGKILL)
-    cluster.reach(lambda: processes_writing_below(log) not in ([], [pid]), "its next process")
-    for stopped in processes_writing_below(log):
-        os.kill(stopped, signal.SIGSTOP)
-    cluster.reach(lambda: len(cluster.events("detected")) == 2, "the end of patience")
-    cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of another")
-    assert cluster.events("detected")[1]["worker"] == "1.1"
-    cluster.finish()
-    assert_same_training(cluster, launch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,27 +90,3 @@ def test_resume_begins_a_run_in_an_empty_directory_and_keeps_other_runs_out_of_i
     first.finish()
     assert [line["step"] for line in first.lines("metrics")] == list(range(STEPS))
     assert not first.events("restored")
-
-
-@pytest.mark.soak
-def test_agents_that_are_told_to_end_in_the_first_iteration_begin_the_run_when_they_are_started_again(
-    parts: list[Cluster], tmp_path: Path
-) -> None:
-    first, _ = parts
-    of = job(2, 1, 2, **SECTIONS | {"membership": MEMBERSHIP | {"grace": 16.0}})
-    (tmp_path / "job.toml").write_text(of.to_toml())
-    first.slow_down(50.0)
-    for node in NODES:
-        first.start(node)
-    first.reach(lambda: bool(first.events("generation")), "the first generation")
-    for node in NODES:
-        first.agents[node].send_signal(signal.SIGTERM)
-    for node in NODES:
-        first.reach_end(node, 128 + signal.SIGTERM)
-    (stopped,) = first.events("stopped")
-    assert (stopped["step"], stopped["checkpoint"]) == (-1, None)
-    first.slow_down(0.05)
-    for node in NODES:
-        first.start(node)
-    first.finish()
-    assert [line["step"] for line in first.lines("metrics")] == list(range(STEPS))

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from recycle import Job, JobError
+from recycle import JobError
 from recycle.exec.launch.checks import check_request
-from recycle.exec.launch.dials import Dials, TensorBoard, peak_flops
-from recycle.job.sections import DialsSection
+from recycle.exec.launch.dials import Dials, TensorBoard
 from tests.exec.runs import Run, job
 
 pytest.importorskip("tensorboard")
@@ -84,11 +83,6 @@ def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) 
     assert curve(shown(tmp_path / "tensorboard"), "mfu") == pytest.approx({0: operations / 1e9}, rel=1e-5)
 
 
-def test_nobody_knows_the_peak_of_a_cpu() -> None:
-    assert peak_flops(job(1, 1, 1), "") is None
-    assert peak_flops(job(1, 1, 1, dials={"peak_flops": 3e12}), "") == 3e12
-
-
 def test_a_dial_that_fails_is_left_out_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -149,7 +143,3 @@ def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.M
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(JobError, match=r"\[dials\] wandb: needs a package; install it with: pip install"):
         check_request(job(2, 2, 2, kind="emulated", dials={"wandb": "x"}), 1, (), frozenset())
-
-
-def test_dials_are_off_by_default() -> None:
-    assert Job.from_toml("[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n").dials == DialsSection()

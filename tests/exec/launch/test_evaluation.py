@@ -90,13 +90,6 @@ def test_training_has_the_bits_of_a_run_without_evaluations(launch: Run) -> None
     assert not any("eval_loss" in line for line in without.metrics)
 
 
-def test_a_worker_comes_back_between_an_evaluation_and_the_next_step(launch: Run) -> None:
-    of = small(train={"clip": 1e9})
-    struck = launch(of, STEPS, "kill:1.1@2", "rejoin:1.1@4", "kill:1.1@5.evaluation", "rejoin:1.1@6")
-    assert_same(struck, launch(of, STEPS))
-    assert [event["step"] for event in struck.events if event["kind"] == "rejoined"] == [4, 6]
-
-
 def test_a_stage_that_is_lost_in_an_evaluation_goes_on_from_the_checkpoint_and_evaluates_then(launch: Run) -> None:
     of = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
     lost = [f"kill:{pipeline}.1@11.evaluation" for pipeline in range(3)]  # long after a checkpoint is complete

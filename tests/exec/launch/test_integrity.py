@@ -95,7 +95,6 @@ def at(step: int, workers: str = "") -> tuple[Collection[int], str]:
 SUMS = [
     # The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest.
     row("lowest bit", 3, "emulated", {}, "flip=gradient,0:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
-    row("lowest bit of a gpt", 3, "gpt", {}, "flip=gradient,0:1.1@2 rejoin:1.1@5", (at(2, "1.1"),), soak=True),
     row("sign of a gpt", 3, "gpt", {}, "flip=gradient,63:1.1@2 rejoin:1.1@5", (at(2, "1.1"),)),
     row("of two", 2, "emulated", {}, "flip=gradient:1.1@3", (at(3),), back=(3,)),
     # The last checkpoint may not have been complete.
@@ -121,7 +120,6 @@ STATES = [
             ("emulated", "weight,40", "1.1", "layers.3.parameters", 40, False),
             ("emulated", "moment,0", "1.1", "layers.3.count", 0, True),
             ("gpt", "weight,20", "1.0", "decoder.layers.1", 20, True),
-            ("gpt", "moment,3", "1.1", "exp_avg.", None, True),
             ("llama", "weight,22", "1.1", "", 22, True),
         )
     ),
@@ -141,7 +139,6 @@ STATES = [
         ((range(7, 10), "1.1"),),
     ),
     row("coming and going", 3, "emulated", {"digests": 1}, COMING_AND_GOING),
-    row("coming and going in bf16", 3, "gpt", {"digests": 1}, COMING_AND_GOING, sections=BF16, soak=True),
 ]
 REPLAYS = [
     # The iteration is repeated; now all agree, and the struck one differs from that in what it had reported.
@@ -156,8 +153,6 @@ REPLAYS = [
             (3, "emulated", "activation", "1.0", False),
             (2, "emulated", "input", "1.1", False),
             (3, "gpt", "activation,22", "1.1", False),
-            (2, "gpt", "input", "0.0", True),
-            (2, "llama", "activation", "1.0", True),
             (3, "gpt", "input,12", "2.1", True),
         )
     ),
@@ -190,7 +185,7 @@ REPLAYS = [
             sections=TWO_PROCESSES,
             soak=True,
         )
-        for fault, every in (("activation", 1), ("input", 1), ("kernel", 3), ("weight", 3))
+        for fault, every in (("input", 1), ("kernel", 3))
     ),
     row(
         *("no room", 3, "emulated", {"every": "gaps"}, "flip=weight,40:1.1@4", ((range(4, STEPS), "1.1"),)),
@@ -219,8 +214,6 @@ SHARDS = [
             (3, {"digests": 3}, "moment,40", True, False),
             (2, {"digests": 2, "every": 5}, "moment,40", False, False),
             (2, {"every": 1}, "activation", True, False),
-            (3, {"digests": 3, "every": 2}, "kernel", True, True),
-            (2, {"every": 1}, "gradient", False, True),
             (3, {"every": 1}, "gradient", True, True),
         )
     ),
@@ -232,8 +225,6 @@ SHARDS = [
         )
         for kind, integrity, sections, fault, accused, soak in (
             ("gpt", {"digests": 3}, BF16, "moment,20:1.1@4", "", False),
-            ("gpt", {"digests": 3}, {}, "moment,20:1.1@4", "", True),
-            ("gpt", {"every": 3}, {}, "kernel,22:1.1@4", "1.1", True),
             ("gpt", {"digests": 2, "every": 3}, TWO_PROCESSES, "kernel,22:1.1@4", "1.1", True),
             ("gpt", {"digests": 2}, TWO_PROCESSES, "moment,20:1.1@5", "", True),
             ("emulated", {"digests": 1, "every": 4}, ELASTIC, "moment,40:1.1@5", "", True),
@@ -248,7 +239,6 @@ SHARDS = [
     # What is struck lies in a shard that others hold, whose gather has not come yet.
     row("live parameters", 4, "emulated", {"digests": 2}, "flip=weight:1.1@0", ((range(3), "1.1"),), 2),
     row("coming and going of shards", 3, "emulated", {"digests": 1}, COMING_AND_GOING, (), 2),
-    row("coming and going and replays", 3, "emulated", {"digests": 1, "every": 3}, COMING_AND_GOING, (), 2, soak=True),
     # Only first iterations of generations compare. All go back to where the joiner had its copies.
     row(
         *("where the joiner copied", 3, "emulated", {"digests": 100}),

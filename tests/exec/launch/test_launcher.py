@@ -45,11 +45,6 @@ def test_an_impossible_job_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_no_steps_are_refused(launch: Run, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="steps must be at least 1, got 0"):
-        launch(job(3, 2, 2), 0, directory=tmp_path / "run")
-
-
 def test_a_job_that_is_handed_in_alone_is_planned_as_the_command_plans_it(
     launch: Run, servers: Servers, tmp_path: Path
 ) -> None:

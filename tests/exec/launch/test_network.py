@@ -32,12 +32,6 @@ STEPS, UNHURRIED = 80, 2.0
 """Of runs in which an agent is started again, which takes a busy machine a minute, and seconds between iterations."""
 
 
-def small(**limits: object) -> Job:
-    """Six workers, a pipeline on each node."""
-    given = {"membership": LIMITS | limits, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
-    return job(3, 2, 2, **given)
-
-
 def large(**limits: object) -> Job:
     """Twelve workers, four on each node, so that every stage has hosts on two nodes at least."""
     given = {"membership": LIMITS | limits, "cluster": {"workers_per_node": 4}, "train": {"checkpoint_every": 0}}
@@ -132,26 +126,6 @@ def start(network: Network, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for run in runs:
         run.end()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("of", [small, large])
-def test_a_cable_is_pulled_for_a_second_and_then_the_coordinators_node_loses_power(
-    of: Callable[..., Job], start: Start, launch: Run
-) -> None:
-    nodes = start(of, 40)
-    first = nodes.cluster.coordinator()
-    nodes.network.cut((first + 1) % 3)
-    time.sleep(1.0)
-    nodes.network.mend((first + 1) % 3)
-    nodes.go_on()
-    assert not nodes.workers("detected")
-    nodes.power_off(first)
-    nodes.await_loss(first)
-    nodes.cluster.finish()
-    nodes.assert_same_training(launch)
-    assert nodes.workers("detected") == nodes.workers_of(first)
-    assert [event["node"] == first for event in nodes.cluster.events("coordinator")] == [False]
 
 
 @pytest.mark.soak

@@ -127,18 +127,6 @@ def test_agent_is_heard_after_its_hello_and_told_what_the_leader_orders(leader: 
     assert leader.server.is_empty
 
 
-def test_second_agent_of_a_node_is_rejected_and_not_heard(leader: Leader) -> None:
-    first = leader.agent(Hello(1, "one"))
-    leader.logs(("greet", 1, "one"))
-    second = leader.agent(Hello(1, "two"), BATCH)
-    assert leader.answers(second) == [Rejected()]
-    first.send(BATCH)
-    leader.logs(("take", 1, BATCH))
-    second.close()
-    first.close()
-    leader.logs(("part", 1))
-
-
 def test_agent_that_connects_again_takes_the_place_of_its_old_connection(leader: Leader) -> None:
     """It noticed first that the old one broke; what still comes there does not count, nor does its end."""
     old = leader.agent(Hello(1, "one"))
@@ -196,12 +184,6 @@ def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(
     link.send(BATCH)
     leader.logs(("take", 1, BATCH))
     stranger.close()
-
-
-def test_client_that_asks_for_workers_to_leave_is_answered_on_its_connection(leader: Leader) -> None:
-    client = leader.agent(Drain("0.1", 5.0))
-    assert leader.answers(client) == [Drained(["0.1"])]
-    assert leader.server.is_empty
 
 
 def test_server_that_is_closed_lets_go_of_its_agents_and_takes_no_more(leader: Leader) -> None:

@@ -84,16 +84,6 @@ def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     assert sum(text.startswith("1REDUCE_BUCKET/") for text in texts) >= 3 * 3 * whole
 
 
-@pytest.mark.soak
-@pytest.mark.process
-def test_a_worker_that_stops_in_the_middle_of_its_buckets_is_worked_around(launch: Run) -> None:
-    emulated = job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
-    whole = launch(emulated, FAULTY)
-    struck = launch(in_buckets(emulated, 4), FAULTY, "stop:2.0@3.reduce")
-    assert figures(struck) == figures(whole)
-    assert [line["live_workers"] for line in struck.metrics] == [6] * 3 + [5] * 4
-
-
 @pytest.mark.process
 def test_fast_sums_of_two_hosts_are_those_of_one_bucket_and_of_three_hosts_the_same_each_time(launch: Run) -> None:
     """Two addends have one order. With three it is gloo's, which follows from the place in the bucket."""

@@ -174,32 +174,3 @@ def test_profile_with_slow_workers_is_planned_for_the_processes_after_any_death(
     assert (forwards(before, SLOW), after.failed) == (2, {Worker(2, 1)})
     assert forwards(after, SLOW) < forwards(after, Worker(0, 1))
     assert run.metrics[-1]["period"] == simulate(after, slow.profile()).period
-
-
-@pytest.mark.soak
-def test_death_while_a_plan_is_made_drops_that_plan_and_the_slow_worker_is_relieved_by_another(
-    launch: Run, tmp_path: Path
-) -> None:
-    steps = 26
-    run = launch(
-        emulated_job(DRIFT, seconds=6),
-        steps,
-        "slow=3:1.1@2-25",
-        "kill:2.1@9",
-        planner=noting_planner,
-        observer=_Patient(tmp_path, since=10),
-        directory=tmp_path,
-    )
-    reference = free(launch, steps)
-    assert run.losses == reference.losses
-    assert run.digests == {worker: reference.digests[worker] for worker in run.digests}
-    live = [line["live_workers"] for line in run.metrics]
-    # Step 8 may not be committed yet when a worker in step 9 is killed; then it is repeated without that worker.
-    assert live in ([6] * 9 + [5] * (steps - 9), [6] * 8 + [5] * (steps - 8))
-    *_, event = (e for e in replanned(run) if "worker 1.1" in e["cause"])
-    after = plan_of(run, _at(run, event)["plan"])
-    assert event["step"] > 9
-    assert {"without ", "without 2.1"} <= set((tmp_path / "profiles" / "answered").read_text().split("\n"))
-    assert after.failed == {Worker(2, 1)}
-    before = plan_of(run, run.metrics[event["step"] - 1]["plan"])
-    assert forwards(after, SLOW) < forwards(before, SLOW)

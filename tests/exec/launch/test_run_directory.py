@@ -1,14 +1,21 @@
-"""The run directory, and the link to the newest one."""
+"""The run directory, the link to the newest one, its logs on a disk that is full for a while, and the run's key."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from recycle import Job
-from recycle.exec.launch.contact import leave_contact
-from recycle.exec.launch.run_directory import RunDirectory
+import pytest
+
+from recycle import Job, JobError
+from recycle.exec.launch import run_directory
+from recycle.exec.launch.contact import leave_contact, run_key
+from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.job.shape import Worker
 from recycle.runs.logs import append_iteration, log_path
 
@@ -46,3 +53,120 @@ def test_a_run_has_the_modes_that_the_umask_gives_and_nobody_else_can_lock_it(tm
     assert modes.pop(directory.path / ".lock") == 0o600
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o640}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o750}
+
+
+# Logs: a limit on the size of files stands in for a full disk.
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LineLog(path)
+    assert log.append("first") is None
+    with files_of_at_most(10):
+        assert log.append("second") == "File too large"
+        assert path.read_text() == "first\nseco"
+        assert log.append("third") == "File too large"
+    assert log.append("fourth") is None
+    assert path.read_text() == "first\nsecond\nthird\nfourth\n"
+    log.close()
+
+
+def test_memory_for_waiting_lines_is_bounded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run_directory, "MOST_BYTES", 8)
+    log = LineLog(tmp_path / "log")
+    with files_of_at_most(0):
+        for word in ("one", "two", "six"):
+            log.append(word)
+    log.close()
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def test_the_torn_end_of_an_earlier_log_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("whole\ntor")
+    log = LineLog(path)
+    log.append("next")
+    log.close()
+    assert path.read_text() == "whole\nnext\n"
+
+
+def test_going_back_keeps_the_first_lines_written_or_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for kept in range(5):
+        path.unlink(missing_ok=True)
+        log = LineLog(path)
+        log.append("a1")
+        log.append("a2")
+        with files_of_at_most(7):
+            log.append("a3")
+            log.append("a4")
+            log.rewind(kept)
+        log.append("b")
+        log.close()
+        assert path.read_text().split() == [*["a1", "a2", "a3", "a4"][:kept], "b"]
+
+
+# The key.
+
+
+def test_all_that_ask_at_once_get_one_key_and_leave_one_file(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        keys = set(threads.map(run_key, [tmp_path] * 64))
+    (key,) = keys
+    assert len(key) == 32
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert run_key(tmp_path) == key == (tmp_path / "key").read_bytes()
+    (tmp_path / "other").mkdir()
+    assert run_key(tmp_path / "other") != key
+
+
+def test_only_this_user_can_read_the_key_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run_key(tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601])
+def test_key_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    run_key(tmp_path)
+    (tmp_path / "key").chmod(mode)
+    with pytest.raises(JobError, match="only this user can read; remove it"):
+        run_key(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_key_of_another_user_is_refused(tmp_path: Path) -> None:
+    run_key(tmp_path)
+    os.chown(tmp_path / "key", 65534, 65534)
+    with pytest.raises(JobError, match="only this user can read"):
+        run_key(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33])
+def test_key_of_another_length_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "key").write_bytes(content)
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(JobError, match="must hold 32 bytes"):
+        run_key(tmp_path)
+
+
+def test_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run_key(tmp_path / "elsewhere")
+    (tmp_path / "key").symlink_to(tmp_path / "elsewhere/key")
+    with pytest.raises(JobError, match="key: Too many levels of symbolic links"):
+        run_key(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "key"]

@@ -84,13 +84,6 @@ def test_state_is_kept_every_so_often_and_at_the_end_of_a_run_that_is_long_enoug
     assert not any(never.checkpoints.due(step, True) for step in range(300))
 
 
-def test_last_state_of_a_run_that_ends_early_is_kept_however_short_it_is() -> None:
-    never = Kept(checkpoint_every=0)
-    never.checkpoints.keeps_last = True
-    assert not never.checkpoints.due(0, False)
-    assert never.checkpoints.due(0, True)
-
-
 def test_no_checkpoint_is_asked_for_during_another_one_except_the_last_of_the_run(kept: Kept) -> None:
     kept.commit(0)
     assert kept.commit(1).checkpoint
@@ -168,14 +161,6 @@ def test_checkpoint_is_given_up_after_its_deadline(kept: Kept) -> None:
     kept.save(1, 0, 1)
     kept.checkpoints.completed(CheckpointCompleted(1))
     assert kept.tick(1, *LIVE) == []
-
-
-def test_completed_checkpoints_are_kept_up_to_the_verified_state(kept: Kept) -> None:
-    kept.commit(1)
-    kept.save(1, 0, 1)
-    *_, asked = kept.tick(1, *LIVE, verified=Verified(0, None))
-    assert isinstance(asked, CompleteCheckpoint)
-    assert asked.verified == 0
 
 
 def test_rewind_drops_what_is_kept_and_written_of_later_steps(kept: Kept) -> None:

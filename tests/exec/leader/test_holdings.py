@@ -13,7 +13,6 @@ from recycle.exec.leader.holdings import Holdings, ShardHoldings
 from recycle.exec.protocol import Copied, Copy
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts, UnitRange
-from recycle.plans.shards import StageShards
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
 
@@ -114,7 +113,7 @@ def _units(ranges: tuple[UnitRange, ...]) -> set[int]:
 # Shards.
 
 
-SHARDED, FOUR = sharded(job(3, 2, 2)), sharded(job(4, 1, 2))
+SHARDED = sharded(job(3, 2, 2))
 ALL = list(SHARDED.shape.workers())
 
 
@@ -176,27 +175,6 @@ def test_what_no_owner_has_is_lost_and_named() -> None:
     assert lost == ((0, 1),), "both owners of shard 0 of stage 0"
     assert of.described(lost[0]) == "shard 0 of stage 0's optimizer state has"
     assert of.spare(ALL) == {0: 1, 1: 1}
-
-
-def test_who_holds_what_it_is_not_to_own_goes_on_as_long_as_somebody_has_yet_to_copy_it() -> None:
-    of = ShardHoldings(FOUR, Hosts.at_start(FOUR, None), list(FOUR.shape.workers()))
-    everybody = list(FOUR.shape.workers())
-    run(of, everybody, everybody)
-    run(of, everybody[1:], everybody[1:])  # shard 0 lay on 0.0 and 1.0
-    assert of.plan == "shards -0.0"
-    (other,) = (worker for worker in everybody[2:] if 0 in of.hosts.stages[worker])
-    left = [worker for worker in everybody[1:] if worker != Worker(1, 0)]
-    wanted = of.wanted(None, left, left)
-    name = of.name_of("", wanted)
-    assert of.named(name, lambda plan: None) == wanted
-    assert 0 in wanted.stages[other], "it alone holds the shard"
-    of.take_up(name, wanted)
-    for copy in of.behind(wanted, left):
-        assert Worker.parse(copy.source) in left
-        of.copied(Worker.parse(copy.worker), (copy.first, copy.last))
-    assert of.spare(left) == {0: 1}
-    after = of.wanted(None, left, left)
-    assert after == StageShards(FOUR, {0: everybody}).owned(left), "then it is theirs who are to own it"
 
 
 def elastic() -> PricedJob:

@@ -290,14 +290,3 @@ def test_messages_of_other_generations_and_processes_count_for_nothing(
         heard.take(FromWorker(member, message, generation))
         heard.take(FromWorker("0.0t1" if isinstance(message, StepReport) else member, message, generation))
     assert everything(heard) == [{}, {}, {}, {}, {}, None, None]
-
-
-def test_first_trouble_and_first_cut_connection_of_a_generation_stand(heard: Heard) -> None:
-    for member, what in (("0.0t1", "first"), ("0.0", "second")):
-        heard.take(FromWorker(member, Trouble(what), 3))
-        heard.take(FromWorker(member, CutOff(what), 3))
-        heard.take(FromWorker(member, Trouble("again"), 3))
-    assert list(heard.of(Trouble).values()) == [Trouble("first"), Trouble("second")]
-    assert list(heard.of(CutOff).items()) == [("0.0t1", CutOff("first")), ("0.0", CutOff("second"))]
-    heard.begin(GenerationRecord(4, ["0.0"], {"0.0": "0.0"}, "plan"))
-    assert everything(heard) == [{}, {}, {}, {}, {}, None, None]

@@ -1,8 +1,10 @@
-"""How the workers of a machine end: noticed at once, reported once, with their exit code."""
+"""How the workers of a machine end: noticed at once, reported once; open files; and the waker."""
 
 from __future__ import annotations
 
 import os
+import resource
+import select
 import subprocess
 import sys
 import time
@@ -13,17 +15,22 @@ from typing import cast
 
 import pytest
 
-from recycle import Worker
+from recycle import JobError, Worker
 from recycle.exec.processes import processes
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
-from recycle.exec.processes.processes import LocalProcesses, Waker
+from recycle.exec.processes.processes import LocalProcesses, Waker, require_open_files
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification
+from tests.exec.runs import job
 
 pytestmark = pytest.mark.process
 
 WORKER = Worker(0, 0)
+
+
 SLEEP = "import time; time.sleep(100)"
+
+
 LARGE = """
 import mmap, os, signal
 memory = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -146,3 +153,77 @@ def test_a_worker_ends_well_with_the_last_of_its_processes(machines: list[_Machi
     assert machines[0].wait_for_report().endswith("ended with exit code 0")
     assert time.monotonic() - started > 0.3
     machines[0].end()
+
+
+# Open files.
+
+
+TRAIN = "import sys; from recycle.cli import main; main(['train', 'job.toml', '--steps', '2', '--run', 'run'])"
+
+
+def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
+    """`recycle train` of a run of four workers, under limits of its own."""
+    (directory / "job.toml").write_text(job(2, 2, 2).to_toml())
+    return subprocess.run(
+        [sys.executable, "-c", TRAIN],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )
+
+
+@pytest.mark.parametrize("limit", [16, pytest.param(32, marks=pytest.mark.soak), 79])
+def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) -> None:
+    done = trained(tmp_path, limit, limit)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"recycle: a run of 4 processes, 4 of them on this machine, needs 80 open files, and the limit here is {limit};"
+        " raise it: ulimit -n 80\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("soft", [32, pytest.param(80, marks=pytest.mark.soak)])
+def test_what_is_asked_for_is_enough_and_a_limit_that_may_be_raised_is(soft: int, tmp_path: Path) -> None:
+    done = trained(tmp_path, soft, 80)
+    assert done.returncode == 0, done.stderr
+    assert "done: 2 steps" in done.stdout
+
+
+def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    require_open_files(8, 244)
+    with pytest.raises(JobError, match=r"a run of 245 processes, 8 of them on this machine, needs 1028 open files"):
+        require_open_files(8, 245)
+
+
+# The waker.
+
+
+def is_readable(descriptor: int) -> bool:
+    return select.select([descriptor], [], [], 0) == ([descriptor], [], [])
+
+
+def test_wakes_are_readable_until_they_are_cleared() -> None:
+    waker = Waker()
+    assert not is_readable(waker.descriptor)
+    waker.wake()
+    waker.wake()
+    assert is_readable(waker.descriptor)
+    waker.clear()
+    assert not is_readable(waker.descriptor)
+    waker.close()
+
+
+def test_wake_after_close_writes_into_no_file_that_got_the_descriptor() -> None:
+    waker = Waker()
+    waker.close()
+    reader, writer = os.pipe()
+    waker.wake()
+    assert not is_readable(reader)
+    os.close(reader)
+    os.close(writer)
