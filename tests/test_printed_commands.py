@@ -228,6 +228,10 @@ def prepare(place: str, command: Command) -> None:
     elif place == "add-an-instruction.md":
         runpy.run_path("use.py")
         Path("job.toml").write_text(EMULATED.replace("ranks = 3", "ranks = 2"))
+    elif place == "getting-started.md":
+        (model,), (job,) = (blocks("docs/getting-started.md", language) for language in ("python", "toml"))
+        for name, text in (("my_model.py", model), ("my_job.toml", job), ("my_text.txt", "Some text. " * 1000)):
+            Path(name).write_text(text)
     elif place in ("compare.md", "compare"):
         for name in ("fault_trace.json", "p3-trace.csv"):
             Path(name).write_bytes(Path("events.csv").read_bytes())
