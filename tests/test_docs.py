@@ -118,10 +118,10 @@ def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None
 
 
 def test_the_profile_of_the_profile_page_can_be_read_and_every_key_is_in_its_table() -> None:
-    (text,) = blocks("docs/guides/profile.md", "json")
-    profile = Profile.from_bytes(text.encode(), "docs/guides/profile.md")
+    (text,) = blocks("docs/reference/profile-file.md", "json")
+    profile = Profile.from_bytes(text.encode(), "docs/reference/profile-file.md")
     profile.require(Shape(2, 2, 1))
-    table = (DOCS / "guides" / "profile.md").read_text().split("| key | value |")[1].split("\n\n")[0]
+    table = (DOCS / "reference" / "profile-file.md").read_text().split("| key | value |")[1].split("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     keys = [key for cell in cells for key in re.findall("`(.*?)`", cell)]
     assert sorted(keys) == sorted(field.name for field in fields(Profile))
