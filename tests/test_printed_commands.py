@@ -86,6 +86,7 @@ NOT_RUN = {
 }
 """Pattern of a command -> why it is not run here, or where it is."""
 SHORTER = (
+    (r"@5-20\b", "@1-2"),
     (r"@10\b|@5\b", "@1"),
     (r"@20\b|@40\b|@9\b", "@2"),
     (r"--punish 20,7", "--punish 2,7"),
@@ -230,6 +231,7 @@ def prepare(place: str, command: Command) -> None:
         Path("job.toml").write_text(EMULATED.replace("ranks = 3", "ranks = 2"))
     elif place == "getting-started.md":
         (model,), (job,) = (blocks("docs/getting-started.md", language) for language in ("python", "toml"))
+        job = job.replace("checkpoint_every = 20", "checkpoint_every = 1")  # as few steps are trained here
         for name, text in (("my_model.py", model), ("my_job.toml", job), ("my_text.txt", "Some text. " * 1000)):
             Path(name).write_text(text)
     elif place in ("compare.md", "compare"):
