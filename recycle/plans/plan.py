@@ -4,11 +4,6 @@ A plan is a schedule in *role* names: the dead roles of a failure vector are cho
 interchangeable, so any set of dead processes with that vector is served by the same plan; `Plan.roles` says who plays
 what, survivors keeping their own positions wherever they can. A plan file *is* a native schedule file whose metadata
 holds what the planner knows (period, bound, vector, ...), so `check`, `simulate` and the viewer read it as it is.
-
-Beside its file a library keeps a plan's programs as packed columns, which it reads in a millisecond or two: parsing the
-text of 25,000 instructions takes most of the ten that a lookup may. They are int32, little-endian: the offsets of the
-programs, then kind, stage, pipeline and index of every instruction. Limits: compute-only programs without overlapped
-pairs, which is what planners write.
 """
 
 from __future__ import annotations
@@ -22,11 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
-from recycle.ir.columns import Columns
 from recycle.ir.instruction import GatherParameters
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds
@@ -34,13 +27,10 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans.moves import Move
-from recycle.plans.roles import Vector, align, assign_roles, rename
+from recycle.plans.roles import Move, Vector, align, assign_roles, rename
 
 VERSION = 1
 """Of the metadata of a plan file, and of the planner's results that the cache may hold."""
-_PACKED = ("kind", "stage", "pipeline", "index")
-_PROGRAMS = b'  "programs": {'
 
 
 class RaisedLimit(msgspec.Struct, frozen=True):
@@ -297,20 +287,3 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
             f" last stage"
         )
     return replace(schedule, ties=ties)
-
-
-def pack(schedule: Schedule) -> bytes | None:
-    """The packed programs; None where an instruction says more than they hold."""
-    c = schedule.columns
-    if (c.peer >= 0).any() or (c.stage2 >= 0).any() or (c.bucket >= 0).any():
-        return None
-    return np.concatenate([c.offsets, *(getattr(c, name) for name in _PACKED)]).astype("<i4").tobytes()
-
-
-def unpack(text: bytes, packed: bytes, name: str) -> Plan:
-    """The plan whose file holds `text` and whose programs are `packed`. Raises ScheduleError or PlanError."""
-    head = Plan.from_text(text[: text.index(_PROGRAMS)] + b'"programs": {}}', name)
-    numbers = np.frombuffer(packed, dtype="<i4")
-    offsets, rows = np.split(numbers, [head.shape.worker_count + 1])
-    columns = Columns.from_arrays(offsets, **dict(zip(_PACKED, rows.reshape(len(_PACKED), -1), strict=True)))
-    return replace(head, schedule=replace(head.schedule, columns=columns))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.shards import StageShards, owners_of, shards_of
+from recycle.plans.shards import Shards, owners_of
 
 HOSTS = [Worker(pipeline, 1) for pipeline in range(8)]
 
@@ -94,7 +94,7 @@ sharded_optimizer = true
 
 
 def test_shards_are_numbered_through_the_model_and_held_like_units() -> None:
-    shards = StageShards(JOB, Hosts.at_start(JOB, None).hosts_of_stages())
+    shards = Shards(JOB, Hosts.at_start(JOB, None))
     assert shards.number(2, 1) == 7
     assert shards.place(7) == (2, 1)
     assert shards.named(7) == "shard 1 of stage 2"
@@ -112,7 +112,7 @@ def test_shards_are_numbered_through_the_model_and_held_like_units() -> None:
 
 def test_nodes_are_those_of_the_job() -> None:
     job = Job.from_toml(JOB.to_toml().replace("workers_per_node = 1", "workers_per_node = 3"))
-    shards = StageShards(job, Hosts.at_start(job, None).hosts_of_stages())
+    shards = Shards(job, Hosts.at_start(job, None))
     # Two nodes: workers 0.0, 0.1 and 1.0 on one, 1.1, 2.0 and 2.1 on the other.
     a, b, c = (Worker(pipeline, 0) for pipeline in range(3))
     assert shards.owners(list(job.shape.workers()))[0] == ((a, c), (b, c), (c, a))
@@ -139,14 +139,14 @@ sharded_optimizer = true
 @given(st.data())
 def test_shards_of_units_stay_with_who_hosts_them_in_the_given_stages(data: st.DataObject) -> None:
     everybody = list(ELASTIC.shape.workers())
-    given = shards_of(ELASTIC, Hosts.at_start(ELASTIC, None))
+    given = Shards(ELASTIC, Hosts.at_start(ELASTIC, None))
     healthy = given.owned(everybody)
     assert {len(mine) for mine in healthy.stages.values()} == {4}, "two units, two shards of each"
     live = sorted(data.draw(st.lists(st.sampled_from(everybody), min_size=2, unique=True)))
     pairs = data.draw(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), min_size=len(live), max_size=len(live)))
     stages = dict(zip(live, pairs, strict=True))
     hosting = Hosts.of(ELASTIC, stages)
-    then = shards_of(ELASTIC, hosting)
+    then = Shards(ELASTIC, hosting)
     hosts = {stage: {worker for worker in live if stage in stages[worker]} for stage in (0, 1)}
     for stage, owners in then.owners(live).items():
         for number, mine in zip(then.numbers(stage), owners, strict=True):
@@ -158,7 +158,7 @@ def test_shards_of_units_stay_with_who_hosts_them_in_the_given_stages(data: st.D
 
 
 def test_shards_of_units_are_named_by_their_unit_and_told_by_stage() -> None:
-    of = shards_of(ELASTIC, Hosts.at_start(ELASTIC, None))
+    of = Shards(ELASTIC, Hosts.at_start(ELASTIC, None))
     assert [of.named(number) for number in (0, 4, 8, 11)] == [
         "shard 0 of the embedding",
         "shard 1 of layer 0",
@@ -170,5 +170,5 @@ def test_shards_of_units_are_named_by_their_unit_and_told_by_stage() -> None:
     assert of.stage_of(7) == 1
     assert of.spare(everybody) == {0: 1, 1: 1}
     cut = Hosts.of(ELASTIC, {Worker(0, 0): (0, 1), Worker(1, 0): (0,), Worker(2, 1): (1,)}, (1, 1))
-    assert shards_of(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0), Worker(2, 1)]) == {0: 1, 1: 1}
-    assert shards_of(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0)]) == {0: 1, 1: 0}
+    assert Shards(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0), Worker(2, 1)]) == {0: 1, 1: 1}
+    assert Shards(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0)]) == {0: 1, 1: 0}
