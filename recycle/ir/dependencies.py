@@ -40,7 +40,7 @@ from recycle.ir.instruction import (
     WaitSend,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
+from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, makers_of
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch
@@ -234,7 +234,7 @@ class _Builder:
         kind = self.work.kind[valid]
         self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
         self.producer = {
-            value: self.work.first(self.shape, self._rows(*(cls for cls in KIND_CLASSES if value in cls.row.produces)))
+            value: self.work.first(self.shape, self._rows(*makers_of(value)))
             for value in ValueKind
         }
 
@@ -345,7 +345,7 @@ class _Builder:
         """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration."""
         row, stage, shape = self.work.row, self.work.stage, self.shape
         group, host = tie_groups(shape.stages, self.schedule.ties), self.work.worker * shape.stages + stage
-        gradients = self._rows(*kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces))
+        gradients = self._rows(*makers_of(ValueKind.WEIGHT_GRADIENT))
         reduces, steps = self._rows(ReduceGradients), self._rows(OptimizerStep)
         begins = self._rows(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
         self._join(gradients, group[stage[gradients]], reduces, group[stage[reduces]], Cause.REDUCE)

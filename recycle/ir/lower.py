@@ -47,7 +47,7 @@ from recycle.ir.instruction import (
     WeightPart,
     is_kind,
 )
-from recycle.ir.kinds import ValueKind, kinds_where
+from recycle.ir.kinds import ValueKind, kinds_where, makers_of
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 
@@ -215,7 +215,7 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 def _last_gradients(schedule: Schedule) -> Rows:
     """The last row of each worker and stage that adds to the stage's gradients."""
     pieces = work(schedule)
-    at = pieces.of(*_adding())
+    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
     host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
     order = np.lexsort((pieces.row[at], host))
     last = np.diff(host[order], append=-1) != 0
@@ -234,7 +234,7 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
     stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
     pieces, offsets = work(schedule), schedule.columns.offsets
-    at = pieces.of(*_adding())
+    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
     host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
     at, host = at[host >= 0], host[host >= 0]
     is_part = pieces.kind[at] == WeightPart.kind
@@ -250,10 +250,6 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
 def buckets_of(columns: Columns) -> int:
     """In how many buckets each stage is reduced, as written in lowered programs."""
     return int((columns.bucket + 1 + (columns.kind == ReduceBucket.kind)).max(initial=1))
-
-
-def _adding() -> tuple[type[Instruction], ...]:
-    return kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces)
 
 
 def with_barrier(schedule: Schedule) -> Schedule:

@@ -4,16 +4,15 @@ Every micro-batch of every stage is replayed once in `rounds` iterations, by ano
 that ran it; the peers of a host take turns with what it ran. All workers do theirs in the same iterations,
 because an iteration takes as long as its slowest worker.
 
-A replay goes into the first gap that holds it (replay_places.py). Where there is none it goes behind the worker's
+A replay goes into the first gap that holds it. Where there is none it goes behind the worker's
 computing, before the stage is reduced, where it lengthens the iteration by what no later gap takes up. Either way all
 that it needs comes before it in one order that respects every dependency, and nobody waits for it but its own worker.
 So replays can be added to a valid schedule, and taken out again, in any number: one lowered schedule holds those of all
 iterations, and what runs in one of them is that schedule without the others. Both ends of a transfer leave together, so
 lanes keep their order.
 
-Which of them leave the period as it is, is found on the graph of the schedule with all, which is made once. What runs
-in one round is a part of that: its edges between rows that stay, and the chains of workers and lanes that close over
-those that do not. So a round is timed without being written out.
+A gap begins behind all that the replay needs and has room for an activation, in the timeline of the schedule without
+any replay. So all that it needs comes before it in one order that respects every dependency.
 """
 
 from __future__ import annotations
@@ -21,30 +20,60 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Ints, Rows
+from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
-from recycle.ir.dependencies import Dependencies, dependencies, find
-from recycle.ir.event_graph import EventGraph, event_edges, event_graph
-from recycle.ir.graph import group_edges, load_compiled
-from recycle.ir.instruction import CARRIERS, Instruction, Replay, StageWide, Transfer, is_kind
-from recycle.ir.lower import lower
-from recycle.ir.memory import TOLERANCE
-from recycle.ir.replay_places import ALWAYS as ALWAYS
-from recycle.ir.replay_places import NO_TURNS, Turns, assigned_to_peers, inserted, who_ran
-from recycle.ir.replay_places import Checked as Checked
+from recycle.ir.dependencies import dependencies, find
+from recycle.ir.event_graph import event_graph
+from recycle.ir.graph import load_compiled
+from recycle.ir.instruction import CARRIERS, Forward, Instruction, ReduceGradients, Replay, StageWide, Transfer
+from recycle.ir.kinds import Beside, is_kind, makers_of
+from recycle.ir.lower import insert, lower, lower_with_origin
+from recycle.ir.memory import TOLERANCE, held_before
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
+from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
+ALWAYS = -1
+"""The round of what runs in every iteration."""
 _FEW_EVENTS = 5 * COMPILE_FROM
 """Rows that are timed in all, up to which plain Python is faster than loading compiled loops."""
 MOST_ROUNDS = 1_000_000
 """Iterations in which all have their turn, at most."""
+
+
+class Checked(NamedTuple):
+    """What a replay checks: a stage's work on a micro-batch."""
+
+    stage: int
+    micro_batch: MicroBatch
+
+
+class Turns(NamedTuple):
+    """Replays and when they have their turn, as columns, by worker and round.
+
+    Attributes:
+        worker: index of the one that replays. stage, micro_batch: what; the micro-batch as global id.
+        round: it runs in the iterations whose number leaves this when divided by the rounds, or `ALWAYS`.
+    """
+
+    worker: Rows
+    stage: Rows
+    micro_batch: Rows
+    round: Rows
+
+    def take(self, places: Rows | Flags) -> Turns:
+        """Those in these places."""
+        return Turns(*(column[places] for column in self))
+
+
+NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +203,8 @@ def with_replays(
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
-    ran, shape = who_ran(base), base.shape
-    turns, rounds = assigned_to_peers(base, ran, every) if every else (NO_TURNS, 0)
+    ran, shape = _who_ran(base), base.shape
+    turns, rounds = _assigned_to_peers(base, ran, every) if every else (NO_TURNS, 0)
     rotation = _rotation(base, profile, rounds, turns)
     if every == "gaps" and room is not None and len(room) in (0, rounds):
         placed = zip(turns.stage.tolist(), turns.round.tolist(), strict=True)
@@ -200,7 +229,7 @@ def with_replays(
 
 def _rotation(base: Schedule, profile: Profile, rounds: int, turns: Turns) -> Rotation:
     by_worker = turns.take(np.lexsort((turns.round, turns.worker)))
-    return Rotation(lower(inserted(base, profile, by_worker)), rounds, by_worker)
+    return Rotation(lower(_inserted(base, profile, by_worker)), rounds, by_worker)
 
 
 def _without_transfers(schedule: Schedule) -> Schedule:
@@ -221,15 +250,14 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) ->
         whole: lowered, with the replays of all turns.
         of_rows: of each of its rows the number of the only turn that it is there for, -1 for what always runs.
     """
-    graph = event_graph(whole)
     stage, number = turns.stage, turns.round
     rounds = np.unique(number[number != ALWAYS]).tolist()
-    if len(graph.order) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
+    if len(whole.columns) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
         load_compiled()
 
     def period(stays: Flags) -> float:
-        kept = np.append(stays, True)[of_rows]
-        return time_graph(_part_of(graph, kept), profile).period
+        kept = np.flatnonzero(np.append(stays, True)[of_rows])
+        return time_graph(event_graph(replace(whole, columns=whole.columns.take(kept))), profile).period
 
     stays: Flags = number == ALWAYS
     longest = period(stays) * (1 + TOLERANCE)
@@ -251,36 +279,157 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) ->
     return stays
 
 
-def _part_of(graph: EventGraph, kept: Flags) -> EventGraph:
-    """The graph of a lowered schedule without some rows, such that none that stays needs one of them.
+def _who_ran(schedule: Schedule) -> Rows:
+    """Worker index of who runs the forward of each [stage, micro-batch]; -1 for nobody."""
+    pieces, shape = work(schedule), schedule.shape
+    first = pieces.first(shape, pieces.of(Forward))
+    return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
+
+
+def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
+    """(what each worker replays of what its peers ran, over how many iterations it is spread).
+
+    The peers of a host take turns with what it ran; of what a worker replays, one of each peer comes first.
 
     Args:
-        kept: of each row whether it stays.
+        ran: as of `_who_ran`.
+        every: as of `with_replays`.
     """
-    whole, within = graph.schedule, graph.dependencies
-    rows, joins = np.flatnonzero(kept), within.nodes - within.rows
-    number = np.full(within.nodes, -1, dtype=np.int64)
-    number[rows] = np.arange(len(rows))
-    number[within.rows :] = len(rows) + np.arange(joins)
-    columns = whole.columns.take(rows)
-    source, target = number[within.source], number[within.target]
-    edges = (source >= 0) & (target >= 0)
-    carried_source, carried_target = number[within.carried_source], number[within.carried_target]
-    carried = (carried_source >= 0) & (carried_target >= 0)
-    sends = within.sends[rows]
-    part = Dependencies(
-        len(rows),
-        len(rows) + joins,
-        source[edges],
-        target[edges],
-        within.cause[edges],
-        carried_source[carried],
-        carried_target[carried],
-        within.missing,
-        np.where(sends >= 0, number[sends], -1),
-        within.crossings,
-    )
-    source, target, _ = event_edges(columns, part, graph.serialised)
-    offsets, sources = group_edges(source, target, part.nodes)
-    order = number[graph.order]
-    return EventGraph(replace(whole, columns=columns), part, offsets, sources, order[order >= 0], graph.serialised)
+    stage, micro_batch = np.nonzero(ran >= 0)
+    host = ran[stage, micro_batch]
+    place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)
+    for s in range(schedule.shape.stages):
+        mine, hosts = stage == s, np.array(list(map(schedule.shape.worker_index, schedule.hosts(s))))
+        if len(hosts) > 1:
+            after = np.searchsorted(hosts, host[mine]) + 1 + place[mine] % (len(hosts) - 1)
+            peer[mine] = hosts[after % len(hosts)]
+    order = np.lexsort((micro_batch, stage, place, peer))
+    order = order[peer[order] >= 0]
+    count = np.bincount(peer[order], minlength=1)
+    rounds = int(count.max()) if every == "gaps" else every
+    turn = occurrences(peer[order]) * rounds // count[peer[order]]
+    return Turns(peer[order], stage[order], micro_batch[order], turn), rounds
+
+
+def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
+    """The schedule with a replay for each turn.
+
+    Args:
+        schedule: compute-only.
+        turns: those of one round share gaps, others do not see each other.
+    """
+    if not len(turns.worker):
+        return schedule
+    before = _Places(schedule, profile_of_cut(profile, schedule.shape)).find(turns)
+    by_place = np.lexsort((before, turns.worker))
+    worker, stage, micro_batch, _ = turns.take(by_place)
+    pipeline, index = np.divmod(micro_batch, schedule.shape.micro_batches)
+    added = {"kind": np.full(len(stage), Replay.kind), "stage": stage, "pipeline": pipeline, "index": index}
+    return insert(schedule, worker, before[by_place], added)[0]
+
+
+def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
+    """(start, end, place in one order of all that respects every dependency) of each row, without replays."""
+    lowered, origin = lower_with_origin(schedule)
+    graph = event_graph(lowered)
+    timeline = time_graph(graph, profile)
+    rows = len(lowered.columns)
+    rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
+    rank[graph.order] = np.arange(len(graph.order))
+    place = np.empty(rows, dtype=np.int64)
+    place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+    given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
+    start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
+    np.minimum.at(start, origin[given], timeline.start[given])
+    np.maximum.at(end, origin[given], timeline.end[given])
+    np.maximum.at(order, origin[given], place[given])
+    return start, end, order
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The rows of a worker that replays of a stage may come before.
+
+    Attributes:
+        rows: in order. last: behind all computing; the replay goes there where no gap holds it.
+        idle: when the worker is idle before each. start, order: of each, as of `_times_without`.
+    """
+
+    rows: Rows
+    idle: Floats
+    start: Floats
+    order: Rows
+    last: int
+
+
+class _Places:
+    """Finds where replays go in one schedule."""
+
+    def __init__(self, schedule: Schedule, profile: Profile) -> None:
+        self._schedule, self._profile, self._shape = schedule, profile, schedule.shape
+        self._start, self._end, self._order = _times_without(schedule, profile)
+        c, shape = schedule.columns, schedule.shape
+        self._beside, self._reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind
+        self._of: dict[tuple[int, int], _Candidates] = {}
+        self._seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
+        # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
+        self._weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
+        held = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
+        self._held = np.array([before for _, _, before in held])
+        self._peak = np.zeros((len(held), shape.worker_count))
+        for peak, (added, _, before) in zip(self._peak, held, strict=True):
+            np.maximum.at(peak, c.worker, before + added)
+
+    def find(self, turns: Turns) -> Rows:
+        """The row that each replay comes before."""
+        workers, stage, micro_batch, rounds = turns
+        ready, behind = self._ready(workers, stage, micro_batch)
+        speed = np.array([self._profile.speed_of(worker) for worker in self._shape.workers()])
+        seconds = self._seconds[stage] * speed[workers]
+        found, taken = np.empty(len(workers), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
+        columns = (one.tolist() for one in (workers, stage, rounds, ready, behind, seconds))
+        for place, (w, s, of, available, after, needed) in enumerate(zip(*columns, strict=True)):
+            its = self._candidates(w, s)
+            begins = np.maximum(its.idle, available)
+            free = taken.setdefault((w, of), {})
+            for row, since in free.items():
+                begins[its.rows == row] = max(since, available)
+            fits = (its.start - begins >= needed * (1 - TOLERANCE)) & (its.order > after)
+            first = int(fits.argmax()) if len(fits) else 0
+            if not len(fits) or not fits[first]:
+                found[place] = its.last
+                continue
+            found[place] = row = int(its.rows[first])
+            free[row] = float(begins[first]) + needed
+        return found
+
+    def _candidates(self, w: int, stage: int) -> _Candidates:
+        if (w, stage) not in self._of:
+            c = self._schedule.columns
+            first, end = (int(offset) for offset in c.offsets[w : w + 2])
+            holds = self._held[:, first:end].T + self._weights[:, stage] <= self._peak[:, w] * (1 + TOLERANCE)
+            fits = holds.all(axis=1) & ~self._beside[first:end]
+            until = self._reduces[first:end] & (c.stage[first:end] == stage)
+            ends = np.where(self._beside[first:end], 0.0, self._end[first:end])
+            idle = np.append(0.0, np.maximum.accumulate(ends))
+            last = int(until.argmax()) if until.any() else end - first
+            at = np.flatnonzero(fits[:last])
+            rows = first + at
+            self._of[w, stage] = _Candidates(rows, idle[at], self._start[rows], self._order[rows], first + last)
+        return self._of[w, stage]
+
+    def _ready(self, workers: Rows, stage: Rows, micro_batch: Rows) -> tuple[Floats, Rows]:
+        """(when all that each replay needs is there, the last place in the order that has some of it made)."""
+        pieces, shape = work(self._schedule), self._shape
+        ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
+        for need in Replay.row.needs:
+            makers = pieces.first(shape, pieces.of(*makers_of(need.value))).reshape(shape.stages, -1)
+            of = stage + need.offset
+            made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)
+            there = np.flatnonzero(made >= 0)
+            maker, receiver = pieces.row[made[there]], workers[there]
+            sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
+            way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
+            ready[there] = np.maximum(ready[there], self._end[maker] + np.where(sender == receiver, 0.0, way))
+            behind[there] = np.maximum(behind[there], self._order[maker])
+        return ready, behind

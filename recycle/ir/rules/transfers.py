@@ -18,16 +18,13 @@ from recycle.ir.dependencies import Unmet, Why
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
-    Backward,
-    BackwardInput,
     Compute,
-    Forward,
     Receive,
     Send,
     Transfer,
     is_kind,
 )
-from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
+from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind, makers_of
 from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
 from recycle.job.shape import MicroBatch, Worker
 
@@ -125,8 +122,6 @@ _CARRIED, _MAKER = (np.zeros(MOST_KINDS, dtype=np.int64) for _ in range(2))
 """Number of a transfer's kind -> what it carries; the stage that makes that, relative to the transfer's own."""
 for _end in chain.from_iterable(CARRIERS.values()):
     _CARRIED[_end.kind], _MAKER[_end.kind] = _end.row.needs[0].value, _end.row.needs[0].offset
-_SIDES = {ValueKind.ACTIVATION: (Forward,), ValueKind.INPUT_GRADIENT: (Backward, BackwardInput)}
-"""What makes and needs a value that is transferred."""
 
 
 class _TransferExamination:
@@ -254,7 +249,7 @@ class _TransferExamination:
         """The first row of each kind of value and cell that makes it, or needs it from another stage, -1 for none; and
         -1 behind them."""
         pieces = self.inspection.pieces
-        firsts = [pieces.first(self.shape, pieces.of(*classes)) for classes in _SIDES.values()]
+        firsts = [pieces.first(self.shape, pieces.of(*makers_of(value))) for value in CARRIERS]
         found: Rows = np.append(pieces.row, -1)[np.append(np.concatenate(firsts), -1)]
         return found
 
