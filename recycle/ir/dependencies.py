@@ -233,10 +233,7 @@ class _Builder:
         valid = np.flatnonzero(self.work.valid)
         kind = self.work.kind[valid]
         self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
-        self.producer = {
-            value: self.work.first(self.shape, self._rows(*makers_of(value)))
-            for value in ValueKind
-        }
+        self.producer = {value: self.work.first(self.shape, self._rows(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
         rows = self.nodes = len(self.columns)

@@ -30,7 +30,7 @@ import numpy as np
 
 from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies, find
-from recycle.ir.graph import topological_order
+from recycle.ir.event_graph import EventGraph, event_graph, topological_order
 from recycle.ir.instruction import (
     CARRIERS,
     Backward,
@@ -78,6 +78,17 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
             schedule, came_from = add(schedule)
             origin = np.append(origin, -1)[came_from]
     return schedule, origin
+
+
+def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
+    """The event graph of a schedule as `lower` writes it out, for who simulates and checks the same schedule.
+
+    Args:
+        schedule: lowered or compute-only.
+        serialised: as in `event_edges`.
+    """
+    lowered, origin = lower_with_origin(schedule)
+    return replace(event_graph(lowered, serialised), origin=origin)
 
 
 def implied_kinds() -> tuple[type[Instruction], ...]:

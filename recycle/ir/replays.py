@@ -27,8 +27,7 @@ import numpy as np
 from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import dependencies, find
-from recycle.ir.event_graph import event_graph
-from recycle.ir.graph import load_compiled
+from recycle.ir.event_graph import event_graph, load_compiled
 from recycle.ir.instruction import CARRIERS, Forward, Instruction, ReduceGradients, Replay, StageWide, Transfer
 from recycle.ir.kinds import Beside, is_kind, makers_of
 from recycle.ir.lower import insert, lower, lower_with_origin

@@ -30,7 +30,8 @@ import numpy as np
 from recycle.errors import PlanError, RecycleError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir.check import check
-from recycle.ir.event_graph import EventGraph, lowered_graph
+from recycle.ir.event_graph import EventGraph
+from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from recycle import Finding, JobError, Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir.check import explain
 from recycle.ir.columns import Columns
-from recycle.ir.event_graph import lowered_graph
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES
+from recycle.ir.lower import lowered_graph
 from recycle.ir.rules import all_rules
 from recycle.ir.simulate import timeline_of
 from tests.ir.random_schedules import break_one_place, random_schedule

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from recycle import Profile, Shape, Timeline, lower, simulate
-from recycle.ir.executed import executed_timeline, first_impossible, transfer_leads
 from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
-from recycle.ir.trace import Trace
+from recycle.ir.trace import Trace, executed_timeline, first_impossible, transfer_leads
 from recycle.job.shape import Worker
 from recycle.runs import logs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recycle.ir.compiled import COMPILE_FROM
-from recycle.ir.graph import group_edges
+from recycle.ir.event_graph import group_edges
 
 
 def test_many_edges_are_grouped_as_a_stable_sort_groups_them() -> None:

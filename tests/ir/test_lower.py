@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from recycle import Profile, Schedule, Shape, Worker, lower, simulate
 from recycle.ir.columns import compute_order
 from recycle.ir.dependencies import dependencies
-from recycle.ir.event_graph import durations, event_graph
+from recycle.ir.event_graph import durations, earliest, event_graph, group_edges, topological_order
 from recycle.ir.families import one_f_one_b
-from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.lower import lower_with_origin
 from tests.ir.random_schedules import random_schedule
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import simulate
-from recycle.ir.event_graph import event_graph
-from recycle.ir.graph import earliest
+from recycle.ir.event_graph import earliest, event_graph
 from recycle.ir.simulate import slack
 from tests.ir.random_schedules import random_profile, random_schedule
 

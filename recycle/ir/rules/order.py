@@ -13,8 +13,7 @@ import numpy as np
 
 from recycle.ir.columns import Flags, Rows, compute_order
 from recycle.ir.dependencies import Cause
-from recycle.ir.event_graph import EventGraph, event_graph
-from recycle.ir.graph import group_edges, topological_order
+from recycle.ir.event_graph import EventGraph, event_graph, group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
 from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
