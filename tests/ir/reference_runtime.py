@@ -18,7 +18,6 @@ from recycle.ir.instruction import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
-    RedundantForward,
     SendActivation,
     SendGradient,
     Transfer,
@@ -120,8 +119,7 @@ class Runtime:
         for piece in pieces:
             stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
             made = "A" if isinstance(piece, Forward) else "W" if isinstance(piece, BackwardWeight) else "G"
-            if not isinstance(piece, RedundantForward):
-                self.made[made, stage, micro_batch] = (end, worker)
+            self.made[made, stage, micro_batch] = (end, worker)
             if isinstance(piece, Backward | BackwardWeight):
                 self.left[stage] -= 1
                 self.gradient_end[stage] = max(self.gradient_end[stage], end)
@@ -131,7 +129,6 @@ class Runtime:
         """Seconds of a compute at speed 1."""
         names = {
             Forward: ("forward",),
-            RedundantForward: ("forward",),
             Backward: ("backward_input", "backward_weight"),
             BackwardInput: ("backward_input",),
             BackwardWeight: ("backward_weight",),
@@ -141,7 +138,7 @@ class Runtime:
     def ready(self, worker: Worker, piece: Instruction) -> float | None:
         """When what a compute needs from others is there, None while it is not."""
         stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
-        if isinstance(piece, Forward | RedundantForward):
+        if isinstance(piece, Forward):
             carried = 0.0
             if not self.first:
                 barrier = self.schedule.optimizer == "barrier"
