@@ -32,20 +32,21 @@ from recycle.ir.columns import (
     Floats,
     Rows,
     chain_ends,
-    compute_before,
     compute_chains,
     compute_order,
     consecutive,
+    in_order,
     lane_chains,
     offsets_of,
+    rows_before,
     serial_chains,
-    sum_chains,
 )
 from recycle.ir.compiled import COMPILE_FROM, load, run
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
+    Beside,
     Compute,
     Forward,
     OverlappedPair,
@@ -340,23 +341,20 @@ def event_edges(
         graph: the schedule's dependencies.
         serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
     """
-    ordered = compute_order(columns)
-    before = compute_before(columns)
+    before = rows_before(columns, ~is_kind(columns.kind, Beside))
     extra = [
-        (ordered, Cause.ORDER),
+        (compute_order(columns), Cause.ORDER),
         (consecutive(lane_chains(columns)), Cause.LANE),
         (_arrivals(graph, columns, before), Cause.REDUCE),
     ]
     begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
     if len(begins):
-        sums = consecutive(sum_chains(columns))
-        sum_before = np.full(len(columns), -1, dtype=np.int64)
-        sum_before[sums[1]] = sums[0]
+        sums = is_kind(columns.kind, (ReduceBucket, ReduceGradients))  # a worker begins them one after the other
         begins = begins[before[begins] >= 0]
         extra += [
             ((before[begins], begins), Cause.ORDER),
-            (sums, Cause.LANE),
-            (_arrivals(graph, columns, sum_before), Cause.LANE),
+            (in_order(columns, sums), Cause.LANE),
+            (_arrivals(graph, columns, rows_before(columns, sums)), Cause.LANE),
         ]
     if serialised:
         extra.append((consecutive(serial_chains(columns, graph.sends)), Cause.LANE))
