@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -319,7 +319,7 @@ def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
     """
     if not len(turns.worker):
         return schedule
-    before = _Places(schedule, profile_of_cut(profile, schedule.shape)).find(turns)
+    before = _places(schedule, profile_of_cut(profile, schedule.shape), turns)
     by_place = np.lexsort((before, turns.worker))
     worker, stage, micro_batch, _ = turns.take(by_place)
     pipeline, index = np.divmod(micro_batch, schedule.shape.micro_batches)
@@ -345,90 +345,67 @@ def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats
     return start, end, order
 
 
-@dataclass(frozen=True)
-class _Candidates:
-    """The rows of a worker that replays of a stage may come before.
+def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
+    """The row that each replay comes before."""
+    shape, c = schedule.shape, schedule.columns
+    starts, ends, order = _times_without(schedule, profile)
+    beside, reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind
+    busy_until = np.where(beside, 0.0, ends)
+    # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
+    weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
+    measures = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
+    held, peak = np.array([before for _, _, before in measures]), np.zeros((len(measures), shape.worker_count))
+    for most, (added, _, before) in zip(peak, measures, strict=True):
+        np.maximum.at(most, c.worker, before + added)
 
-    Attributes:
-        rows: in order. last: behind all computing; the replay goes there where no gap holds it.
-        idle: when the worker is idle before each. start, order: of each, as of `_times_without`.
-    """
+    @cache
+    def candidates(w: int, stage: int) -> tuple[Rows, Floats, int]:
+        """(rows of a worker that replays of a stage may come before, when it is idle before each, the row behind all
+        computing, before which a replay comes that no gap holds)."""
+        mine = slice(*c.offsets[w : w + 2].tolist())
+        holds = held[:, mine].T + weights[:, stage] <= peak[:, w] * (1 + TOLERANCE)
+        until = np.append(np.flatnonzero(reduces[mine] & (c.stage[mine] == stage)), mine.stop - mine.start)[0]
+        at = np.flatnonzero((holds.all(axis=1) & ~beside[mine])[:until])
+        idle = np.append(0.0, np.maximum.accumulate(busy_until[mine]))
+        return mine.start + at, idle[at], int(mine.start + until)
 
-    rows: Rows
-    idle: Floats
-    start: Floats
-    order: Rows
-    last: int
+    speed = np.array([profile.speed_of(worker) for worker in shape.workers()])
+    seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
+    ready, behind = _ready(schedule, profile, turns, ends, order)
+    found, taken = np.empty(len(turns.worker), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
+    columns = (turns.worker, turns.stage, turns.round, ready, behind, seconds[turns.stage] * speed[turns.worker])
+    for place, (w, s, of, available, after, needed) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        rows, idle, last = candidates(w, s)
+        begins = np.maximum(idle, available)
+        free = taken.setdefault((w, of), {})
+        for row, since in free.items():
+            begins[rows == row] = max(since, available)
+        fitting = np.flatnonzero((starts[rows] - begins >= needed * (1 - TOLERANCE)) & (order[rows] > after))
+        found[place] = last
+        if len(fitting):
+            found[place] = row = int(rows[fitting[0]])
+            free[row] = float(begins[fitting[0]]) + needed
+    return found
 
 
-class _Places:
-    """Finds where replays go in one schedule."""
-
-    def __init__(self, schedule: Schedule, profile: Profile) -> None:
-        self._schedule, self._profile, self._shape = schedule, profile, schedule.shape
-        self._start, self._end, self._order = _times_without(schedule, profile)
-        c, shape = schedule.columns, schedule.shape
-        self._beside, self._reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind
-        self._of: dict[tuple[int, int], _Candidates] = {}
-        self._seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
-        # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
-        self._weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
-        held = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
-        self._held = np.array([before for _, _, before in held])
-        self._peak = np.zeros((len(held), shape.worker_count))
-        for peak, (added, _, before) in zip(self._peak, held, strict=True):
-            np.maximum.at(peak, c.worker, before + added)
-
-    def find(self, turns: Turns) -> Rows:
-        """The row that each replay comes before."""
-        workers, stage, micro_batch, rounds = turns
-        ready, behind = self._ready(workers, stage, micro_batch)
-        speed = np.array([self._profile.speed_of(worker) for worker in self._shape.workers()])
-        seconds = self._seconds[stage] * speed[workers]
-        found, taken = np.empty(len(workers), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
-        columns = (one.tolist() for one in (workers, stage, rounds, ready, behind, seconds))
-        for place, (w, s, of, available, after, needed) in enumerate(zip(*columns, strict=True)):
-            its = self._candidates(w, s)
-            begins = np.maximum(its.idle, available)
-            free = taken.setdefault((w, of), {})
-            for row, since in free.items():
-                begins[its.rows == row] = max(since, available)
-            fits = (its.start - begins >= needed * (1 - TOLERANCE)) & (its.order > after)
-            first = int(fits.argmax()) if len(fits) else 0
-            if not len(fits) or not fits[first]:
-                found[place] = its.last
-                continue
-            found[place] = row = int(its.rows[first])
-            free[row] = float(begins[first]) + needed
-        return found
-
-    def _candidates(self, w: int, stage: int) -> _Candidates:
-        if (w, stage) not in self._of:
-            c = self._schedule.columns
-            first, end = (int(offset) for offset in c.offsets[w : w + 2])
-            holds = self._held[:, first:end].T + self._weights[:, stage] <= self._peak[:, w] * (1 + TOLERANCE)
-            fits = holds.all(axis=1) & ~self._beside[first:end]
-            until = self._reduces[first:end] & (c.stage[first:end] == stage)
-            ends = np.where(self._beside[first:end], 0.0, self._end[first:end])
-            idle = np.append(0.0, np.maximum.accumulate(ends))
-            last = int(until.argmax()) if until.any() else end - first
-            at = np.flatnonzero(fits[:last])
-            rows = first + at
-            self._of[w, stage] = _Candidates(rows, idle[at], self._start[rows], self._order[rows], first + last)
-        return self._of[w, stage]
-
-    def _ready(self, workers: Rows, stage: Rows, micro_batch: Rows) -> tuple[Floats, Rows]:
-        """(when all that each replay needs is there, the last place in the order that has some of it made)."""
-        pieces, shape = work(self._schedule), self._shape
-        ready, behind = np.zeros(len(workers)), np.full(len(workers), -1, dtype=np.int64)
-        for need in Replay.row.needs:
-            makers = pieces.first(shape, pieces.of(*makers_of(need.value))).reshape(shape.stages, -1)
-            of = stage + need.offset
-            made = np.where((of >= 0) & (of < shape.stages), makers[np.clip(of, 0, shape.stages - 1), micro_batch], -1)
-            there = np.flatnonzero(made >= 0)
-            maker, receiver = pieces.row[made[there]], workers[there]
-            sender, boundary = self._schedule.columns.worker[maker], stage[there] + min(need.offset, 0)
-            way = self._profile.transfer_seconds(shape, sender, receiver, boundary)
-            ready[there] = np.maximum(ready[there], self._end[maker] + np.where(sender == receiver, 0.0, way))
-            behind[there] = np.maximum(behind[there], self._order[maker])
-        return ready, behind
+def _ready(schedule: Schedule, profile: Profile, turns: Turns, ends: Floats, order: Rows) -> tuple[Floats, Rows]:
+    """(when all that each replay needs is there, the last place in the order that has some of it made)."""
+    pieces, shape = work(schedule), schedule.shape
+    ready, behind = np.zeros(len(turns.worker)), np.full(len(turns.worker), -1, dtype=np.int64)
+    for need in Replay.row.needs:
+        makers = pieces.first(shape, pieces.of(*makers_of(need.value))).reshape(shape.stages, -1)
+        of = turns.stage + need.offset
+        there = np.flatnonzero((of >= 0) & (of < shape.stages))
+        made = makers[of[there], turns.micro_batch[there]]
+        there, maker = there[made >= 0], pieces.row[made[made >= 0]]
+        sender, receiver, boundary = (
+            schedule.columns.worker[maker],
+            turns.worker[there],
+            of[there] - max(need.offset, 0),
+        )
+        way = profile.transfer_seconds(shape, sender, receiver, boundary)
+        ready[there] = np.maximum(ready[there], ends[maker] + np.where(sender == receiver, 0.0, way))
+        behind[there] = np.maximum(behind[there], order[maker])
+    return ready, behind

@@ -88,16 +88,7 @@ def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan
     """The plan in `path` if it is whole, of this job and vector, valid, and its figures are true; else None."""
     try:
         plan = Plan.load(path)
-        limits = job.limits
-        fits = (
-            plan.shape == job.shape
-            and plan.vector == tuple(vector)
-            and plan.schedule.ties == job.ties
-            and plan.schedule.buckets == job.train.reduce_buckets
-            and plan.schedule.gathers == job.train.sharded_optimizer
-            and plan.profile == job.prices.digest()
-            and plan.limits == (None if limits is None else tuple(limits))
-        )
+        fits = (plan.shape, plan.vector, _key_of_plan(plan)) == (job.shape, tuple(vector), job_key(job))
         return plan if fits and is_true(plan, job) else None
     except RecycleError:
         return None
