@@ -95,7 +95,9 @@ class Runtime:
             pair = (worker, instruction.peer)
             crossing = (*pair, stage if isinstance(instruction, SendActivation) else stage - 1)
             if crossing not in self.crossing:
-                self.crossing[crossing] = transfer_seconds(self.profile, *crossing)
+                shape, (sender, receiver, boundary) = self.schedule.shape, crossing
+                ends = ([shape.worker_index(sender)], [shape.worker_index(receiver)])
+                (self.crossing[crossing],) = self.profile.transfer_seconds(shape, *ends, [boundary])
             end = max(self.made[value][0], self.lane.get(pair, 0.0)) + self.crossing[crossing]
             self.lane[pair] = self.arrived[(*value, instruction.peer)] = end
             return True
@@ -153,21 +155,6 @@ class Runtime:
         """When a value is there on a worker, None while it is not."""
         end, maker = self.made.get((kind, stage, micro_batch), (None, None))
         return end if maker == worker else self.arrived.get((kind, stage, micro_batch, worker))
-
-
-def transfer_seconds(profile: Profile, sender: Worker, receiver: Worker, crossed: int) -> float:
-    """Seconds of one transfer of what stage `crossed` hands on, or of the gradient for it."""
-    fitting = []
-    for pair, link in profile.links.items():
-        numbers = [number for worker in pair.split(">") for number in worker.split(".")]
-        if all(number in ("*", str(actual)) for number, actual in zip(numbers, (*sender, *receiver), strict=True)):
-            fitting.append((numbers.count("*"), [number == "*" for number in numbers], link))
-    latency, bandwidth = profile.latency, profile.bandwidth
-    if fitting:
-        best = min(fitting, key=lambda entry: entry[:2])[2]
-        latency, bandwidth = best.latency, best.bandwidth
-    message = profile.message[crossed] if isinstance(profile.message, list) else profile.message
-    return latency if bandwidth is None else latency + message / bandwidth
 
 
 def _ends_gradient(instruction: Instruction, stage: int) -> bool:

@@ -9,7 +9,6 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,9 +27,7 @@ from recycle import (
     simulate,
 )
 from recycle.ir import compiled
-from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import Cause
-from recycle.ir.event_graph import group_edges
 from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.pieces import incomplete_count
@@ -327,12 +324,3 @@ def test_code_whose_index_names_what_is_gone_is_compiled_anew(tmp_path: Path) ->
     compiled.load(module.doubled)
     assert compiled.run(module.doubled, 1, 4)[0] == 8
     assert MISSING not in written.read_bytes()
-
-
-def test_many_edges_are_grouped_as_a_stable_sort_groups_them() -> None:
-    rng = np.random.default_rng(0)
-    for count in (0, 7, 12 * COMPILE_FROM):
-        values, keys = rng.integers(0, 1 << 40, count), rng.integers(0, 900, count)
-        offsets, grouped = group_edges(values, keys, 1000)
-        assert (np.diff(offsets) == np.bincount(keys, minlength=1000)).all()
-        assert (grouped == values[np.argsort(keys, kind="stable")]).all()

@@ -61,15 +61,6 @@ def test_a_death_takes_no_shard_from_a_healthy_runs_owners(
     assert owners_of(hosts, hosts, copies) == healthy, "who comes back has what it had"
 
 
-def test_a_ring_of_two_copies() -> None:
-    a, b, c = HOSTS[:3]
-    assert owners_of([a, b, c], [a, b, c], 2) == ((a, b), (b, c), (c, a))
-    assert owners_of([a, b, c], [a, c], 2) == ((a, c), (c, a), (c, a))
-    assert owners_of([a, b, c], [c], 2) == ((c,), (c,), (c,))
-    four = owners_of(HOSTS[:4], [*HOSTS[:1], *HOSTS[2:4]], 2)
-    assert sorted(Counter(owner for mine in four for owner in mine).values()) == [2, 3, 3]
-
-
 @given(st.integers(2, 6), st.integers(2, 3), st.data())
 def test_owners_of_a_shard_are_on_different_nodes_while_there_are_any(
     nodes: int, copies: int, data: st.DataObject

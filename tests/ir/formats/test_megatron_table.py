@@ -84,25 +84,16 @@ def read(**entries: Any) -> Schedule:
 # Against megatron-core
 
 
-def test_the_tables_of_megatron_core_are_read_as_the_interleaved_family(megatron: Megatron) -> None:
+def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_and_written(megatron: Megatron) -> None:
     assert len(GRID) == 58
     for ranks, chunks, micro_batches, size in GRID:
-        schedule = read(ranks=ranks, table=megatron.table(chunks, micro_batches, size))
-        shape = Shape(1, ranks, micro_batches, chunks)
-        assert schedule == interleaved(shape, group_size=size)
-        if size == ranks and micro_batches % ranks == 0:
-            assert schedule == interleaved(shape)
-        assert check(schedule) == []
-
-
-def test_the_orders_of_megatron_core_are_those_written_and_alone_say_the_same(megatron: Megatron) -> None:
-    for ranks, chunks, micro_batches, size in GRID:
+        table = megatron.table(chunks, micro_batches, size)
         orders = megatron.orders(ranks, chunks, micro_batches, size)
         schedule = interleaved(Shape(1, ranks, micro_batches, chunks), group_size=size)
+        assert read(ranks=ranks, table=table) == read(ranks=ranks, orders=orders) == schedule
         written = json.loads(megatron_table.dumps(schedule))
-        assert written["orders"] == orders
-        assert [tuple(entry) for entry in written["table"]] == megatron.table(chunks, micro_batches, size)
-        assert read(ranks=ranks, orders=orders) == schedule
+        assert (written["orders"], [tuple(entry) for entry in written["table"]]) == (orders, table)
+        assert check(schedule) == []
 
 
 def test_the_line_on_the_format_page_writes_a_table_that_is_read(
