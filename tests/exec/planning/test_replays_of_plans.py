@@ -10,7 +10,7 @@ from recycle.exec.planning.planner_process import Question, answer
 from recycle.ir import replays
 from recycle.ir.replays import Checked, with_replays
 from recycle.plans import Plan
-from recycle.plans.replaying import rotation_of
+from recycle.plans.plan import rotation_of
 from tests.exec.runs import job
 
 
