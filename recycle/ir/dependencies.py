@@ -247,9 +247,10 @@ class _Builder:
         node = np.append(self.work.row, rows + np.arange(joins))
         sources, targets, causes = zip(*self.edges, strict=True)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
-        ends = (node[np.concatenate(ends)] for ends in (sources, targets))
-        carried = (node[np.concatenate(ends)] for ends in zip(*self.carried, strict=True))
-        return Dependencies(rows, rows + joins, *ends, cause, *carried, self._unmet(), self.sends, self._crossings())
+        source, target = (node[np.concatenate(ends)] for ends in (sources, targets))
+        carried_source, carried_target = (node[np.concatenate(ends)] for ends in zip(*self.carried, strict=True))
+        edges = source, target, cause, carried_source, carried_target
+        return Dependencies(rows, rows + joins, *edges, self._unmet(), self.sends, self._crossings())
 
     def _unmet(self) -> Unmet:
         none = [np.empty(0, dtype=np.int64)] * 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -66,14 +65,6 @@ def test_equality_is_the_order_not_the_metadata() -> None:
     assert schedule != 3
     with pytest.raises(TypeError, match="unhashable"):
         hash(schedule)
-
-
-def test_programs_and_placement_take_workers_as_text_and_numpy_numbers() -> None:
-    shape, forward = Shape(1, 1, 1, 2), Forward(np.int64(1), MicroBatch(0, np.int32(0)))
-    schedule = Schedule.build(shape, {"0.0": [forward]}, placement={"0.0": np.array([1, 0])})
-    assert schedule.text() == {"0.0": "1F0.0"}
-    assert schedule.placement == ((1, 0),)
-    assert json.loads(schedule.dumps())["placement"] == {"0.0": [1, 0]}
 
 
 @pytest.mark.parametrize(

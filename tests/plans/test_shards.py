@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle import JobError, Schedule, Shape, Worker
+from recycle import Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b, zb_v
 from recycle.job import Job
-from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, layers_of, stage_units, stages_by_rank, without
+from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, stage_units, stages_by_rank, without
 from recycle.plans.shards import Shards, owners_of
 from tests.exec.runs import job
 
@@ -218,11 +217,6 @@ def test_neighbouring_stages_of_a_worker_are_one_range() -> None:
     assert [schedule.unit_runs(worker) for worker in schedule.live] == [((0, 3),), ((3, 4),), ((0, 1),), ((1, 4),)]
 
 
-def test_chunks_of_a_worker_are_ranges_of_their_own() -> None:
-    of = job(1, 2, 2, shape={"chunks": 2}, model={"layers": 4})
-    assert Hosts.at_start(of, None).units == {Worker(0, 0): ((0, 2), (3, 4)), Worker(0, 1): ((2, 3), (4, 6))}
-
-
 def test_who_a_schedule_leaves_out_starts_with_what_its_peers_host_or_with_nothing() -> None:
     of = job(2, 2, 1, model={"layers": 4})
     usual = one_f_one_b(of.shape)
@@ -234,10 +228,3 @@ def test_who_a_schedule_leaves_out_starts_with_what_its_peers_host_or_with_nothi
     assert stages_by_rank(chain) is None
     unlike = Schedule.from_text(of.shape, {}, placement={"1.1": [0, 1]})
     assert stages_by_rank(unlike) is None
-
-
-def test_layers_that_do_not_divide_are_an_error_but_for_emulated_stages() -> None:
-    assert layers_of(job(1, 3, 3, model={"layers": 4})) == [1, 1, 1]
-    with pytest.raises(JobError, match="do not divide"):
-        layers_of(job(1, 3, 3, "gpt", model={"layers": 4}))
-    assert layers_of(job(1, 3, 3, "gpt", model={"layers": 4}), (1, 3)) == [1, 3]

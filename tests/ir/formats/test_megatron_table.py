@@ -99,7 +99,7 @@ def test_tables_and_orders_of_megatron_core_are_read_as_the_interleaved_family_a
 def test_the_line_on_the_format_page_writes_a_table_that_is_read(
     megatron: Megatron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "file-format.md").read_text()
     (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
     monkeypatch.chdir(tmp_path)
     exec(line, {"json": json, "get_schedule_table": megatron.schedules.get_schedule_table, "open": open})
