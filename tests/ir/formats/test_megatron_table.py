@@ -117,7 +117,7 @@ def test_one_chunk_is_1f1b_as_megatron_runs_it_without_interleaving(
 def test_the_line_on_the_format_page_writes_a_table_that_is_read(
     megatron: Megatron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "file-format.md").read_text()
     (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
     monkeypatch.chdir(tmp_path)
     exec(line, {"json": json, "get_schedule_table": megatron.schedules.get_schedule_table, "open": open})
