@@ -332,9 +332,9 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         " planning model assumes four micro-batches per stage; with more, Oobleck may start slightly below the best"
         " 1F1B grid.",
         "Only ReCycle holds the state before a staggered step: 14 bytes per parameter, in addition to 18. It can"
-        " therefore hold fewer activations. Together with its shape it chooses where this state is kept: on the GPU, on the"
-        " host, or nowhere, in which case all stages step together. A copy to the host takes PCIe at 25 GB/s and"
-        f" counts fully as part of the step. Chosen: {ways(every)}.",
+        " therefore hold fewer activations. Together with its shape it chooses where this state is kept: on the GPU,"
+        " on the host, or nowhere, in which case all stages step together. A copy to the host takes PCIe at 25 GB/s"
+        f" and counts fully as part of the step. Chosen: {ways(every)}.",
         "## The settings",
         assumed(every),
         f"Pauses: {tried.setting.pauses.detect:g} s to detect, {tried.setting.pauses.plan:g} s to plan,"
