@@ -164,9 +164,10 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("redundant", "a redundant forward that cannot replace anything")
 def redundant(inspection: Inspection) -> Iterator[Defect]:
-    """R runs a stage's forward a second time, on the worker of the stage before, which would take over the backward
-    if the stage's own worker died. Its input is the output of an F on the same worker. It runs before that worker's
-    own backward of the micro-batch, once, on a worker that does not run the stage's F. The first stage has no R."""
+    """R runs a stage's forward a second time, on the worker of the previous stage. That worker would take over the
+    backward if the stage's worker died. The input of R is the output of an F on the same worker. R runs once, before
+    that worker's own backward of the micro-batch, on a worker that does not run the stage's F. The first stage has no
+    R."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = _hosted(inspection, RedundantForward)
     if not len(at):
@@ -204,8 +205,8 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
 @rule("replay", "a replay that cannot check anything")
 def replay(inspection: Inspection) -> Iterator[Defect]:
     """REPLAY runs a stage on a micro-batch again, to compare the result with that of another host of the stage. It
-    runs once, on a host that does not run the forward itself, and before that host's REDUCE_GRAD of the stage,
-    because a difference must be known when the iteration is committed."""
+    runs once, on a host that does not run the forward itself. It runs before that host's REDUCE_GRAD of the stage:
+    a difference must be known when the iteration is committed."""
     pieces, stages = inspection.pieces, inspection.schedule.shape.stages
     at = _hosted(inspection, Replay)
     if not len(at):
