@@ -84,7 +84,12 @@ def test_the_tests_that_the_support_page_names_are_there() -> None:
 
 
 def test_every_cause_of_a_gap_is_on_its_page() -> None:
-    table = (DOCS / "guides" / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
+    table = (
+        (DOCS / "guides" / "read-a-timeline.md")
+        .read_text()
+        .split("| cause |")[1]
+        .split("Where several causes apply")[0]
+    )
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 

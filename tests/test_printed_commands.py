@@ -251,7 +251,7 @@ def prepare(place: str, command: Command) -> None:
         shutil.rmtree("runs/mine")
     elif place in ("profile.md", "plan", "view"):
         assert command("plan", "job.toml", "--failures", "1", "--library", "plans").status == 0
-    if place in ("plan", "read-a-timeline.md"):
+    if place in ("plan", "plan.md", "read-a-timeline.md"):
         for name in ("measured.json", "profile.json"):
             Path(name).write_text("{}")
     if place in ("profile", "profile.md", "simulate"):
