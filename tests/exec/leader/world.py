@@ -58,7 +58,7 @@ from recycle.exec.protocol import (
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts, joined, layers_of, without
-from recycle.plans.shards import held_by, shards_of
+from recycle.plans.shards import Shards, held_by
 from tests.exec.leader.agent import Agent, Connection
 from tests.exec.leader.faults import strike
 from tests.exec.leader.process import Process
@@ -156,7 +156,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self.initial = Hosts.at_start(self.job, None)
-        self.shards = shards_of(self.job, self.initial) if self.job.train.sharded_optimizer else None
+        self.shards = Shards(self.job, self.initial) if self.job.train.sharded_optimizer else None
         self._workers = list(self.job.shape.workers())
         count_per_node = math.ceil(len(self._workers) / scenario.nodes)
         self.homes = {worker: place // count_per_node for place, worker in enumerate(self._workers)}
