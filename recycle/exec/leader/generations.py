@@ -186,7 +186,7 @@ class Generations(Forming):
     def release_after_last(self) -> None:
         """After the last iteration: workers whose connections broke while they gathered parameters wait for another
         generation. Give them one in which they end with the committed state."""
-        if self.heard.of(Trouble) or self.heard.of(CutOff):
+        if bool(self.heard.of(Trouble)) or self.heard.of(CutOff):
             self.end()
             self._announce_end(self.commit)
 
