@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from recycle import RecycleError
-from recycle.tokens.token_files import CODES, UINT16_VOCABULARY, TokenFiles
+from recycle.tokens.token_files import UINT16_VOCABULARY, TokenFiles
 
 
 @pytest.mark.parametrize("vocabulary", [256, UINT16_VOCABULARY - 1, UINT16_VOCABULARY, 128_256])
@@ -46,10 +45,6 @@ def test_many_documents_are_indexed_across_the_parts_that_are_written_at_a_time(
     assert np.array_equal(dataset.document_indices, np.arange(count + 1))
 
 
-def test_codes_of_types_are_megatron_cores() -> None:
-    assert {kind: DType.code_from_dtype(kind) for kind in CODES} == CODES
-
-
 def test_a_document_without_tokens_is_none_and_gets_no_end(tmp_path: Path) -> None:
     with TokenFiles(tmp_path / "few", 256) as files:
         files.end_document((9,))
@@ -70,33 +65,3 @@ def test_nothing_is_left_of_files_that_fail(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(RecycleError, match=r"no/where\.bin: cannot be written \(No such file or directory\)"):
         TokenFiles(tmp_path / "no" / "where", 256)
-
-
-def test_links_and_files_with_names_of_temporary_files_are_left_alone(tmp_path: Path) -> None:
-    """Another user of a shared folder plants a link; or a user's own file has such a name."""
-    (tmp_path / "important").write_text("important")
-    (tmp_path / "corpus.bin.part").symlink_to(tmp_path / "important")
-    (tmp_path / "corpus.idx.part").write_text("important")
-    before = set(tmp_path.iterdir())
-    with TokenFiles(tmp_path / "corpus", 256) as files:
-        files.add([1, 2])
-        files.end_document()
-    assert set(tmp_path.iterdir()) == {*before, tmp_path / "corpus.bin", tmp_path / "corpus.idx"}
-    assert {path.read_text() for path in before} == {"important"}
-
-
-def test_a_full_disk_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
-    def write() -> None:
-        with TokenFiles(tmp_path / "full", 256) as files:
-            for _ in range(100):
-                files.add([1] * 1000)
-            files.end_document()
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # Python ignores the signal that comes with it
-    try:
-        with pytest.raises(RecycleError, match=r"full\.bin: cannot be written \(File too large\)"):
-            write()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list(tmp_path.iterdir())

@@ -26,14 +26,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
-from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
+from recycle.ir.simulate import simulate
 from recycle.job.layers import ring_seconds
-from recycle.job.shape import Shape
 from recycle.systems.grids import CheckpointedSystem
-from recycle.systems.joint_iteration import computed, ends_of_1f1b, hosted, synchronised
-from recycle.systems.oobleck.iteration import common_cut, iteration
-from recycle.systems.oobleck.placement import PipelineNodes, assign_nodes, copied, places, reconfigure
+from recycle.systems.oobleck.pipelines import (
+    PipelineNodes,
+    assign_nodes,
+    copied,
+    iteration,
+    places,
+    reconfigure,
+)
 from recycle.systems.oobleck.template import PipelineTemplate, distribute, instantiate, templates
 from recycle.systems.setting import Fullest, LayerRange, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -64,9 +68,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._computed = cache(self._simulated)
-        self._ends = cache(self._of_any)
-        self._period = cache(self._synchronised)
+        self._period = cache(self._simulated)
         self._sizes = cache(self._sizes_of)
 
     # ---- the protocol
@@ -164,28 +166,10 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
             f" {worker.rank} of {leanest.stages} holds {worker.needed:.6g} bytes"
         )
 
-    def _simulated(self, size: int, share: int) -> list[float]:
-        """When each worker of a pipeline has computed its share."""
-        split = self.templates[size].split
-        profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
-        return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
-
-    def _of_any(self, size: int, share: int) -> list[float]:
-        """The same, of any share."""
-        stages = self.setting.stages(self.templates[size].split)
-        slowest = max(sum(layer.seconds for layer in stage) for stage in stages)
-        return ends_of_1f1b(partial(self._computed, size), slowest, share)
-
-    def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
+    def _simulated(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
-        splits = [self.templates[size].split for size, _ in pipelines]
-        common, _ = common_cut(splits)
-        workers = [
-            worker
-            for split, (size, share) in zip(splits, pipelines, strict=True)
-            for worker in zip(self._ends(size, share), hosted(split, common), strict=True)
-        ]
-        return synchronised(workers, self.setting.profile(common, len(pipelines)), common)
+        ((schedule, profile),) = self._schedules([size for size, _ in pipelines], [share for _, share in pipelines])
+        return simulate(schedule, profile).period
 
     def _running(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> OobleckRunning:
         setting = self.setting
