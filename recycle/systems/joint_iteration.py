@@ -1,4 +1,4 @@
-"""An iteration of several pipelines that reduce together: who runs which micro-batches, in which order.
+"""An iteration of several pipelines that reduce together: who runs which micro-batches, in which order, until when.
 
 Shares. A shape gives every pipeline the same m. Whose home a micro-batch has says nothing of who runs it, so unequal
 shares need no other shape: there are D * m micro-batches in all, each pipeline runs its own first, and those that are
@@ -12,6 +12,11 @@ Reduces. One needs all hosts of its stage at once, and a worker takes part in on
 its last stage first, as `lower` writes it, workers that share stages with different neighbours wait for each other in a
 row from one end of the model to the other. Here a list scheduler sets the order: whenever hosts are free, the stage
 begins whose busiest host has most left to reduce.
+
+Time. The pipelines only meet in their reduces, so each can be simulated by itself, once for all schedules that it
+occurs in. What follows is what `simulate` does behind the last backward of a schedule with the barrier: each worker
+reduces its stages in one order, a reduce begins when its last host is there, and when all are done each worker steps
+its stages.
 """
 
 from __future__ import annotations
@@ -20,16 +25,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
+from recycle.ir.event_graph import durations, event_graph
+from recycle.ir.graph import earliest
 from recycle.ir.instruction import (
     Compute,
     Forward,
     Instruction,
     OptimizerStep,
+    OverlappedPair,
     ReduceGradients,
+    is_kind,
 )
+from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
+from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.systems.setting import Split, ranges
+
+WorkerTimes = tuple[float, tuple[int, ...]]
+"""When a worker has computed, in seconds from the start; the stages that it hosts."""
 
 
 def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
@@ -130,3 +146,43 @@ def joint_schedule(
         optimizer="barrier",
         metadata=metadata,
     )
+
+
+def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
+    """When each live worker has computed its part of one iteration, and what it hosts; by worker.
+
+    Args:
+        schedule: compute-only, valid.
+    """
+    graph = event_graph(add_transfers(schedule)[0])
+    c, nodes = graph.schedule.columns, graph.dependencies.nodes
+    seconds = np.zeros(nodes)
+    seconds[: len(c)] = durations(graph.schedule, profile)
+    start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
+    end = np.where(is_kind(c.kind, (Compute, OverlappedPair)), (start + seconds)[: len(c)], 0.0)
+    found = []
+    for worker in schedule.live:
+        w = schedule.shape.worker_index(worker)
+        last = float(end[c.offsets[w] : c.offsets[w + 1]].max(initial=0.0))
+        found.append((last, schedule.stages_of(worker)))
+    return found
+
+
+def synchronised(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:
+    """Seconds of the iteration, its reduces and steps included.
+
+    Args:
+        workers: of all pipelines.
+        profile: of the stages.
+        weights: of each stage, for `reduce_order`.
+    """
+    reduce, step = (profile.per_stage(name, len(weights)) for name in ("reduce", "step"))
+    ends, hosts = [end for end, _ in workers], [list[int]() for _ in weights]
+    for worker, (_, stages) in enumerate(workers):
+        for stage in stages:
+            hosts[stage].append(worker)
+    for stage in reduce_order((stages for _, stages in workers), weights):
+        done = max(ends[worker] for worker in hosts[stage]) + reduce[stage]
+        for worker in hosts[stage]:
+            ends[worker] = done
+    return max(ends) + max(sum(step[stage] for stage in stages) for _, stages in workers)

@@ -1,4 +1,4 @@
-"""Bamboo's schedules: the closed form, takeovers, fatal pairs; random ones pass check."""
+"""Iterations that reduce jointly, and Bamboo's: the closed form, takeovers, fatal pairs; random ones pass check."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Schedule, Worker, check, lower, simulate
+from recycle import JobError, Profile, Schedule, Shape, Worker, check, lower, simulate
+from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Backward, RedundantForward
 from recycle.systems.bamboo.pipelines import StageRanks, after_losing, healthy, iteration
+from recycle.systems.joint_iteration import (
+    computed,
+    joint_schedule,
+    micro_batches_of,
+    reduce_order,
+    shape_for,
+    synchronised,
+)
+from recycle.systems.oobleck.pipelines import iteration as unequal
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 UNIT = Profile.uniform()
@@ -127,3 +137,65 @@ def test_every_micro_batch_has_its_forwards_and_each_copied_stage_its_redundant_
             for one, after in pairwise(program):
                 if one.kind == RedundantForward.kind:
                     assert (after.kind, after.stage, after.micro_batch) == (Backward.kind, rank, one.micro_batch)  # type: ignore[attr-defined]
+
+
+def test_the_shape_has_room_for_all_and_exactly_the_batch() -> None:
+    assert shape_for(3, 4, 18) == Shape(3, 4, 6)
+    assert shape_for(7, 4, 32) == Shape(8, 4, 4)
+    assert shape_for(3, 4, 7, chunks=2) == Shape(7, 4, 1, 2)
+    with pytest.raises(JobError):
+        shape_for(5, 4, 4)
+
+
+def test_every_micro_batch_is_dealt_once_and_first_to_its_home() -> None:
+    dealt = micro_batches_of(Shape(4, 2, 4), [7, 6, 3])
+    assert [" ".join(map(str, own)) for own in dealt] == [
+        "0.0 0.1 0.2 0.3 2.3 3.0 3.1",
+        "1.0 1.1 1.2 1.3 3.2 3.3",
+        "2.0 2.1 2.2",
+    ]
+
+
+FREE = Profile(0.0, 0.0, 0.0, reduce=1.0)
+
+
+def test_copies_reduce_even_stages_then_odd_ones() -> None:
+    """Each of the 8 workers shares a stage with either neighbour: two rounds, not eight in a row."""
+    made = iteration([healthy(8)], [1])
+    assert reduce_order(made.placement, [1.0] * 8) == (0, 2, 4, 6, 1, 3, 5, 7)
+    assert simulate(lower(made), FREE).makespan == 2
+
+
+def test_pipelines_that_are_cut_differently_need_no_more_than_their_fullest_worker() -> None:
+    """Stages 0 1 2 | 3 4 5 and 0 1 | 2 3 | 4 5: three rounds where one behind the other would be six."""
+    made, common = unequal([(3, 3), (2, 2, 2)], [1, 1])
+    assert common == (1,) * 6
+    assert simulate(lower(made), FREE).makespan == 3
+
+
+def test_every_stage_is_reduced_once_and_all_workers_agree() -> None:
+    chance = random.Random(3)
+    for _ in range(30):
+        stages = chance.randint(1, 8)
+        hosted = [chance.sample(range(stages), chance.randint(0, stages)) for _ in range(6)]
+        order = reduce_order(hosted, [chance.choice([1.0, 2.0, 5.0]) for _ in range(stages)])
+        assert sorted(order) == list(range(stages))
+
+
+def test_a_plain_schedule_gets_what_lower_would_write() -> None:
+    plain = one_f_one_b(Shape(2, 3, 4), "barrier")
+    programs = {worker: plain.program(worker) for worker in plain.live}
+    made = joint_schedule(plain.shape, programs, plain.placement, [1.0] * 3, **plain.metadata)
+    assert check(lower(made), about_to_run=True) == []
+    assert lower(made) == lower(plain)
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2, 3])
+@pytest.mark.parametrize("late", [0.0, 5.0, 50.0])
+def test_copies_chain_the_reduces_of_neighbours(dead: int, late: float) -> None:
+    hosts = after_losing(healthy(4), dead)
+    assert hosts is not None
+    profile = Profile(1.0, 1.0, 1.0, reduce=[1.0, late, 2.0, 3.0], step=[1.0, 2.0, 0.0, 0.0])
+    workers = computed(iteration([healthy(4)], [7]), profile) + computed(iteration([hosts], [3]), profile)
+    together = simulate(lower(iteration([healthy(4), hosts], [7, 3])), profile).period
+    assert synchronised(workers, profile, [1.0] * 4) == together

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, combinations, combinations_with_replacement, pairwise, product
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from recycle import Profile, Shape, Worker, check, lower, simulate
 from recycle.ir import compiled
 from recycle.ir.families import one_f_one_b
-from recycle.systems.joint_iteration import hosted
+from recycle.systems.joint_iteration import computed, hosted, synchronised
 from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.oobleck.pipelines import assign_nodes, common_cut, copied, iteration, places, reconfigure
 from recycle.systems.oobleck.template import distribute, instantiate, templates
@@ -226,14 +225,20 @@ def test_random_pipelines_pass_check_take_their_time_and_beat_no_bound(
     link = data.draw(st.sampled_from([0.0, 0.5]))
     made, common = iteration(splits, shares)
     assert check(made) == check(lower(made), about_to_run=True) == []
-    profile = priced(common, draws, link)
-    timeline = simulate(lower(made), profile)
-    assert timeline.period == timeline.makespan == simulate(made, profile).period
+    timeline = simulate(lower(made), priced(common, draws, link))
+    workers = []
     for k, (split, share) in enumerate(zip(splits, shares, strict=True)):
-        computing = replace(priced(split, draws, link), reduce=0.0, step=0.0)
-        alone = simulate(one_f_one_b(Shape(1, len(split), share), "barrier"), computing)
-        assert timeline.makespan >= alone.makespan - 1e-9
+        alone = computed(one_f_one_b(Shape(1, len(split), share)), priced(split, draws, link))
+        workers += [(end, stages) for (end, _), stages in zip(alone, hosted(split, common), strict=True)]
+        fine = priced(common, [*draws[:3], [0.0] * layers, [0.0] * layers], link)
+        there = [end for end, _ in computed(made, fine)][len(workers) - len(split) : len(workers)]
+        assert there == pytest.approx([end for end, _ in alone])
+        seconds = [sum(times) for times in zip(*draws[:3], strict=True)]
+        slowest = max(sum(seconds[a:b]) for a, b in pairwise([0, *accumulate(split)]))
+        assert timeline.makespan >= share * slowest
         assert made.stages_of(Worker(k, 0))[0] == 0
+    together = synchronised(workers, priced(common, draws, link), common)
+    assert timeline.period == timeline.makespan == pytest.approx(together)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6, 12])

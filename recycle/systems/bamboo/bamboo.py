@@ -31,11 +31,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil
 
-from recycle.ir.simulate import simulate
 from recycle.job.profile import Profile
 from recycle.systems.bamboo.pipelines import Pipeline, StageRanks, arrange, healthy, iteration
 from recycle.systems.grids import CheckpointedSystem
-from recycle.systems.joint_iteration import even_shares
+from recycle.systems.joint_iteration import WorkerTimes, computed, even_shares, synchronised
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Nodes, Running, State, Stopped, Timed
 
@@ -74,7 +73,8 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
     def __init__(self, setting: Setting, *, buffer_per_micro_batch: bool = True) -> None:
         super().__init__(setting)
         self.buffer_per_micro_batch = buffer_per_micro_batch
-        self._period = cache(self._simulated)
+        self._computed = cache(self._simulated)
+        self._period = cache(self._synchronised)
         self._profile = cache(self._priced)
         self.depth, self._misfit = self._fitting()
 
@@ -147,10 +147,14 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
             f" holds two stages' state and activations of {held[stage]} and {held[after]} micro-batches"
         )
 
-    def _simulated(self, pipelines: tuple[tuple[StageRanks, int], ...]) -> float:
+    def _simulated(self, hosts: StageRanks, micro_batches: int) -> list[WorkerTimes]:
+        return computed(iteration([hosts], [micro_batches]), self._profile(len(hosts), 1))
+
+    def _synchronised(self, pipelines: tuple[tuple[StageRanks, int], ...]) -> float:
         """Seconds per iteration of pipelines of (hosts, micro-batches)."""
-        ((schedule, profile),) = self._schedules([hosts for hosts, _ in pipelines], [share for _, share in pipelines])
-        return simulate(schedule, profile).period
+        depth = len(pipelines[0][0])
+        workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
+        return synchronised(workers, self._profile(depth, len(pipelines)), [1.0] * depth)
 
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...]) -> BambooRunning:
         shares = even_shares(self.setting.micro_batches, len(pipelines))

@@ -26,13 +26,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
-from recycle.ir.graph import load_compiled
-from recycle.ir.simulate import simulate
+from recycle.ir.families import one_f_one_b
 from recycle.job.layers import ring_seconds
+from recycle.job.shape import Shape
 from recycle.systems.grids import CheckpointedSystem
+from recycle.systems.joint_iteration import computed, hosted, synchronised
 from recycle.systems.oobleck.pipelines import (
     PipelineNodes,
     assign_nodes,
+    common_cut,
     copied,
     iteration,
     places,
@@ -41,9 +43,6 @@ from recycle.systems.oobleck.pipelines import (
 from recycle.systems.oobleck.template import PipelineTemplate, distribute, instantiate, templates
 from recycle.systems.setting import Fullest, LayerRange, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
-
-MANY = 16
-"""Templates from which the pipelines that a run may come to are so many that compiled loops are worth loading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,8 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._period = cache(self._simulated)
+        self._computed = cache(self._simulated)
+        self._period = cache(self._synchronised)
         self._sizes = cache(self._sizes_of)
 
     # ---- the protocol
@@ -137,8 +137,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
         found = templates([layer.seconds for layer in layers], most)
-        if len(found) >= MANY:
-            load_compiled()
         every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
         return {
             nodes: template
@@ -166,10 +164,22 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
             f" {worker.rank} of {leanest.stages} holds {worker.needed:.6g} bytes"
         )
 
-    def _simulated(self, pipelines: tuple[tuple[int, int], ...]) -> float:
+    def _simulated(self, size: int, share: int) -> list[float]:
+        """When each worker of a pipeline has computed its share."""
+        split = self.templates[size].split
+        profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
+        return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
+
+    def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
-        ((schedule, profile),) = self._schedules([size for size, _ in pipelines], [share for _, share in pipelines])
-        return simulate(schedule, profile).period
+        splits = [self.templates[size].split for size, _ in pipelines]
+        common, _ = common_cut(splits)
+        workers = [
+            worker
+            for split, (size, share) in zip(splits, pipelines, strict=True)
+            for worker in zip(self._computed(size, share), hosted(split, common), strict=True)
+        ]
+        return synchronised(workers, self.setting.profile(common, len(pipelines)), common)
 
     def _running(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> OobleckRunning:
         setting = self.setting
