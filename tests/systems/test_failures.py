@@ -1,4 +1,4 @@
-"""Rows become changes: what happens at one stamp is one change, faults are counted, instances take free places."""
+"""Failure traces: rows become changes, each file format is read as it says, and the generator gives its defaults."""
 
 from __future__ import annotations
 

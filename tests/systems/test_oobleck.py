@@ -93,13 +93,6 @@ def test_nodes_become_the_multiset_with_most_micro_batches_per_second(
         assert rate(found) == pytest.approx(max(map(rate, able)))
 
 
-def test_hundreds_of_nodes_take_a_moment() -> None:
-    of = {size: 1.0 / size**1.01 for size in range(4, 60)}
-    found = instantiate(of, 400, 2, 4096, lambda chosen: 0.0)
-    assert found is not None
-    assert sum(found) == 400
-
-
 def test_the_sync_counts_for_how_many_pipelines_there_are() -> None:
     of = {size: 1.0 / size**1.01 for size in range(4, 60)}
     slow = instantiate(of, 400, 2, 4096, lambda chosen: 100.0 * len(chosen))
@@ -239,15 +232,6 @@ def test_random_pipelines_pass_check_take_their_time_and_beat_no_bound(
         assert made.stages_of(Worker(k, 0))[0] == 0
     together = synchronised(workers, priced(common, draws, link), common)
     assert timeline.period == timeline.makespan == pytest.approx(together)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 6, 12])
-def test_even_templates_take_the_template_s_time_in_the_schedule(stages: int) -> None:
-    """12 equal layers; a shallower pipeline beside it that takes less does not change that."""
-    made = {t.stages: t for t in templates([3.0] * 12, 12)}
-    schedule, common = iteration([made[stages].split, made[12].split], [4 * stages, 1])
-    profile = Profile(*[[float(layers) for layers in common]] * 3)
-    assert simulate(lower(schedule), profile).period == made[stages].seconds == template_seconds([36 / stages] * stages)
 
 
 @pytest.mark.search

@@ -1,4 +1,4 @@
-"""ReCycle's periods are those of real plans and beat no bound; who is dead, moves, joins and is lost is booked."""
+"""ReCycle's periods are those of real plans and beat no bound; layers move at the next boundary where that pays."""
 
 from __future__ import annotations
 

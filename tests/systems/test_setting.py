@@ -1,4 +1,4 @@
-"""A setting prices any cut of the model as the job's profile prices its own."""
+"""A setting prices any cut as the job's profile prices its own; fault-free grids take what closed forms say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizing: the tokens of every document, whatever the pieces, and one line for what cannot be."""
+"""Text to token files: documents in pieces, their tokens, and files byte for byte as megatron-core writes them."""
 
 from __future__ import annotations
 
