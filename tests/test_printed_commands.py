@@ -6,6 +6,7 @@ cannot run here stands in `NOT_RUN` with its reason; its options are still read 
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import re
@@ -315,3 +316,38 @@ def test_all_commands_are_printed_and_all_reasons_are_needed() -> None:
     every = [command for commands in PRINTED.values() for command in commands]
     assert {words_of(command)[1] for command in every if command.startswith("recycle ")} == set(COMMANDS)
     assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, command) for command in every)] == []
+
+
+def benchmarks_printed() -> list[str]:
+    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
+    found = {
+        " ".join(match.split()) for text in texts for match in re.findall(r"`(python [^`]*benchmarks[^`]*)`", text)
+    }
+    return sorted(command.removesuffix(" …") for command in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", benchmarks_printed())
+def test_the_options_of_every_printed_benchmark_exist(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parsed(Exception):
+        """Ends a benchmark when its options are read."""
+
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse(parser: argparse.ArgumentParser, *arguments: object) -> None:
+        parse_args(parser)
+        raise Parsed
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    values = {"KIND": "gpt", "D": "3", "N": "1", "DN": "1"}
+    _, *words = (values.get(word, word) for word in shlex.split(text.replace("-W ignore ", "")))
+    path = Path(words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0])
+    if path.with_suffix("").is_dir():
+        path = path.with_suffix("") / "__main__.py"
+    if "parse_args" not in path.read_text():
+        assert words[2 if words[0] == "-m" else 1 :] == []
+        return
+    monkeypatch.setattr(sys, "argv", [str(path), *words[2 if words[0] == "-m" else 1 :]])
+    with pytest.raises(Parsed):
+        runpy.run_path(str(path), run_name="__main__")
