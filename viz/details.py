@@ -29,8 +29,6 @@ from viz.kinds import describe, listed
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import Flag
 from viz.numbers import PLAN_UNIT, TimeUnit, percent, short
-from viz.operands import stated_bound, stated_limits
-from viz.scenario import is_loosened
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
         lines.append(f"needs {total - len(inputs)} more, which were there earlier")
     place_of = partial(explainer.operation, shown.table)
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
-    users = [place_of(user.row) for user in explainer.waits.outputs(row)]
+    users = [place_of(user) for user in explainer.waits.outputs(row)]
     waited = place_of(inputs[0].row) if decided else -1
     return Details(title, lines, needs, _drawn(values), _drawn(users), waited)
 
@@ -192,12 +190,10 @@ def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
     if explainer.executed:
         return [Figure("makespan", makespan, "From its first start to its last end, as executed."), bubbles]
     found = [Figure("period", unit.amount(timeline.period), PERIOD)]
-    stated = explainer.bound
-    if stated is None and not is_loosened(explainer, stated_limits(timeline.schedule)):
-        stated = stated_bound(timeline)
-    if stated is not None:
-        gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
-        found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
+    if explainer.proven is not None:
+        bound, gap = explainer.proven
+        above = f"gap {percent(gap)}" if gap > 1e-9 else "optimal"
+        found.append(Figure("bound", f"{unit.amount(bound)} ({above})", BOUND))
     found.append(bubbles)
     ranks = timeline.schedule.shape.ranks
     peaks = [(peak, w % ranks) for w, peak in enumerate(timeline.peak_activations) if peak is not None]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
+import math
 import sys
 import threading
 from collections import OrderedDict
@@ -20,6 +21,7 @@ import numpy as np
 
 from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, slack
 from recycle.job.shape import Worker
 from viz.analysis.bubbles import Bubbles
@@ -86,6 +88,10 @@ TABLE_BYTES = 60
 """Of a table and its timeline, per operation."""
 
 
+Limits = tuple[float, ...] | None
+"""Activations (in chunks) that the worker of each rank may hold."""
+
+
 @dataclass(frozen=True, eq=False)
 class Explainer:
     """What knows why the operations of a table lie where they lie.
@@ -93,16 +99,22 @@ class Explainer:
     Attributes:
         timeline: planned, or executed.
         ids: the instruction id in the table of each row of `timeline`; None where that is the row.
-        limits: activations (in chunks) that the worker of each rank may hold.
         executed: whether the timeline is what ran, whose order follows no model of times.
         bound: (proven lower bound of the period for these times and limits, gap), where a planner gave one.
     """
 
     timeline: Timeline
     ids: Rows | None = None
-    limits: tuple[float, ...] | None = None
+    limits: Limits = None
     executed: bool = False
     bound: tuple[float, float] | None = None
+
+    @property
+    def proven(self) -> tuple[float, float] | None:
+        """(lower bound of the period, gap) for these times and limits, from the planner or the metadata of the plan."""
+        if self.bound is not None or is_loosened(self.limits, stated_limits(self.timeline.schedule)):
+            return self.bound
+        return stated_bound(self.timeline)
 
     @cached_property
     def slack(self) -> Any:
@@ -144,11 +156,62 @@ class Explainer:
         return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
 
 
+def stated_limits(schedule: Schedule) -> Limits:
+    """The limits in the metadata of a plan file, if that is what they are."""
+    stated = schedule.metadata.get("limits")
+    if not isinstance(stated, list) or len(stated) != schedule.shape.ranks:
+        return None
+    usable = all(isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0 for limit in stated)
+    return tuple(float(limit) for limit in stated) if usable else None
+
+
+def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
+    """(lower bound, gap) in the metadata of a plan, None where they are of other times than the timeline's.
+
+    A plan says by a hash which profile it was made for; of one without, or whose stages are others than the profile's,
+    the period has to be the same.
+    """
+    metadata = timeline.schedule.metadata
+    bound, gap, period = (metadata.get(name) for name in ("lower_bound", "gap", "period"))
+    if not isinstance(bound, int | float) or not isinstance(gap, int | float):
+        return None
+    made_for = metadata.get("profile")
+    if isinstance(made_for, str) and not timeline.schedule.shape.cut:
+        return (bound, gap) if made_for == timeline.profile.digest() else None
+    is_same = isinstance(period, int | float) and math.isclose(period, timeline.period, rel_tol=1e-6)
+    return (bound, gap) if is_same else None
+
+
+def is_loosened(limits: Limits, stated: Limits) -> bool:
+    """Whether workers may hold more than a plan's limits say, for which its bound was proven."""
+    if stated is None:
+        return False
+    return limits is None or any(now > then for now, then in zip(limits, stated, strict=True))
+
+
 class Drawn(NamedTuple):
     """Lanes, and what explains them if that is known."""
 
     lanes: LaneTable
     explainer: Explainer | None = None
+
+
+class Operand(NamedTuple):
+    """One timeline to compare: its lanes by the rows of what explains them.
+
+    Attributes:
+        seconds_per_unit: of a plan's times, where the job knows it.
+    """
+
+    title: str
+    explainer: Explainer
+    lanes: LaneTable
+    seconds_per_unit: float | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """Planned, or executed with times in seconds."""
+        return self.explainer.timeline
 
 
 @dataclass(frozen=True, eq=False)

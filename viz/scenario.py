@@ -18,15 +18,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from recycle.errors import JobError, PlanError, errors_as
-from recycle.ir.graph import load_compiled
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import PerStage, Profile
 from recycle.job.sections import ANALYTIC
 from recycle.job.shape import Shape, Worker, place_workers
-from viz.lane_cache import Explainer
-from viz.lanes import LaneTable
+from viz.lane_cache import Explainer, Limits, is_loosened
+from viz.lanes import Flag, LaneTable
 
 
 class Field(NamedTuple):
@@ -55,20 +54,7 @@ FIELDS = (
 )
 LIMIT = "limit"
 """The field of what a worker may hold, in activations: a number, or one per rank; none where it is left empty."""
-Limits = tuple[float, ...] | None
-_TIMES = (*(field.key for field in FIELDS), "bandwidth", "links")
 _LONGEST = 100_000
-_COMPILE_FROM = 20_000
-"""Rows of a timeline from which the loops of the simulator are compiled before they are needed."""
-
-
-def prepare(explainer: Explainer) -> None:
-    """Have what every answer needs ready: takes a second or two for a large timeline."""
-    _ = explainer.graph
-    if len(explainer.timeline.start) >= _COMPILE_FROM:
-        load_compiled()
-        time_graph(explainer.graph, explainer.timeline.profile)
-    _ = explainer.timeline.peak_activations
 
 
 def values_of(explainer: Explainer) -> dict[str, str]:
@@ -120,13 +106,9 @@ def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits
     return profile_of_layout(priced, priced.prices, shape), None if priced.limits is None else tuple(priced.limits)
 
 
-def retimed(
-    explainer: Explainer, profile: Profile, limits: Limits, table: LaneTable | None = None
-) -> tuple[LaneTable, Explainer]:
-    """The lanes of a planned timeline in other times and limits, and what explains them.
-
-    Args:
-        table: the lanes as given, where they are known: others are made from them in a tenth of the time.
+def retimed(table: LaneTable, explainer: Explainer, profile: Profile, limits: Limits) -> tuple[LaneTable, Explainer]:
+    """The lanes of a planned timeline in other times and limits, with the same names and violations, and what explains
+    them.
 
     Raises:
         JobError: the timeline is what ran, or the times add up to too much.
@@ -135,22 +117,10 @@ def retimed(
         raise JobError("times: an executed step keeps its measured times; choose a plan")
     before = explainer.timeline
     timeline = before if profile is before.profile else time_graph(explainer.graph, profile)
-    if replace(profile, **{key: getattr(before.profile, key) for key in _TIMES}) == before.profile:
-        # What workers hold follows from the order and from what an activation weighs, not from times.
-        timeline.__dict__["peak_activations"] = before.peak_activations
-    is_same = timeline is before and not is_loosened(replace(explainer, limits=limits), explainer.limits)
-    made = Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
-    made.__dict__["graph"] = explainer.graph  # which does not depend on times
-    if table is None or explainer.ids is not None:
-        return LaneTable.from_timeline(timeline), made
-    return table.at_times_of(timeline), made
-
-
-def is_loosened(explainer: Explainer, stated: Limits) -> bool:
-    """Whether workers may hold more than a plan's limits say, for which its bound was proven."""
-    if stated is None:
-        return False
-    return explainer.limits is None or any(now > then for now, then in zip(explainer.limits, stated, strict=True))
+    is_same = timeline is before and not is_loosened(limits, explainer.limits)
+    violations = table.instruction_id[table.has(Flag.VIOLATION)].tolist()
+    lanes = replace(LaneTable.from_timeline(timeline, violations=violations), labels=table.labels)
+    return lanes, Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
 
 
 def _limits(text: Any, ranks: int) -> Limits:

@@ -27,7 +27,7 @@ from recycle.ir.rules import KIND_RULES, all_rules
 from tests.exec.runs import job
 from tests.kinds import forget
 from tests.test_docs import blocks
-from tests.viz.lanes_bin import decode
+from tests.viz.components import decode
 from viz.kinds import LOOKS, table_as_json
 
 FILE, USE = blocks("docs/add-an-instruction.md", "python")

@@ -42,15 +42,6 @@ class Input(NamedTuple):
     slack: float
 
 
-class Output(NamedTuple):
-    """One instruction that uses what another made: `slack` seconds later than it could."""
-
-    row: int
-    cause: Cause
-    start: float
-    slack: float
-
-
 class Waits:
     """Answers for one timeline; the graph's edges are listed with the first question."""
 
@@ -93,24 +84,21 @@ class Waits:
         made_by = next((int(m) for m, why in zip(makers, causes, strict=True) if why == Cause.DATA), send)
         return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
 
-    def outputs(self, row: int, most: int = MOST) -> list[Output]:
+    def outputs(self, row: int, most: int = MOST) -> list[int]:
         """Who uses what `row` makes, on this worker and, through transfers, on others; the first to start first."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
-        found: list[Output] = []
-        queue = [(row, float(timeline.end[row]))]
+        found: list[int] = []
+        queue = [row]
         while queue:
-            node, arrived = queue.pop()
-            for target, why in zip(*self._neighbours(node, 1), strict=True):
+            for target, why in zip(*self._neighbours(queue.pop(), 1), strict=True):
                 receive = self._receive_of(target) if target < rows else -1
                 if why in (Cause.ORDER, Cause.LANE) or target >= rows or target == receive:
                     continue
                 if receive >= 0:
-                    queue.append((receive, float(timeline.end[receive])))
+                    queue.append(receive)
                 elif timeline.dependencies.sends[target] < 0:
-                    slack = max(0.0, float(timeline.start[target]) - arrived)
-                    found.append(Output(int(target), Cause(int(why)), float(timeline.start[target]), slack))
-        found.sort(key=lambda output: (output.start, output.row))
-        return found[:most]
+                    found.append(int(target))
+        return sorted(found, key=lambda user: (timeline.start[user], user))[:most]
 
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
         """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""

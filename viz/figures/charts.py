@@ -10,7 +10,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
-from viz.comparison import SystemResult, TraceSummary
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
     COMMUNICATION,
@@ -27,6 +26,7 @@ from viz.figures.palette import (
     UNCHANGED,
     frame,
 )
+from viz.sources import SystemResult, TraceSummary
 
 Mark = tuple[float, str, tuple[str, str]]
 """Where something happened, what it was ("" leaves the text out), and colour and dash of its line."""

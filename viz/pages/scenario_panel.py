@@ -9,7 +9,6 @@ the lanes, and what the headline says of them.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,7 +84,6 @@ def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
     """The fields of times and limits for a planned timeline."""
     if explainer.executed:
         return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
-    threading.Thread(target=scenario.prepare, args=(explainer,), name="prepare", daemon=True).start()
     titles = {field.name: field.title for field in scenario.FIELDS} | {scenario.LIMIT: "Memory limit"}
     rows = [_field(name, titles[name], value) for name, value in scenario.values_of(explainer).items()]
     reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
@@ -122,7 +120,7 @@ def register(app: Dash, cache: LaneCache) -> None:
                     asked = scenario.by_fields(explainer, wanted)
                 case _:
                     abort(400)
-            retimed = cache.put(*scenario.retimed(explainer, *asked, shown.table))
+            retimed = cache.put(*scenario.retimed(shown.table, explainer, *asked))
         except RecycleError as error:
             return _answer({"problem": str(error)})
         made = cache.get(retimed)

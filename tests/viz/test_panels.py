@@ -1,25 +1,26 @@
-"""The panels of the dock: critical path, bubbles, what is in view, workers and the search, held to the timeline."""
+"""What the dock and the headline say of a timeline, held to the timeline."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dash import Dash, html
 
-from recycle import Shape
-from recycle.ir.families import one_f_one_b
+from recycle import Profile, Schedule, Shape, Timeline, simulate
+from recycle.ir.families import FAMILIES, one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
-from viz.lane_cache import CachedLanes, LaneCache
+from viz.details import Details, details, headline, usual_period
+from viz.lane_cache import CachedLanes, Explainer, LaneCache
+from viz.lanes import LaneTable
 from viz.pages import panels, parts
-from viz.pages.bench import INVITATION, TITLES, bench, register
-from viz.pages.lanes_view import answer
-from viz.pages.page import Mode
+from viz.pages.bench import register
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
-from viz.pages.validate_page import ValidatePage
 from viz.run_files import LiveRun, load_run
 from viz.sources import schedule_source
 
@@ -72,12 +73,6 @@ def test_what_is_in_view_follows_the_zoom(shown: CachedLanes) -> None:
     assert nothing[0] == "From 5 to 5: 0 instructions on 4 live workers."
 
 
-@pytest.mark.parametrize("window", [{}, [1], [1, "2"], [float("nan"), 1.0], "12"])
-def test_what_is_no_window_shows_all(shown: CachedLanes, window: object) -> None:
-    texts = words(plain(panels.in_view(shown, shown.explainer, {"window": window})))
-    assert texts[0].startswith("From 0 to 33: ")
-
-
 def test_the_longest_bubbles_lead_to_their_places(shown: CachedLanes) -> None:
     card = panels.longest_bubbles(shown, shown.explainer)
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
@@ -128,11 +123,6 @@ def test_a_hit_of_the_search_says_why_it_starts_when_it_does(shown: CachedLanes)
     assert places(card) == [[[3, 3.0, 4.0]], [[3, 6.0, 7.0]]]
 
 
-def test_a_search_that_finds_nothing_or_is_wrong_says_so(shown: CachedLanes) -> None:
-    assert "No match for kind:F." in words(plain(panels.hits(shown, shown.explainer, found([]))))
-    assert "No match for kind:F." in words(plain(panels.hits(shown, shown.explainer, found([-1, 10**9, "1", None]))))
-
-
 def test_an_executed_step_is_explained_in_its_unit(run_dir: Path) -> None:
     page = RunPage(LiveRun(load_run(run_dir)))
     executed = kept(page.cache, page.timelines(4, None)[0], 1)
@@ -145,13 +135,6 @@ def test_an_executed_step_is_explained_in_its_unit(run_dir: Path) -> None:
     assert all(
         0 <= lane < executed.table.lanes for ((lane, _, _),) in places(panels.explained(executed, executed.explainer))
     )
-
-
-def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: SchedulePage, shown: CachedLanes) -> None:
-    address = canvases(plain(page.timelines()[0]))[0]["data-address"]
-    gap = shown.explainer.bubbles.gaps.longest(None, 1)[0]
-    card, _ = answer(page.cache, {"address": address, "lane": gap.worker.rank, "from": gap.start, "to": gap.end})
-    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
 
 
 @pytest.mark.parametrize(
@@ -189,11 +172,128 @@ def answered(client: Any, asked: dict[str, str]) -> Any:
     return client.post("/_dash-update-component", json=request).get_json()["response"]
 
 
-def test_the_workbench_has_the_panels_of_its_first_mode_and_empty_places_for_the_others(page: SchedulePage) -> None:
-    component = plain(bench([page, ValidatePage()], Mode("lanes", {"Figures": "figures", "Layout of all": []})))
-    panels = {section["data-panel"]: section["aria-label"] for section in of_type(component, "Section")}
-    assert panels == {**TITLES, "figures": "Figures", "layout": "Layout of all"}
-    assert INVITATION in words(component)
-    places = [part for part in of_type(component, "Div") if part.get("className") == "mode"]
-    assert {part["data-page"] for part in places if part["children"]} == {"schedules"}
-    assert {part["data-opened"] for part in places} == {"selection", "findings"}
+def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:
+    cache = LaneCache()
+    found = cache.get(cache.put(LaneTable.from_timeline(timeline), Explainer(timeline, limits=limits)))
+    return found
+
+
+def place(shown: CachedLanes, text: str) -> int:
+    return next(i for i in range(len(shown.table)) if str(shown.table.instruction(i)) == text)
+
+
+def details_of(shown: CachedLanes, **choice: Any) -> Details:
+    answer = details(shown, choice)
+    return answer
+
+
+def texts(shown: CachedLanes, operations: list[int]) -> list[str]:
+    return [str(shown.table.instruction(operation)) for operation in operations]
+
+
+def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline) -> None:
+    shown = shown_of(broken_timeline)
+    answer = details_of(shown, operation=place(shown, "1F1.0"))
+    assert answer.title == "1F1.0"
+    assert answer.needs == [
+        ["1F0.0", "0.1", "before it in the program", "2", "none: waited for this"],
+        ["0F1.0", "1.0", "its value", "1", "1"],
+    ]
+    assert texts(shown, answer.inputs) == ["0F1.0"]
+    assert texts(shown, answer.outputs) == ["1I1.0"]
+    assert texts(shown, [answer.waited]) == ["1F0.0"]
+
+
+def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    ran = run.executed(4)
+    table, explainer = ran
+    cache = LaneCache()
+    shown = cache.get(cache.put(table, explainer))
+    for operation in range(len(table)):
+        row = explainer.row(table, operation)
+        assert str(explainer.timeline.schedule.instruction(row)) == str(table.instruction(operation))
+        assert explainer.timeline.start[row] == pytest.approx(table.start[operation])
+    answer = details_of(shown, operation=place(shown, "1F1.0"))
+    assert {need[0] for need in answer.needs} == {"0F1.0", "1F0.0"}
+    assert texts(shown, answer.outputs) == ["1I1.0"]
+
+
+def test_every_gap_that_the_canvas_can_show_has_causes_that_cover_it(broken_timeline: Timeline) -> None:
+    shown = shown_of(broken_timeline)
+    table = shown.table
+    for lane in np.flatnonzero(~table.failed).tolist():
+        idle = 0.0
+        for i in range(int(table.offsets[lane]), int(table.offsets[lane + 1])):
+            if table.start[i] > idle + 1e-9:
+                answer = details_of(shown, lane=lane, **{"from": idle, "to": float(table.start[i])})
+                assert len(answer.lines) >= 2
+            idle = max(idle, float(table.end[i]))
+
+
+def test_a_worker_is_summed_up(broken_timeline: Timeline) -> None:
+    shown = shown_of(broken_timeline)
+    assert details_of(shown, lane=1).lines[0] == "7 instructions, busy 81.8 % of the time"
+    assert "3 of them re-routed to it" in details_of(shown, lane=1).lines
+    assert details_of(shown, lane=3).lines[-1] == "has failed"
+    limited = shown_of(broken_timeline, limits=(4.0, 3.0))
+    assert "holds at most 2 of 3 activations, from 1F1.0 on" in details_of(limited, lane=1).lines
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"operation": -1}, {"operation": 10**9}, {"operation": "1"}, {"lane": 6}, {"lane": None}]
+)
+def test_what_is_not_there_has_no_details(broken_timeline: Timeline, choice: dict[str, Any]) -> None:
+    assert details(shown_of(broken_timeline), choice) is None
+
+
+def test_the_shelf_keeps_what_was_used_last(broken_timeline: Timeline, healthy: Schedule) -> None:
+    first, second = LaneTable.from_timeline(broken_timeline), LaneTable.from_timeline(simulate(healthy))
+    cache = LaneCache(most_bytes=1, at_least=1)
+    digest = cache.put(first)
+    assert cache.put(first) == digest
+    other = cache.put(second)
+    assert cache.get(digest) is None
+    assert cache.get(other) is not None
+    assert cache.put(first) == digest
+    assert cache.get(digest) is not None
+
+
+def of(schedule: Schedule, profile: Profile | None = None, limits: tuple[float, ...] | None = None) -> dict[str, str]:
+    timeline = simulate(schedule, profile or Profile.uniform())
+    shown = CachedLanes(LaneTable.from_timeline(timeline), b"", Explainer(timeline, limits=limits))
+    return {figure.name: figure.value for figure in headline(shown)}
+
+
+def test_1f1b_has_its_published_figures() -> None:
+    found = of(one_f_one_b(Shape(3, 4, 8)), limits=(4, 4, 4, 4))
+    assert found == {"period": "33", "bubbles": "27.3 %", "peak memory": "4 of 4", "1F1B": "× 1"}
+
+
+def test_a_plan_without_a_worker_is_compared_with_all_workers(broken: Schedule) -> None:
+    found = of(broken)
+    assert (found["period"], found["1F1B"]) == ("11", f"× {11 / 9:.3g}")
+    assert found["bound"] == "10 (gap 10 %)"
+
+
+def test_a_bound_of_other_times_is_left_out(broken: Schedule) -> None:
+    assert "bound" not in of(broken, Profile.uniform(2, 3, 1))
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-v"])
+def test_chunks_are_compared_with_1f1b_of_the_same_work_per_worker(name: str) -> None:
+    shape = Shape(1, 4, 8, chunks=2)
+    halves = simulate(FAMILIES[name](shape), Profile.uniform(0.5, 0.5, 0.5))
+    assert usual_period(halves) == pytest.approx(33)
+
+
+def test_of_unlike_workers_there_is_no_usual_period() -> None:
+    timeline = simulate(one_f_one_b(Shape(2, 2, 2)), replace(Profile.uniform(), speed={"0.0": 2.0}))
+    assert usual_period(timeline) is None
+
+
+def test_what_ran_has_no_period_and_lanes_alone_have_nothing() -> None:
+    source = schedule_source(Path("x"), one_f_one_b(Shape(1, 2, 2)))
+    ran = CachedLanes(source.lanes, b"", Explainer(source.timeline, executed=True))
+    assert [figure.name for figure in headline(ran)] == ["makespan", "bubbles"]
+    assert headline(CachedLanes(source.lanes, b"", None)) == []

@@ -14,11 +14,13 @@ from recycle.cli import main
 from tests.cli.command import Command
 from tests.viz.components import of_type, plain, words
 from viz.app import build_app
-from viz.comparison import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
-from viz.figures.charts import goodput_figure, lost_figure, rates_figure, steps
+from viz.figures.charts import lost_figure, rates_figure, steps
 from viz.pages.systems_page import SystemsPage
+from viz.sources import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
 
 JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n"
+
+
 TRACE = "3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n"
 
 
@@ -50,17 +52,6 @@ def test_a_comparison_is_known_by_its_first_words(file: Path, tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe")
     assert not is_comparison(tmp_path / "pipe")  # nobody writes to it, so a reader would wait for ever
     assert not is_comparison(tmp_path / "none")
-
-
-def test_bars_are_the_goodput_and_lines_the_scaled_references(comparison: SystemComparison) -> None:
-    trace, systems = comparison.traces[1], comparison.of(1)
-    figure = goodput_figure(trace, systems)
-    (bars,) = figure.data
-    assert dict(zip(bars.y, bars.x, strict=True)) == {system.name: system.goodput for system in systems}
-    assert dict(zip(bars.y, bars.text, strict=True))["bamboo"] == "does not fit"
-    at = [shape.x0 for shape in figure.layout.shapes]
-    assert at == [pytest.approx(one.goodput * trace.live) for one in trace.references.values()]
-    assert trace.references["1f1b"].goodput == pytest.approx(18 / 27)
 
 
 def test_shares_of_time_are_those_that_were_booked(comparison: SystemComparison) -> None:
