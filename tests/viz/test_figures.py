@@ -17,35 +17,12 @@ from recycle.ir.families import FAMILIES, one_f_one_b, zb_h1
 from recycle.ir.instruction import OverlappedPair, ReduceBucket, WeightPart
 from tests.viz.components import decode
 from viz.figures import palette
-from viz.figures.boxes import STRIP_BOTTOM, STRIP_TOP, WORK_BOTTOM, WORK_TOP, Box, boxes
+from viz.figures.boxes import STRIP_BOTTOM, STRIP_TOP, WORK_BOTTOM, WORK_TOP, boxes
 from viz.figures.charts import curves_figure, event_text
 from viz.figures.svg import TEXT, animation, label_width, svg
 from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.numbers import percent, short, signed, signed_percent, ticks
 from viz.wire import PAIRED, encode
-
-
-def of_paint(table: LaneTable, key: str) -> list[Box]:
-    return [box for box in boxes(table) if box.paint.key == key]
-
-
-def test_boxes_lie_where_the_timeline_says(broken_timeline: Timeline) -> None:
-    forward = of_paint(LaneTable.from_timeline(broken_timeline), "forward")
-    own = [(box.lane, box.start, box.end - box.start, box.label) for box in forward if not box.rerouted]
-    assert own[:4] == [(0, 0.0, 1.0, "F0"), (0, 1.0, 1.0, "F1"), (1, 1.0, 1.0, "F0"), (1, 5.0, 1.0, "F1")]
-    assert sum(length for _, _, length, _ in own) == 10.0
-    assert sorted(box.label for box in forward if box.rerouted) == ["F1.0", "F1.1"]
-
-
-def test_a_whole_backward_shows_both_halves_in_proportion(healthy: Schedule) -> None:
-    from recycle import Profile
-
-    table = LaneTable.from_timeline(simulate(healthy, Profile(backward_input=1.0, backward_weight=0.5)))
-    assert table.weight_share == pytest.approx(1 / 3)
-    first, second = of_paint(table, "input"), of_paint(table, "weight")
-    assert {round(box.end - box.start, 9) for box in first} == {1.0}
-    assert {round(box.end - box.start, 9) for box in second} == {0.5}
-    assert {box.label for box in second} == {""}
 
 
 def test_curves_mark_failures_and_returns_at_their_step() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dash import Dash, html
 
 from recycle import Profile, Schedule, Shape, Timeline, simulate
 from recycle.ir.families import FAMILIES, one_f_one_b
@@ -18,10 +17,9 @@ from viz.details import Details, details, headline, usual_period
 from viz.lane_cache import CachedLanes, Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages import panels, parts
-from viz.pages.bench import register
-from viz.pages.run_page import RunPage
+from viz.pages.bench import panel_content
 from viz.pages.schedule_page import SchedulePage
-from viz.run_files import LiveRun, load_run
+from viz.run_files import load_run
 from viz.sources import schedule_source
 
 SHAPE = Shape(1, 4, 8)
@@ -123,20 +121,6 @@ def test_a_hit_of_the_search_says_why_it_starts_when_it_does(shown: CachedLanes)
     assert places(card) == [[[3, 3.0, 4.0]], [[3, 6.0, 7.0]]]
 
 
-def test_an_executed_step_is_explained_in_its_unit(run_dir: Path) -> None:
-    page = RunPage(LiveRun(load_run(run_dir)))
-    executed = kept(page.cache, page.timelines(4, None)[0], 1)
-    texts = words(
-        plain([panels.explained(executed, executed.explainer), panels.in_view(executed, executed.explainer, {})])
-    )
-    assert any("over the makespan of 202 ms" in text for text in texts)
-    assert not any("are critical" in text for text in texts)
-    assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
-    assert all(
-        0 <= lane < executed.table.lanes for ((lane, _, _),) in places(panels.explained(executed, executed.explainer))
-    )
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -149,27 +133,8 @@ def test_lanes_that_are_gone_and_lanes_that_nothing_explains_say_so(
     shown: CachedLanes, asked: dict[str, str], said: str
 ) -> None:
     cache = LaneCache()
-    app = Dash("test", suppress_callback_exceptions=True)
-    register(app, cache)
-    app.layout = html.Div()
-    if asked["address"] == "bare":
-        asked = {**asked, "address": cache.put(shown.table)}
-    answer = answered(app.server.test_client(), asked)
-    assert said in words(answer[f"panel-{asked['panel']}"]["children"])
-    assert len(answer) == 1
-
-
-def answered(client: Any, asked: dict[str, str]) -> Any:
-    """What the callback of all panels answers."""
-    (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if "panel-found" in entry["output"]]
-    outputs = [{"id": part.rsplit(".", 1)[0], "property": "children"} for part in callback["output"][2:-2].split("...")]
-    request = {
-        "output": callback["output"],
-        "outputs": outputs,
-        "inputs": [{"id": "bench-asked", "property": "data", "value": asked}],
-        "changedPropIds": ["bench-asked.data"],
-    }
-    return client.post("/_dash-update-component", json=request).get_json()["response"]
+    address = cache.put(shown.table) if asked["address"] == "bare" else asked["address"]
+    assert said in words(plain(panel_content(cache, {**asked, "address": address})))
 
 
 def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:

@@ -14,13 +14,12 @@ from recycle import JobError, Profile, Schedule, Shape, simulate
 from recycle.errors import PlanError
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.viz.components import decode, plain, words
-from viz import scenario
 from viz.app import build_app
 from viz.details import headline
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
-from viz.pages.scenario_panel import times
-from viz.scenario import parse
+from viz.pages import scenario
+from viz.pages.scenario import parse, times
 from viz.sources import schedule_source
 from viz.wire import encode
 

@@ -18,10 +18,9 @@ from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.plans import Move, Plan
 from tests.hostile import any_bytes, mutated
 from tests.viz.components import canvases, of_type, plain, words
-from viz.dropped import MOST_BYTES, inspect, printable, read_dropped
 from viz.lanes import Flag
 from viz.pages.schedule_page import SchedulePage
-from viz.pages.validate_page import FINDINGS_SHOWN, ValidatePage
+from viz.pages.validate_page import FINDINGS_SHOWN, MOST_BYTES, ValidatePage, inspect, printable, read_dropped
 from viz.sources import ScheduleFile, equal_work, family_sources, load_source, load_sources, schedule_source
 
 
