@@ -38,16 +38,14 @@ class Details:
     Attributes:
         title, lines: a heading and what stands below it.
         needs: a row for each thing that an operation needed: its text, its worker, why, when it was there, its slack.
-        inputs, outputs: operations that the selection needed, and that need it.
-        waited: the operation that decided its start, -1 when none did.
+        links: `inputs` and `outputs`, operations that the selection needed and that need it; `waited`, the one that
+            decided its start, -1 when none did.
     """
 
     title: str
     lines: list[str]
     needs: list[list[str]] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    waited: int = -1
+    links: dict[str, Any] = field(default_factory=lambda: {"inputs": [], "outputs": [], "waited": -1})
 
 
 def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
@@ -86,11 +84,8 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
     users = [place_of(user) for user in explainer.waits.outputs(row)]
     waited = place_of(inputs[0].row) if decided else -1
-    return Details(title, lines, needs, _drawn(values), _drawn(users), waited)
-
-
-def _drawn(operations: list[int]) -> list[int]:
-    return [operation for operation in operations if operation >= 0]
+    drawn = {name: [i for i in found if i >= 0] for name, found in (("inputs", values), ("outputs", users))}
+    return Details(title, lines, needs, {**drawn, "waited": waited})
 
 
 def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:

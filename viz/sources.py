@@ -29,6 +29,9 @@ from viz.lanes import LaneTable, Panel
 from viz.run import Run
 from viz.run_files import is_run_directory, load_run, runs_in, what_it_is
 
+Place = tuple[int, float, float]
+"""Lane of a drawn table, start and end in the table's time."""
+
 
 @dataclass(frozen=True, eq=False)
 class ScheduleFile:
@@ -82,15 +85,15 @@ class ScheduleFile:
     def suggested(self, place: int) -> list[str]:
         return list(self.choices(place))
 
-    def places(self, finding: Finding) -> list[tuple[int, float, float]]:
-        """(lane, start, end) of the instruction that a finding points at, then of those that it is at odds with; none
-        when it points nowhere."""
+    def places(self, finding: Finding) -> list[Place]:
+        """Where the instruction lies that a finding points at, then those that it is at odds with; none when it points
+        nowhere."""
         if finding.worker is None:
             return []
         others = [self._place(other.worker, other.position) for other in finding.others]
         return [self._place(finding.worker, finding.position), *others]
 
-    def _place(self, worker: str, position: int | None) -> tuple[int, float, float]:
+    def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
         # A transfer that takes no time is not drawn: the first instruction after it is, or the last of this worker.
         mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from viz.lane_cache import CachedLanes, LaneCache
 from viz.pages.page import Mode
 
 
@@ -43,6 +44,12 @@ def of_type(component: Any, kind: str) -> list[dict[str, Any]]:
 def canvases(component: Any) -> list[dict[str, Any]]:
     """The properties of all timelines on a canvas."""
     return [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+
+
+def drawn(cache: LaneCache, component: Any) -> list[CachedLanes]:
+    """What stands behind the addresses of the timelines of a component."""
+    found = (cache.get(view["data-address"]) for view in canvases(plain(component)))
+    return [shown for shown in found if shown is not None]
 
 
 def graphs(component: Any) -> list[dict[str, Any]]:

@@ -13,10 +13,9 @@ import pytest
 
 from recycle import RecycleError, Schedule, Shape
 from recycle.ir.families import one_f_one_b, zb_h1
-from tests.viz.components import canvases, of_type, plain, words
+from tests.viz.components import canvases, drawn, of_type, plain, words
 from viz.analysis.differences import align
 from viz.lane_cache import Operand
-from viz.lanes import LaneTable
 from viz.pages.compare_page import ComparePage
 from viz.pages.compared import ComparedTimelines, choices, first_choice, on_one_axis
 from viz.run import Run
@@ -80,11 +79,6 @@ def page(healthy: Schedule, broken: Schedule) -> ComparePage:
     return ComparePage(lambda: [schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)])
 
 
-def table_of(page: ComparePage, address: str) -> LaneTable:
-    shown = page.cache.get(Path(address).stem)
-    return shown.table
-
-
 def shown(component: Any) -> list[tuple[str, Any]]:
     """Where the buttons of a component lead: the place of the timeline, and places in it."""
     buttons = of_type(plain(component), "Button")
@@ -92,11 +86,12 @@ def shown(component: Any) -> list[tuple[str, Any]]:
 
 
 def test_each_operation_has_how_much_later_it_starts(page: ComparePage) -> None:
-    first, second = canvases(plain(page.lanes(KEYS)))
+    shown = page.lanes(KEYS)
+    first, second = canvases(plain(shown))
     assert "data-shades" not in first
     (shade,) = json.loads(second["data-shades"])
     content = page.shades.get(Path(shade["address"]).stem)
-    table, found = table_of(page, second["data-address"]), np.frombuffer(content, "<f4")
+    table, found = drawn(page.cache, shown)[1].table, np.frombuffer(content, "<f4")
     named = {str(table.instruction(i)): float(found[i]) for i in range(len(table))}
     assert named["1F1.0"] == 1.0
     assert named["0F0.0"] == 0.0

@@ -12,7 +12,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, simulate
 from recycle.ir.families import FAMILIES, one_f_one_b
-from tests.viz.components import canvases, of_type, plain, words
+from tests.viz.components import drawn, of_type, plain, words
 from viz.details import Details, details, headline, usual_period
 from viz.lane_cache import CachedLanes, Explainer, LaneCache
 from viz.lanes import LaneTable
@@ -33,13 +33,7 @@ def page() -> SchedulePage:
 
 @pytest.fixture(scope="module")
 def shown(page: SchedulePage) -> CachedLanes:
-    return kept(page.cache, page.timelines()[0])
-
-
-def kept(cache: LaneCache, component: Any, place: int = 0) -> CachedLanes:
-    """What stands behind the address of a timeline on a page."""
-    found = cache.get(canvases(plain(component))[place]["data-address"])
-    return found
+    return drawn(page.cache, page.timelines())[0]
 
 
 def places(component: Any) -> list[Any]:
@@ -80,7 +74,7 @@ def test_the_longest_bubbles_lead_to_their_places(shown: CachedLanes) -> None:
 
 def test_bubbles_that_are_alike_in_all_pipelines_are_listed_once() -> None:
     page = SchedulePage([schedule_source(Path("three"), one_f_one_b(Shape(3, 4, 8)))])
-    lanes = kept(page.cache, page.timelines()[0])
+    (lanes,) = drawn(page.cache, page.timelines())
     card = panels.longest_bubbles(lanes, lanes.explainer)
     found = places(card)
     assert len({(lane % 4, start, end) for ((lane, start, end),) in found}) == len(found) == panels.BUBBLES_SHOWN
@@ -98,7 +92,7 @@ def test_every_worker_has_its_busy_time_peak_and_limit(shown: CachedLanes) -> No
 
 def test_of_many_workers_those_that_wait_longest_are_listed() -> None:
     page = SchedulePage([schedule_source(Path("many"), one_f_one_b(Shape(40, 2, 2)))])
-    lanes = kept(page.cache, page.timelines()[0])
+    (lanes,) = drawn(page.cache, page.timelines())
     texts = words(plain(panels.workers(lanes, lanes.explainer)))
     assert texts[-1].startswith(f"{panels.WORKERS_SHOWN} of 80, largest inner bubble first.")
     assert texts[5] == "0.0"
@@ -164,9 +158,9 @@ def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline)
         ["1F0.0", "0.1", "before it in the program", "2", "none: waited for this"],
         ["0F1.0", "1.0", "its value", "1", "1"],
     ]
-    assert texts(shown, answer.inputs) == ["0F1.0"]
-    assert texts(shown, answer.outputs) == ["1I1.0"]
-    assert texts(shown, [answer.waited]) == ["1F0.0"]
+    assert texts(shown, answer.links["inputs"]) == ["0F1.0"]
+    assert texts(shown, answer.links["outputs"]) == ["1I1.0"]
+    assert texts(shown, [answer.links["waited"]]) == ["1F0.0"]
 
 
 def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
@@ -181,7 +175,7 @@ def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
         assert explainer.timeline.start[row] == pytest.approx(table.start[operation])
     answer = details_of(shown, operation=place(shown, "1F1.0"))
     assert {need[0] for need in answer.needs} == {"0F1.0", "1F0.0"}
-    assert texts(shown, answer.outputs) == ["1I1.0"]
+    assert texts(shown, answer.links["outputs"]) == ["1I1.0"]
 
 
 def test_every_gap_that_the_canvas_can_show_has_causes_that_cover_it(broken_timeline: Timeline) -> None:

@@ -15,12 +15,11 @@ import pytest
 from recycle import RecycleError, Worker
 from recycle.runs.logs import append_iteration, log_path
 from recycle.runs.report import TimePart
-from tests.viz.components import of_type, plain, words
+from tests.viz.components import canvases, drawn, of_type, plain, words
 from viz.app import build_app
 from viz.figures.charts import FILLS, MARKS, over_time_figure, parts_figure
 from viz.kinds import label
-from viz.lane_cache import LaneCache
-from viz.lanes import Flag, LaneTable
+from viz.lanes import Flag
 from viz.numbers import short
 from viz.pages import open_pages
 from viz.pages.page import Workspace
@@ -171,21 +170,6 @@ def test_a_folder_of_runs_names_them_and_the_link_to_the_newest_opens(run_dir: P
         load_source(runs)
 
 
-def views(component: Any) -> list[dict[str, Any]]:
-    """The timelines of a component."""
-    if isinstance(component, list):
-        return [view for part in component for view in views(part)]
-    if not isinstance(component, dict) or "props" not in component:
-        return []
-    here = [component["props"]] if component["props"].get("className") == "lanes-view" else []
-    return here + views(component["props"].get("children"))
-
-
-def table_of(cache: LaneCache, view: dict[str, Any]) -> LaneTable:
-    shown = cache.get(Path(view["data-address"]).stem)
-    return shown.table
-
-
 @pytest.fixture
 def page(run_dir: Path) -> RunPage:
     return RunPage(LiveRun(load_run(run_dir)))
@@ -193,13 +177,11 @@ def page(run_dir: Path) -> RunPage:
 
 def test_a_step_shows_planned_and_executed_with_the_failed_lane(page: RunPage) -> None:
     shown, options, attempt, hidden = page.timelines(4, None)
-    component = plain(shown)
     assert (options, attempt, hidden) == ([{"label": "generation 1", "value": 1}], 1, "hidden")
-    for view in views(component):
-        table = table_of(page.cache, view)
+    assert [view["data-name"] for view in canvases(plain(shown))] == ["run-planned", "run-executed"]
+    for table in (lanes.table for lanes in drawn(page.cache, shown)):
         assert [table.labels[lane] for lane in np.flatnonzero(table.failed)] == ["1.1"]
         assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
-    assert [view["data-name"] for view in views(component)] == ["run-planned", "run-executed"]
 
 
 def test_the_player_leads_along_steps_and_changes_and_stays_at_the_ends(page: RunPage) -> None:
@@ -220,11 +202,11 @@ def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = RunPage(LiveRun(load_run(run_dir)))
     assert "evaluation loss 4.125 after step 4" in page.facts()
-    shown = {step: views(plain(page.timelines(step, None)[0])) for step in (4, 5)}
-    assert [len(at_step) for at_step in shown.values()] == [3, 2]
-    executed, evaluated = (table_of(page.cache, view) for view in shown[4][1:])
+    (_, executed, evaluated), (_, after) = (
+        [shown.table for shown in drawn(page.cache, page.timelines(step, None)[0])] for step in (4, 5)
+    )
     assert [label(evaluated, i) for i in range(4)] == ["F0", "F1", "F0", "F1"]
-    assert len(executed) == len(table_of(page.cache, shown[5][1]))
+    assert len(executed) == len(after)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_lanes_carry_their_number_of_findings() -> None:
     (canvas,) = canvases(component)
     shown = page.cache.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
     assert shown.table.labels[47 * 4 + 3] == "47.3 ▲1"
-    assert page.places(file, file.findings[0])[0].lane == 47 * 4 + 3
+    assert file.places(file.findings[0])[0][0] == 47 * 4 + 3
 
 
 PROGRAMS = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 0B1.0", "1.1": "1F1.0 1B1.0"}

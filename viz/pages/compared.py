@@ -36,7 +36,7 @@ from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, signed, signed_percent, time_unit
 from viz.pages import parts
 from viz.run import Run
-from viz.sources import ScheduleFile
+from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
 """Share of the first one's makespan from which a start counts as another."""
@@ -242,14 +242,14 @@ def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
 
 def place_of(
     compared: ComparedTimelines, pair: ComparedPair, one: Divergence, arrangement: LaneArrangement
-) -> tuple[parts.LaneInterval, int]:
+) -> tuple[Place, int]:
     """Where a divergence lies, and the place of that timeline in the block."""
     graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
     timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
     lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
     if arrangement == "interleaved" and compared.is_same_workers:
         lane, graph = lane * len(compared.tables) + graph, 0
-    return parts.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
+    return (lane, float(timeline.start[row]), float(timeline.end[row])), graph
 
 
 def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:

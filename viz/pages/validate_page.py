@@ -23,7 +23,6 @@ from dash import Dash, dcc, html, no_update
 from recycle.errors import RecycleError, ScheduleError
 from recycle.files import entries
 from recycle.ir import formats, native
-from recycle.ir.check import Finding
 from recycle.ir.formats import chrome_trace
 from recycle.ir.formats.schedule_input import ScheduleInput, unpack
 from recycle.ir.instruction import Transfer, parse_instruction
@@ -235,8 +234,8 @@ class ValidatePage(Page):
         if not file.findings:
             return []
         buttons: list[parts.Cell] = [
-            parts.show_button(places, f"Show where {finding.rule} was found") if places else ""
-            for finding, places in ((one, self.places(file, one)) for one in file.findings[:FINDINGS_SHOWN])
+            parts.show_button(places[:PLACES_SHOWN], f"Show where {finding.rule} was found") if places else ""
+            for finding, places in ((one, file.places(one)) for one in file.findings[:FINDINGS_SHOWN])
         ]
         return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
 
@@ -256,10 +255,6 @@ class ValidatePage(Page):
             explainer=file.explainer,
         )
         return [*([parts.hint(order)] if order else []), view]
-
-    def places(self, file: ScheduleFile, finding: Finding) -> list[parts.LaneInterval]:
-        """Where a finding lies: its own place first."""
-        return [parts.LaneInterval(*place) for place in file.places(finding)[:PLACES_SHOWN]]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""
