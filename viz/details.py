@@ -23,8 +23,8 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
+from viz.analysis.bubbles import WHY
 from viz.analysis.memory import memory_curve
-from viz.analysis.waits import WHY
 from viz.kinds import describe, listed
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import Flag

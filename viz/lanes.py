@@ -229,7 +229,7 @@ class LaneTable:
     ) -> LaneTable:
         # Receives, and sends over a link that costs nothing, take no time: there is nothing of them to draw.
         shown = np.flatnonzero(~_transfers(columns) | (end > start))
-        rows = shown[np.lexsort((shown, end[shown], start[shown], columns.worker[shown]))]
+        rows = shown[np.lexsort((end[shown], start[shown], columns.worker[shown]))]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
         has_home = columns.pipeline[rows] >= 0
         pairs = is_kind(columns.kind[rows], OverlappedPair)

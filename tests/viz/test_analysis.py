@@ -17,7 +17,7 @@ from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import Transfer, is_kind
 from tests.ir.random_schedules import random_profile, random_schedule
-from viz.analysis.bubbles import Bubbles, range_statistics
+from viz.analysis.bubbles import Bubbles, Waits, name, range_statistics
 from viz.analysis.differences import (
     first_late,
     match,
@@ -25,7 +25,6 @@ from viz.analysis.differences import (
     split,
 )
 from viz.analysis.memory import encode_held, held_by_all, memory_curve
-from viz.analysis.waits import Waits, name
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import LaneTable
 

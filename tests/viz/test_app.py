@@ -14,12 +14,11 @@ from tests.viz.components import canvases, decode, of_type, plain
 from viz.analysis.differences import scaled
 from viz.app import build_app
 from viz.details import headline
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import Explainer, LaneCache, encode
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer, lanes_view
 from viz.pages.validate_page import MOST_BYTES
 from viz.sources import load_source
-from viz.wire import encode
 
 
 @pytest.fixture

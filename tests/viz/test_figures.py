@@ -20,9 +20,9 @@ from viz.figures import palette
 from viz.figures.boxes import STRIP_BOTTOM, STRIP_TOP, WORK_BOTTOM, WORK_TOP, boxes
 from viz.figures.charts import curves_figure, event_text
 from viz.figures.svg import TEXT, animation, label_width, svg
+from viz.lane_cache import PAIRED, encode
 from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.numbers import percent, short, signed, signed_percent, ticks
-from viz.wire import PAIRED, encode
 
 
 def test_curves_mark_failures_and_returns_at_their_step() -> None:
@@ -109,7 +109,6 @@ def test_both_halves_of_an_overlapped_pair_are_labelled() -> None:
     ("event", "text"),
     [
         ({"kind": "fault", "worker": "1.1", "fault": "hang:1.1@5"}, "1.1 failed"),
-        ({"kind": "fault", "worker": "1.1", "cause": "did not re-join in time"}, "1.1 failed"),
         ({"kind": "fault", "worker": "1.1", "fault": "slow=3:1.1@4-8"}, "1.1 slow"),
         ({"kind": "fault", "worker": "1.1", "fault": "nan:1.1@4"}, "1.1 nan"),
         ({"kind": "fault", "worker": "1.1", "fault": "drain:1.1@4"}, "1.1 told to leave"),

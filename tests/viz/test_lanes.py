@@ -15,8 +15,8 @@ from recycle.runs import logs as runs
 from tests.viz.components import decode
 from viz.figures.boxes import boxes
 from viz.figures.palette import PAINTS
+from viz.lane_cache import COLUMNS, encode
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
-from viz.wire import COLUMNS, encode
 
 
 def texts(table: LaneTable, operations: np.ndarray) -> list[str]:

@@ -90,15 +90,6 @@ def test_every_worker_has_its_busy_time_peak_and_limit(shown: CachedLanes) -> No
     ]
 
 
-def test_of_many_workers_those_that_wait_longest_are_listed() -> None:
-    page = SchedulePage([schedule_source(Path("many"), one_f_one_b(Shape(40, 2, 2)))])
-    (lanes,) = drawn(page.cache, page.timelines())
-    texts = words(plain(panels.workers(lanes, lanes.explainer)))
-    assert texts[-1].startswith(f"{panels.WORKERS_SHOWN} of 80, largest inner bubble first.")
-    assert texts[5] == "0.0"
-    assert sum(text.endswith(".0") for text in texts) == 40
-
-
 def found(operations: list[object], total: int | None = None) -> dict[str, object]:
     """What the browser's search hands over."""
     return {"query": "kind:F", "operations": operations, "total": total or len(operations)}

@@ -241,11 +241,6 @@ def test_the_page_opens_during_the_failure(page: RunPage) -> None:
     slider = page.slider()
     assert (slider["min"], slider["max"], slider["value"]) == (0, 8, 4)
     assert slider["marks"] == {0: "0", 3: "3", 6: "6", 8: "8"}
-    assert words(plain(page.notable_steps())) == [
-        "before the failure: step 2",
-        "during the failure: step 4",
-        "after the return: step 7",
-    ]
 
 
 def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:

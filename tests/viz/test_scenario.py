@@ -16,12 +16,11 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.viz.components import decode, plain, words
 from viz.app import build_app
 from viz.details import headline
-from viz.lane_cache import CachedLanes, Explainer
+from viz.lane_cache import CachedLanes, Explainer, encode
 from viz.lanes import LaneTable
 from viz.pages import scenario
 from viz.pages.scenario import parse, times
 from viz.sources import schedule_source
-from viz.wire import encode
 
 SHAPE = Shape(3, 4, 2)
 GIVEN = Profile.uniform(link=0.5)

@@ -18,7 +18,6 @@ from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.plans import Move, Plan
 from tests.hostile import any_bytes, mutated
 from tests.viz.components import canvases, of_type, plain, words
-from viz.lanes import Flag
 from viz.pages.schedule_page import SchedulePage
 from viz.pages.validate_page import FINDINGS_SHOWN, MOST_BYTES, ValidatePage, inspect, printable, read_dropped
 from viz.sources import ScheduleFile, equal_work, family_sources, load_source, load_sources, schedule_source
@@ -83,23 +82,6 @@ def test_a_cut_counts_as_one_chunk() -> None:
 
 def contents(content: bytes) -> str:
     return "data:application/json;base64," + base64.b64encode(content).decode()
-
-
-def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None:
-    text = broken.text()
-    text["0.0"] = "0F0.0 0F0.1 0B0.1 0B0.0 0B0.0"
-    wrong = Schedule.from_text(broken.shape, text, failed=["1.1"])
-    found = inspect(wrong.dumps().encode(), "wrong.json")
-    (duplicate,) = [finding for finding in found.findings if finding.rule == "duplicate"]
-    (lane, start, end), (other_lane, other_start, _) = found.places(duplicate)
-    assert (lane, other_lane) == (0, 0)
-    assert other_start < start
-    marked = [
-        (float(found.lanes.start[i]), float(found.lanes.end[i]))
-        for i in range(len(found.lanes))
-        if found.lanes.flags[i] & Flag.VIOLATION
-    ]
-    assert (start, end) in marked
 
 
 def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> None:

@@ -69,7 +69,6 @@ def test_rates_stand_above_the_nodes_alive(comparison: SystemComparison) -> None
     trace = comparison.traces[0]
     *lines, alive = rates_figure(trace, comparison.of(0)).data
     assert [line.name for line in lines] == [system.name for system in comparison.of(0) if system.fits]
-    assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines)
     assert list(alive.x) == pytest.approx([0, 1, 2, 2.5, 24, 24])
     assert list(alive.y) == [12, 11, 12, 11, 12, 12]
     for line, system in zip(lines, (one for one in comparison.of(0) if one.fits), strict=True):

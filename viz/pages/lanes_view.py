@@ -18,11 +18,10 @@ from flask import Response, abort, request
 from viz.analysis.memory import encode_held
 from viz.details import details
 from viz.kinds import summary
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import Explainer, LaneCache, encode
 from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.numbers import time_unit
 from viz.pages import parts
-from viz.wire import encode
 
 COMPRESSED = "data:application/gzip;base64"
 """How an address begins that holds lanes itself; `assets/modules/table.js` unpacks them."""

@@ -17,8 +17,7 @@ from dash import html
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import TITLES, range_statistics
-from viz.analysis.waits import name
+from viz.analysis.bubbles import TITLES, name, range_statistics
 from viz.kinds import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
 from viz.numbers import PLACE_DIGITS, percent, short
