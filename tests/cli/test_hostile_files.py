@@ -200,7 +200,7 @@ from pathlib import Path
 from recycle.cli import main
 from recycle.errors import RecycleError
 from recycle.ir.event_graph import compile_all
-from viz.dropped import inspect
+from viz.pages.validate_page import inspect
 compile_all()
 for path in sys.argv[2:]:
     gc.collect()  # what one file leaves is not of the next

@@ -14,7 +14,7 @@ from recycle import Profile, Schedule, ScheduleError, Shape
 from recycle.ir import formats
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
-from viz.dropped import inspect
+from viz.pages.validate_page import inspect
 from viz.sources import ScheduleFile, load_source
 
 PLAN = one_f_one_b(Shape(1, 2, 2))

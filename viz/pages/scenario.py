@@ -1,32 +1,39 @@
-"""The scenario of a timeline: what instructions take, what workers may hold, and which workers are dead or slow.
+"""The scenario: what instructions take, what workers may hold, and which workers are dead or slow; and its panel.
 
 Times and limits come field by field, or with a profile or job that somebody drops; the order of the schedule stays.
-What waits for what is worked out once per timeline, so that an answer for a hundred thousand instructions takes less
-than a tenth of a second.
+The browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/modules/times.js`):
+the lanes, and what the headline says of them.
 
 Dead and slow workers are one text, which asks for another plan: `1.2, pipeline:0, stage:3, node:1/8, 0.1=1.5`.
 `pipeline:K`, `stage:S` (all workers of a position) and `node:N/W` (node N where W workers share one, see
 `recycle.job.shape`) name several dead workers at once; `0.1=1.5` is a worker that takes 1.5 times as long for all its
-work.
+work. The page's address keeps the text; buttons and lanes write into it, and the page of plans draws the plan for it
+(`viz.pages.plans_page`).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from recycle.errors import JobError, PlanError, errors_as
-from recycle.ir.event_graph import load_compiled
+import plotly.utils
+from dash import Dash, dcc, html
+from flask import Response, abort, request
+
+from recycle.errors import JobError, PlanError, RecycleError, errors_as
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import PerStage, Profile
 from recycle.job.sections import ANALYTIC
 from recycle.job.shape import Shape, Worker, place_workers
-from viz.lane_cache import Explainer
-from viz.lanes import LaneTable
+from viz.lane_cache import CachedLanes, Explainer, LaneCache, Limits, is_loosened
+from viz.lanes import Flag, LaneTable
+from viz.pages import parts
+from viz.pages.lanes_view import lanes_address
 
 
 class Field(NamedTuple):
@@ -55,20 +62,7 @@ FIELDS = (
 )
 LIMIT = "limit"
 """The field of what a worker may hold, in activations: a number, or one per rank; none where it is left empty."""
-Limits = tuple[float, ...] | None
-_TIMES = (*(field.key for field in FIELDS), "bandwidth", "links")
 _LONGEST = 100_000
-_COMPILE_FROM = 20_000
-"""Rows of a timeline from which the loops of the simulator are compiled before they are needed."""
-
-
-def prepare(explainer: Explainer) -> None:
-    """Have what every answer needs ready: takes a second or two for a large timeline."""
-    _ = explainer.graph
-    if len(explainer.timeline.start) >= _COMPILE_FROM:
-        load_compiled()
-        time_graph(explainer.graph, explainer.timeline.profile)
-    _ = explainer.timeline.peak_activations
 
 
 def values_of(explainer: Explainer) -> dict[str, str]:
@@ -120,13 +114,9 @@ def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits
     return profile_of_layout(priced, priced.prices, shape), None if priced.limits is None else tuple(priced.limits)
 
 
-def retimed(
-    explainer: Explainer, profile: Profile, limits: Limits, table: LaneTable | None = None
-) -> tuple[LaneTable, Explainer]:
-    """The lanes of a planned timeline in other times and limits, and what explains them.
-
-    Args:
-        table: the lanes as given, where they are known: others are made from them in a tenth of the time.
+def retimed(table: LaneTable, explainer: Explainer, profile: Profile, limits: Limits) -> tuple[LaneTable, Explainer]:
+    """The lanes of a planned timeline in other times and limits, with the same names and violations, and what explains
+    them.
 
     Raises:
         JobError: the timeline is what ran, or the times add up to too much.
@@ -135,22 +125,10 @@ def retimed(
         raise JobError("times: an executed step keeps its measured times; choose a plan")
     before = explainer.timeline
     timeline = before if profile is before.profile else time_graph(explainer.graph, profile)
-    if replace(profile, **{key: getattr(before.profile, key) for key in _TIMES}) == before.profile:
-        # What workers hold follows from the order and from what an activation weighs, not from times.
-        timeline.__dict__["peak_activations"] = before.peak_activations
-    is_same = timeline is before and not is_loosened(replace(explainer, limits=limits), explainer.limits)
-    made = Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
-    made.__dict__["graph"] = explainer.graph  # which does not depend on times
-    if table is None or explainer.ids is not None:
-        return LaneTable.from_timeline(timeline), made
-    return table.at_times_of(timeline), made
-
-
-def is_loosened(explainer: Explainer, stated: Limits) -> bool:
-    """Whether workers may hold more than a plan's limits say, for which its bound was proven."""
-    if stated is None:
-        return False
-    return explainer.limits is None or any(now > then for now, then in zip(explainer.limits, stated, strict=True))
+    is_same = timeline is before and not is_loosened(limits, explainer.limits)
+    violations = table.instruction_id[table.has(Flag.VIOLATION)].tolist()
+    lanes = replace(LaneTable.from_timeline(timeline, violations=violations), labels=table.labels)
+    return lanes, Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
 
 
 def _limits(text: Any, ranks: int) -> Limits:
@@ -255,3 +233,113 @@ def _factor(word: str, text: str) -> float:
     if not (math.isfinite(factor) and factor > 0):
         raise PlanError(f"slow workers: {word!r}: write how many times as long it takes, for example 0.1=1.5")
     return factor
+
+
+FAILED = "fail"
+"""Identifier of the field of dead and slow workers; the name in the address."""
+BUTTONS, NODES_SHOWN = 512, 64
+"""Workers up to which each has a button; of more, lanes are pressed or names typed."""
+MOST_BYTES = 2**20
+HINT = (
+    "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
+    " schedule stays as it is. Bound and gap are shown where they hold for these times. A profile (.json) or job"
+    " (.toml) that you choose or drop on the fields gives all of them."
+)
+_LONGEST_NAME = 120
+
+
+def failed_field() -> list[Any]:
+    """The field of dead and slow workers."""
+    field = dcc.Input(
+        id=FAILED,
+        type="text",
+        value="",
+        placeholder="1.2, node:0/8, 0.1=1.5",
+        debounce=True,
+        n_submit=0,
+        size="30",
+    )
+    return [html.Label("Failed and slow workers", htmlFor=FAILED), field]
+
+
+def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
+    """A button per worker, pipeline and node; or how to name workers where there are too many."""
+    dead = frozenset(failed)
+    if shape.worker_count > BUTTONS:
+        return parts.hint(f"{shape.worker_count:,} workers: type names, or press a lane below.")
+    rows = []
+    for k in range(shape.pipelines):
+        workers = [_button(str(Worker(k, r)), str(Worker(k, r)), shape, dead) for r in range(shape.ranks)]
+        rows.append(parts.div("pipeline", _button(f"pipeline:{k}", f"pipeline {k}", shape, dead), *workers))
+    if shape.pipelines > 1:
+        size = shape.ranks if shape.ranks > 1 else 2
+        count = min(len(place_workers(shape, size)), NODES_SHOWN)
+        nodes = [_button(f"node:{n}/{size}", f"node {n}", shape, dead) for n in range(count)]
+        rows.append(parts.div("pipeline", html.Span(f"{size} a node", className="name"), *nodes))
+    return parts.div("workers", *rows)
+
+
+def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> html.Button:
+    first, *others = sorted(group(word, shape))
+    is_failed = dead >= {first, *others}
+    return html.Button(
+        f"✕ {title}" if is_failed else title,
+        id={"type": FAILED, "workers": word},
+        n_clicks=0,
+        className="worker failed" if is_failed else "worker",
+        title=f"{'Restore' if is_failed else 'Fail'} {first}" + (f" to {others[-1]}" if others else ""),
+        **parts.attributes(aria_pressed=str(is_failed).lower()),
+    )
+
+
+def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
+    """The fields of times and limits for a planned timeline."""
+    if explainer.executed:
+        return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
+    titles = {field.name: field.title for field in FIELDS} | {LIMIT: "Memory limit"}
+    rows = [_field(name, titles[name], value) for name, value in values_of(explainer).items()]
+    reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
+    choose = html.Button(
+        "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MOST_BYTES))
+    )
+    message = parts.div("status retime-message", role="status")
+    below = parts.div("retime-buttons", reset, choose)
+    fields = parts.div("retime", *rows, below, message)
+    return [parts.card("Times and limits", fields, parts.hint(HINT))]
+
+
+def _field(name: str, title: str, value: str) -> html.Label:
+    identifier = {"type": "retime", "field": name}
+    entry = dcc.Input(value=value, id=identifier, type="text", placeholder="none", autoComplete="off", spellCheck=False)
+    return html.Label([html.Span(title), entry], **parts.attributes(data_field=name, data_given=value))
+
+
+def register(app: Dash, cache: LaneCache) -> None:
+    """Add the route that times lanes anew."""
+
+    def answer(digest: str) -> Response:
+        shown = cache.get(digest) or abort(404)
+        if request.content_length is None or request.content_length > MOST_BYTES:
+            abort(413)
+        wanted, explainer = request.get_json(silent=True), shown.explainer
+        if explainer is None or not isinstance(wanted, dict):
+            abort(400)
+        try:
+            match wanted.get("file"):
+                case [str(name), str(text)]:
+                    asked = by_file(explainer, name[:_LONGEST_NAME], text)
+                case None:
+                    asked = by_fields(explainer, wanted)
+                case _:
+                    abort(400)
+            digest = cache.put(*retimed(shown.table, explainer, *asked))
+        except RecycleError as error:
+            return _answer({"problem": str(error)})
+        made = cache.get(digest)
+        return _answer({"address": lanes_address(digest), "headline": parts.headline_figures(made) if made else []})
+
+    app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
+
+
+def _answer(head: dict[str, Any]) -> Response:
+    return Response(json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")

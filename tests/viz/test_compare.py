@@ -1,22 +1,75 @@
-"""The compare page: figures, the split, where two part, one axis for all, and what is said when it cannot be."""
+"""What can be compared, on which clock, and what the page finds: figures, the split, where two part."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dash import Dash, html
 
-from recycle import Schedule, Shape
+from recycle import RecycleError, Schedule, Shape
 from recycle.ir.families import one_f_one_b, zb_h1
-from tests.viz.components import canvases, of_type, plain, words
-from viz.lanes import LaneTable
+from tests.viz.components import canvases, drawn, of_type, plain, words
+from viz.analysis.differences import align
+from viz.lane_cache import Operand
 from viz.pages.compare_page import ComparePage
+from viz.pages.compared import ComparedTimelines, choices, first_choice, on_one_axis
+from viz.run import Run
 from viz.run_files import load_run
-from viz.sources import schedule_source
+from viz.sources import ScheduleFile, schedule_source
+
+Source = Run | ScheduleFile
+
+
+def operand(sources: Sequence[Source], key: str) -> Operand:
+    title, make = choices(sources)[key]
+    return make(title)
+
+
+def test_files_plans_and_executed_steps_are_offered(run_dir: Path, healthy: Schedule, broken: Schedule) -> None:
+    files = [schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)]
+    sources = [*files, load_run(run_dir)]
+    titles = [title for title, _ in choices(sources).values()]
+    assert titles[:3] == ["healthy", "broken", "run: plan of steps 0 to 2, all workers"]
+    assert titles[-1] == "run: executed step 8"
+    assert len(titles) == len(set(titles))
+    assert first_choice(sources) == ["file/0", "file/1"]
+    assert first_choice([load_run(run_dir)]) == ["plan/0/bbbb1111", "step/0/4"]
+    for key in ("file/7", "step/2/99", "../../etc/passwd", ""):
+        with pytest.raises(RecycleError, match="is not there to be compared"):
+            ComparedTimelines.of(sources, ["file/0", key])
+
+
+def test_a_plan_is_stretched_to_the_clock_of_what_ran_and_that_is_said(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    both, said = on_one_axis([operand([run], "plan/0/bbbb1111"), operand([run], "step/0/4")])
+    assert both[0].timeline.makespan == pytest.approx(both[1].timeline.makespan, rel=1e-6)
+    assert "1 unit = 0.0173 s; both from their first start" in said[0]
+    assert "transfers none was used before it was sent; clocks may disagree by up to 1.73 ms" in said[1]
+    assert align(both[0].timeline, both[1].timeline, 0.02)[0] == 0.02
+
+
+def test_a_step_of_clocks_that_disagree_is_refused(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    ahead = np.isin(run.trace.process, [2, 3])
+    run.trace = replace(run.trace, start=run.trace.start + 5.0 * ahead, end=run.trace.end + 5.0 * ahead)
+    with pytest.raises(RecycleError, match="clocks of this trace's workers are not aligned"):
+        ComparedTimelines.of([run], ["plan/0/bbbb1111", "step/0/4"])
+
+
+def test_memory_limits_come_from_the_plan_else_from_the_job(run_dir: Path, tmp_path: Path, healthy: Schedule) -> None:
+    (run_dir / "job.toml").write_text((run_dir / "job.toml").read_text() + "[memory]\nlimit = [2, 1]\n")
+    files = [("limited", [3, 2.5]), ("other", [1]), ("odd", [True, "x"]), ("none", None)]
+    sources = [schedule_source(Path(name), healthy.with_metadata(limits=limits)) for name, limits in files]
+    every = [*sources, load_run(run_dir)]
+    assert [operand(every, f"file/{place}").explainer.limits for place in range(4)] == [(3.0, 2.5), None, None, None]
+    assert operand(every, "step/4/4").explainer.limits == (2.0, 1.0)
+    assert operand(every, "plan/4/aaaa0000").explainer.limits == (2.0, 1.0)
+
 
 KEYS = ["file/0", "file/1"]
 
@@ -26,52 +79,25 @@ def page(healthy: Schedule, broken: Schedule) -> ComparePage:
     return ComparePage(lambda: [schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)])
 
 
-def table_of(page: ComparePage, address: str) -> LaneTable:
-    shown = page.cache.get(Path(address).stem)
-    return shown.table
-
-
 def shown(component: Any) -> list[tuple[str, Any]]:
     """Where the buttons of a component lead: the place of the timeline, and places in it."""
     buttons = of_type(plain(component), "Button")
     return [(button["data-graph"], json.loads(button["data-places"])) for button in buttons]
 
 
-def test_two_plans_are_drawn_on_one_axis_with_the_differences_of_their_starts(page: ComparePage) -> None:
-    views = canvases(plain(page.lanes(KEYS)))
-    assert [(view["data-name"], view["data-linked"]) for view in views] == [
-        ("compare-0", "compare"),
-        ("compare-1", "compare"),
-    ]
-    assert {view["data-span"] for view in views} == {"11.0"}
-
-
 def test_each_operation_has_how_much_later_it_starts(page: ComparePage) -> None:
-    first, second = canvases(plain(page.lanes(KEYS)))
+    shown = page.lanes(KEYS)
+    first, second = canvases(plain(shown))
     assert "data-shades" not in first
     (shade,) = json.loads(second["data-shades"])
     content = page.shades.get(Path(shade["address"]).stem)
-    table, found = table_of(page, second["data-address"]), np.frombuffer(content, "<f4")
+    table, found = drawn(page.cache, shown)[1].table, np.frombuffer(content, "<f4")
     named = {str(table.instruction(i)): float(found[i]) for i in range(len(table))}
     assert named["1F1.0"] == 1.0
     assert named["0F0.0"] == 0.0
     assert named["0W1.0"] == 3.0  # in the fault-free plan the later half of its whole backward
     assert shade["title"] == "healthy"
     assert shade["edges"] == [0.01 * 9.0, max(abs(v) for v in named.values() if v == v) / 2]
-    assert [paint["key"] for paint in shade["paints"]][2] == "unchanged"
-    (kinds,) = json.loads(canvases(plain(page.lanes(KEYS, "kind")))[1]["data-shades"])
-    assert (shade["is_shaded"], kinds["is_shaded"], kinds["address"]) == (True, False, shade["address"])
-
-
-def test_the_differences_are_served_once_and_for_ever(page: ComparePage) -> None:
-    app = Dash("test")
-    app.layout = html.Div()
-    page.register(app)
-    (shade,) = json.loads(canvases(plain(page.lanes(KEYS)))[1]["data-shades"])
-    answer = app.server.test_client().get("/" + shade["address"])
-    assert len(answer.data) == 4 * len(page.compared(KEYS).tables[1])
-    assert "immutable" in answer.headers["Cache-Control"]
-    assert app.server.test_client().get("/shades/0.bin").status_code == 404
 
 
 def test_lane_under_lane_is_one_canvas_with_room_for_all(page: ComparePage) -> None:
@@ -126,7 +152,7 @@ def test_the_first_one_is_outlined_in_the_others_when_asked(page: ComparePage) -
 
 def test_plan_and_executed_step_are_compared_in_the_unit_of_their_axis(run_dir: Path) -> None:
     page = ComparePage(lambda: [load_run(run_dir)])
-    keys = page.operands.first_choice()
+    keys = first_choice(page.now())
     texts = words(plain(page.compare(keys)))
     assert "per live worker (ms)" in texts
     assert "the same" in texts

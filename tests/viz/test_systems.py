@@ -14,11 +14,13 @@ from recycle.cli import main
 from tests.cli.command import Command
 from tests.viz.components import of_type, plain, words
 from viz.app import build_app
-from viz.comparison import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
-from viz.figures.charts import goodput_figure, lost_figure, rates_figure, steps
+from viz.figures.charts import lost_figure, rates_figure, steps
 from viz.pages.systems_page import SystemsPage
+from viz.sources import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
 
 JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n"
+
+
 TRACE = "3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n"
 
 
@@ -52,17 +54,6 @@ def test_a_comparison_is_known_by_its_first_words(file: Path, tmp_path: Path) ->
     assert not is_comparison(tmp_path / "none")
 
 
-def test_bars_are_the_goodput_and_lines_the_scaled_references(comparison: SystemComparison) -> None:
-    trace, systems = comparison.traces[1], comparison.of(1)
-    figure = goodput_figure(trace, systems)
-    (bars,) = figure.data
-    assert dict(zip(bars.y, bars.x, strict=True)) == {system.name: system.goodput for system in systems}
-    assert dict(zip(bars.y, bars.text, strict=True))["bamboo"] == "does not fit"
-    at = [shape.x0 for shape in figure.layout.shapes]
-    assert at == [pytest.approx(one.goodput * trace.live) for one in trace.references.values()]
-    assert trace.references["1f1b"].goodput == pytest.approx(18 / 27)
-
-
 def test_shares_of_time_are_those_that_were_booked(comparison: SystemComparison) -> None:
     systems = [system for system in comparison.of(0) if system.fits]
     assert len(systems) == len(comparison.of(0)) - 1
@@ -78,7 +69,6 @@ def test_rates_stand_above_the_nodes_alive(comparison: SystemComparison) -> None
     trace = comparison.traces[0]
     *lines, alive = rates_figure(trace, comparison.of(0)).data
     assert [line.name for line in lines] == [system.name for system in comparison.of(0) if system.fits]
-    assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines)
     assert list(alive.x) == pytest.approx([0, 1, 2, 2.5, 24, 24])
     assert list(alive.y) == [12, 11, 12, 11, 12, 12]
     for line, system in zip(lines, (one for one in comparison.of(0) if one.fits), strict=True):
