@@ -1,7 +1,6 @@
 """Hostings: which units each live worker hosts, and how many micro-batches of each unit it runs; the ways worth a try.
 
 chains     rows of workers, each a whole model cut anew; a chain's micro-batches stay in it
-soft cuts  the same, but neighbours in the model both host the units around their cut, and each micro-batch chooses
 helpers    ranges of any workers, with least copied: what is left over beside whole pipelines helps these
 """
 
@@ -27,8 +26,6 @@ CLOSE = 1.01
 """Chains within this factor of the fastest count as equally fast: those then come first that leave most in place."""
 MOST_CHAINS = 3
 """Ways to make chains that are tried, at most."""
-WORTH = 1.003
-"""Factor that soft cuts must save, in the load of the busiest worker."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +38,6 @@ class Hosting:
         groups: of each, its chain, or its pipeline.
         quotas: [workers, units], micro-batches of each unit that it runs.
         seconds: of the busiest worker.
-        chains: whether no two workers of a chain host the same unit, so that a chain can be planned by itself.
     """
 
     workers: tuple[Worker, ...]
@@ -49,7 +45,6 @@ class Hosting:
     groups: tuple[int, ...]
     quotas: Operations
     seconds: float
-    chains: Chains | None = None
 
     @property
     def wanted(self) -> dict[Worker, Parts]:
@@ -105,11 +100,7 @@ def every_hosting(
     count = shape.global_micro_batches
     if len(set(speeds)) == 1:
         for chains in _of_interest(units, shape, len(live), count, below / speeds[0]):
-            made = _of_chains(units, live, chains, nodes)
-            yield made
-            soft = _softened(units, made, profile, count)
-            if soft is not None and soft.seconds * WORTH < made.seconds:
-                yield soft
+            yield _of_chains(units, live, chains, nodes)
     had = [units.held_before(worker) for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
     seen: set[tuple[tuple[Worker, Parts], ...]] = set()
@@ -172,24 +163,7 @@ def _of_chains(units: Units, live: Sequence[Worker], chains: Chains, nodes: Mapp
         quotas[i, begin:end] = chains.shares[group]
     parts: list[Parts] = [(part,) for part in ranges]
     workers = _apart(units, assign(units, live, parts, [homes.get(k) for k in groups]), parts, live, nodes)
-    return Hosting(tuple(workers), tuple(parts), tuple(groups), quotas, chains.seconds, chains)
-
-
-def _softened(units: Units, made: Hosting, profile: Profile, micro_batches: int) -> Hosting | None:
-    """The same with a unit more on either side of each cut, where workers can hold them."""
-    upto = np.concatenate([[0.0], np.cumsum(units.static)])
-    hosted: list[Parts] = []
-    for ((begin, end),) in made.parts:
-        lower, upper = max(0, begin - 1), min(len(units), end + 1)
-        wider = [(lower, upper), (lower, end), (begin, upper)]
-        fitting = (part for part in wider if upto[part[1]] - upto[part[0]] <= units.most_static)
-        hosted.append((next(fitting, (begin, end)),))
-    speeds = [profile.speed_of(worker) for worker in made.workers]
-    found = balanced(units, hosted, speeds, micro_batches)
-    if found is None:
-        return None
-    seconds, quotas = found
-    return _used(replace(made, parts=tuple(hosted), quotas=quotas, seconds=seconds, chains=None))
+    return Hosting(tuple(workers), tuple(parts), tuple(groups), quotas, chains.seconds)
 
 
 def _of_ranges(
