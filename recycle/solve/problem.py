@@ -369,6 +369,11 @@ class Problem:
         return self.grain >= 1 and self.grain == round(self.grain)
 
     @cached_property
+    def is_even(self) -> bool:
+        """Whether F, I and W all take the same on every stage, and links nothing."""
+        return self.link == 0 and len({*self.forward, *self.backward, *(self.weight if self.split else ())}) == 1
+
+    @cached_property
     def unit(self) -> float:
         """A typical operation's time: the scale of small differences."""
         times = [t for t in (*self.forward, *self.backward, *self.weight) if t > 0]

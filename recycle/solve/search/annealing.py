@@ -7,7 +7,7 @@ Moves: one operation, or in a single pipeline a run of them, to another place of
 depends on that program alone, so it is tested first); two micro-batches of a stage exchange places, on one worker or,
 if both are mobile, between hosts; a mobile one goes to another live host, which runs it at about the same time; a due
 time shifts. A micro-batch is mobile at a stage where its home is dead, or slower than some other host, or has a slower
-link than one. With the barrier every due time is the target, and
+link than one; in a wide round all others of such a stage are too. With the barrier every due time is the target, and
 none shifts. Many of the operations and micro-batches that are tried lie on the critical path of a worker that is late,
 since no other change makes it end earlier. What a state costs is said in `order_kernels`.
 """
@@ -68,6 +68,7 @@ def anneal(
     *,
     steps: int,
     seed: int = 0,
+    wide: bool = False,
     hot: float = 1.0,
     cold: float = 0.1,
 ) -> Annealed:
@@ -78,9 +79,10 @@ def anneal(
         due: due time of each rank; only their differences matter, and with the barrier not even these.
         target: the period to reach.
         steps: moves to try.
+        wide: whether a micro-batch may leave a home that is as fast as any, where others of its stage have to.
         hot, cold: first and last temperature, in the problem's typical operation time.
     """
-    is_mobile = _is_mobile(problem)
+    is_mobile = _is_mobile(problem, wide)
     annealing = Annealing(
         due=np.array(due if problem.staggered else [target] * len(due), dtype=np.float64),
         target=float(target),
@@ -119,7 +121,7 @@ def _live(problem: Problem) -> Operations:
     return np.array([worker not in problem.dead for worker in problem.shape.workers()], dtype=np.int64)
 
 
-def _is_mobile(problem: Problem) -> Flags:
+def _is_mobile(problem: Problem, wide: bool) -> Flags:
     """Whether another host may suit each (stage, micro-batch), flat; none without re-routing."""
     stages, ranks = problem.shape.stages, problem.shape.ranks
     live, speed = _live(problem).reshape(-1, ranks), np.array(problem.speed).reshape(-1, ranks)
@@ -127,7 +129,7 @@ def _is_mobile(problem: Problem) -> Flags:
     is_left: Flags = (live == 0) | (speed > fastest + TOLERANCE)
     home, rank = np.arange(problem.micro_batches) // problem.shape.micro_batches, np.arange(stages) % ranks
     left = (is_left | _has_slow_link(problem))[home][:, rank].T & problem.reroute
-    return left.ravel()
+    return np.repeat(left.any(axis=1), problem.micro_batches) if wide else left.ravel()
 
 
 def _has_slow_link(problem: Problem) -> Flags:
@@ -191,8 +193,9 @@ def _round(
     turn: int,
     deadline: Deadline,
 ) -> Annealed:
-    """One round, from hot to cold, in parts, between which the deadline can end it."""
+    """One round, from hot to cold, in parts, between which the deadline can end it; wide every other time."""
     hot, cold = HEATS[turn % len(HEATS)]
+    wide = turn // len(HEATS) % 2 == 1
     parts = min(PARTS, 1 + steps // LEAST_PART)
     spent, result, pace = 0, Annealed(order, due, False, 0), Pace(deadline)
     for part in range(parts):
@@ -208,6 +211,7 @@ def _round(
             target,
             steps=size,
             seed=part_seed,
+            wide=wide,
             hot=first,
             cold=last,
         )

@@ -126,10 +126,11 @@ class Queues(NamedTuple):
     start: Floats
 
 
-def scheduled(problem: Problem, host: Operations, rule: Rule) -> Order:
+def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: Rule) -> Order:
     """The order that the event loop makes; complete and within the caps.
 
     Args:
+        arrays: the problem's, perhaps with other times.
         host: worker of each (stage, micro-batch), flat.
 
     Raises:
@@ -137,7 +138,6 @@ def scheduled(problem: Problem, host: Operations, rule: Rule) -> Order:
             rank r is on stage c * P + r.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
-    arrays = problem.arrays
     queues = queues_of(
         host, queue, problem.shape.chunks, rule.priority, problem.size, workers=len(arrays.cap), lanes=problem.lanes
     )

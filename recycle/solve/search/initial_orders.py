@@ -32,7 +32,7 @@ from recycle.solve.assignment import Assignment, by_slots, possible_assignments
 from recycle.solve.effort import Effort, Incumbent, Pace, by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
-from recycle.solve.search.insertion import insertion_orders
+from recycle.solve.search.insertion import Manner, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
     Policy,
@@ -78,11 +78,13 @@ class Beginning:
         problem: the one to be searched.
         best: the best order.
         policy: the one that did best on this problem.
+        inserted: the best order by insertion and its manner; None where none was made.
     """
 
     problem: Problem
     best: Incumbent
     policy: Policy
+    inserted: tuple[Incumbent, Manner] | None = None
 
 
 def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
@@ -133,16 +135,20 @@ def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -
     order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
     found.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
-    ways: list[Iterator[Order]] = [
-        (greedy_1f1b(problem, assignment) for assignment in assignments),
+    ways: list[Iterator[tuple[Order, Manner | None]]] = [
+        ((greedy_1f1b(problem, assignment), None) for assignment in assignments),
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
-        family_orders(problem),
+        ((one, None) for one in family_orders(problem)),
     ]
     simple = chain.from_iterable(islice(way, most) for way in ways)
     best = by_period(found)[0]
+    inserted: tuple[Incumbent, Manner] | None = None
     while not (pace.is_over() or effort.is_met(problem, best.period)) and (made := next(simple, None)) is not None:
-        best = by_period([best, timed(problem, made)])[0]
-    return Beginning(problem, best, policy)
+        one, manner = timed(problem, made[0]), made[1]
+        best = by_period([best, one])[0]
+        if manner is not None and (inserted is None or one.period < inserted[0].period):
+            inserted = one, manner
+    return Beginning(problem, best, policy, inserted)
 
 
 def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:

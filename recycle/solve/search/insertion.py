@@ -21,17 +21,21 @@ Limits: that transfers queue is left out here and counted when the order is time
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Assignment, at_home
+from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.event_loop import UNLIMITED
+from recycle.solve.search.order_kernels import timed
 
 NEVER = 1e300
 SAME = 1e-9
@@ -39,9 +43,32 @@ SAME = 1e-9
 PREFERENCE = 1e-3
 """Seconds, in typical operation times, by which a host may be later for each micro-batch more that it has to take."""
 WAITING = (0, UNLIMITED, 2, 5, 1, 3)
-"""W that may wait on a worker, in the order in which they are tried."""
-SPARE = 0.2
-"""What a host may have beyond the assignment, as a share of that, where memory is limited."""
+"""W that may wait on a worker, one number for all ranks, in the order in which they are tried."""
+SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)
+"""What a host may have beyond the assignment to begin with, where memory is limited, and what a search tries."""
+DELAYS = 8
+"""A search stands an operation back by up to half so many typical operations' times."""
+
+
+@dataclass(frozen=True, eq=False)
+class Manner:
+    """What may be varied.
+
+    Attributes:
+        assignment: says how many micro-batches each host has at each stage, and which stay at home.
+        waiting: per rank, W that may wait before the oldest takes the first gap.
+        delay: per kind (F, backward) and stage, seconds by which an operation stands back from its earliest time.
+        sequence: the micro-batches, those first that go first.
+        is_free: any host may take any micro-batch, up to the number that the assignment gives it.
+        spare: by how much a host may exceed this number then, as a share of it, and by one more unless it is 0.
+    """
+
+    assignment: Assignment
+    waiting: tuple[int, ...]
+    delay: tuple[float, ...]
+    sequence: tuple[int, ...]
+    is_free: bool = False
+    spare: float = 0.0
 
 
 class Insertion(NamedTuple):
@@ -51,8 +78,7 @@ class Insertion(NamedTuple):
         host: [units], where a unit stays, or -1; the kernel fills in who takes it.
         home: [units], where it would run if all were alive.
         quota: [stages * workers], units that each worker has to take, of those that stay nowhere.
-        waiting: W that may wait on a worker before the oldest takes the first gap.
-        sequence: the micro-batches, those first that go first.
+        waiting, delay, sequence: as in `Manner`.
         preference: seconds by which a host may be later for each micro-batch more that it has to take, and for being
             the home.
         units: [workers + 1].
@@ -70,7 +96,8 @@ class Insertion(NamedTuple):
     host: Operations
     home: Operations
     quota: Operations
-    waiting: int
+    waiting: Operations
+    delay: Floats
     sequence: Operations
     preference: float
     units: Operations
@@ -88,28 +115,37 @@ class Insertion(NamedTuple):
     last: Operations
 
 
-def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[Order]:
-    """The orders of all manners, with each assignment; those that do not fit the memory are left out."""
+def plain(problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0) -> Manner:
+    """Nothing stands back, and micro-batches go by their index, then pipeline."""
+    m = problem.shape.micro_batches
+    g = np.arange(problem.micro_batches)
+    sequence = tuple(np.lexsort((g // m, g % m)).tolist())
+    return Manner(
+        assignment, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free, spare
+    )
+
+
+def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, Manner]]:
+    """The orders of plain manners, with each assignment; those that do not fit the memory are left out."""
     ways = [(False, 0.0)]
     if problem.reroute and problem.shape.pipelines > 1:
         ways += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
     for waiting, (is_free, spare), assignment in product(WAITING if problem.split else WAITING[:1], ways, assignments):
-        order = inserted(problem, assignment, waiting, is_free, spare)
-        if problem.is_within_caps(order):
-            yield order
+        manner = plain(problem, assignment, waiting, is_free, spare)
+        order = inserted(problem, manner)
+        if order is not None:
+            yield order, manner
 
 
-def inserted(
-    problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0
-) -> Order:
-    """The order that insertion makes, within the caps but for rounding; micro-batches go by index, then pipeline.
+def inserted(problem: Problem, manner: Manner) -> Order | None:
+    """The order that insertion makes; None where rounding puts it beyond a cap."""
+    order = _made(problem, manner)
+    return order if problem.is_within_caps(order) else None
 
-    Args:
-        waiting: W that may wait on a worker before the oldest takes the first gap.
-        is_free: any host may take any micro-batch, up to the number that the assignment gives it.
-        spare: by how much a host may exceed this number then, as a share of it, and by one more unless it is 0.
-    """
-    state = _state(problem, assignment, waiting, is_free, spare)
+
+def _made(problem: Problem, manner: Manner) -> Order:
+    """The order that insertion makes, within the caps but for rounding."""
+    state = _state(problem, manner)
     *_, state = run(insert, problem.size, problem.arrays, state)
     plane = problem.shape.stages * problem.micro_batches
     host, start = np.tile(np.asarray(state.host), problem.kinds), np.asarray(state.start)
@@ -119,13 +155,52 @@ def inserted(
     return [program.tolist() for program in np.split(line, ends)]
 
 
-def _state(problem: Problem, assignment: Assignment, waiting: int, is_free: bool, spare: float) -> Insertion:
-    stages, workers, m = problem.shape.stages, problem.shape.worker_count, problem.shape.micro_batches
-    assigned, home, g = assignment.host, at_home(problem).ravel(), np.arange(problem.micro_batches)
-    moved = np.full(len(assigned), True) if is_free else assigned != home
+def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> Incumbent:
+    """Local search over manners: change a few things at random, keep what is not worse.
+
+    Args:
+        start: the order of `manner`, or a better one.
+    """
+    random = Random(effort.seed)
+    best, current, candidate, current_period = start, manner, manner, inf
+    while effort.goes_on(problem, best.period):
+        found = timed(problem, _made(problem, candidate))
+        if found.period <= current_period and problem.is_within_caps(found.order):
+            current, current_period = candidate, found.period
+            if found.period < best.period - SAME:
+                best = found
+        candidate = vary_manner(problem, current, random)
+    return best
+
+
+def vary_manner(problem: Problem, manner: Manner, random: Random) -> Manner:
+    """The manner with one or two things changed."""
+    waiting, delay, sequence = list(manner.waiting), list(manner.delay), list(manner.sequence)
+    for _ in range(random.choice((1, 1, 2))):
+        how = random.random()
+        if how < 0.3 and problem.split:
+            first = random.randrange(len(waiting))
+            until = random.choice((first + 1, len(waiting)))
+            waiting[first:until] = [random.choice((0, 1, 2, 3, 5, 8, UNLIMITED))] * (until - first)
+        elif how < 0.7:
+            place = random.randrange(len(delay))
+            delay[place] = 0.5 * problem.unit * max(0, random.randrange(DELAYS) - DELAYS // 2 + 1)
+            delay[random.randrange(len(delay))] = 0.0
+        else:
+            i = random.randrange(len(sequence))
+            j = max(0, min(len(sequence) - 1, i + random.randint(-problem.shape.pipelines, problem.shape.pipelines)))
+            sequence.insert(j, sequence.pop(i))
+    spare = random.choice(SPARES) if manner.is_free and random.random() < 0.1 else manner.spare
+    return replace(manner, waiting=tuple(waiting), delay=tuple(delay), sequence=tuple(sequence), spare=spare)
+
+
+def _state(problem: Problem, manner: Manner) -> Insertion:
+    stages, workers, plane = problem.shape.stages, problem.shape.worker_count, len(manner.assignment.host)
+    assigned, home = manner.assignment.host, at_home(problem).ravel()
+    moved = np.full(plane, True) if manner.is_free else assigned != home
     quota = np.bincount((problem.stage_of * workers + assigned)[moved], minlength=stages * workers)
-    if spare:
-        more = np.ceil(quota * spare).astype(np.int64) + 1
+    if manner.spare:
+        more = np.ceil(quota * manner.spare).astype(np.int64) + 1
         quota = np.where(quota > 0, np.minimum(quota + more, problem.micro_batches), 0)
     most = np.bincount(assigned[~moved], minlength=workers) + quota.reshape(stages, workers).sum(axis=0)
     units = np.concatenate([[0], np.cumsum(most)])
@@ -138,8 +213,9 @@ def _state(problem: Problem, assignment: Assignment, waiting: int, is_free: bool
         host=np.where(moved, -1, home),
         home=home,
         quota=quota,
-        waiting=waiting,
-        sequence=np.lexsort((g // m, g % m)),
+        waiting=np.array(manner.waiting, dtype=np.int64),
+        delay=np.array(manner.delay, dtype=np.float64),
+        sequence=np.array(manner.sequence, dtype=np.int64),
         preference=PREFERENCE * problem.unit,
         units=units.astype(np.int64),
         start=np.zeros(problem.size),
@@ -161,7 +237,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
     """The kernel: fills `start` and `host`."""
     stages, n, ranks = problem.stages, problem.micro_batches, problem.ranks
     times, speed, plane = problem.times, problem.speed, problem.stages * problem.micro_batches
-    host, home, quota, start = state.host, state.home, state.quota, state.start
+    host, home, quota, start, delay = state.host, state.home, state.quota, state.start, state.delay
     workers = len(speed)
     for g in state.sequence:
         now = 0.0
@@ -170,14 +246,14 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
             x = s * n + g
             w = host[x]
             if w >= 0:
-                ready = now + _hop(problem, before, w, False)
+                ready = now + delay[s] + _hop(problem, before, w, False)
                 at = _forward_gap(problem, state, w, ready, times[s] * speed[w])
             else:
                 at = NEVER
                 least = NEVER
                 for v in range(s % ranks, workers, ranks):
                     if quota[s * workers + v] > 0:
-                        ready = now + _hop(problem, before, v, False)
+                        ready = now + delay[s] + _hop(problem, before, v, False)
                         time = times[s] * speed[v]
                         favour = state.preference * (quota[s * workers + v] + (1 if v == home[x] else 0))
                         if ready + time - favour >= least:
@@ -202,7 +278,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
         for s in range(stages - 1, -1, -1):
             x = s * n + g
             w = host[x]
-            ready = now + _hop(problem, before, w, True)
+            ready = now + delay[stages + s] + _hop(problem, before, w, True)
             time = times[stages + s] * speed[w]
             at = _gap(problem, state, w, ready, time)
             start[plane + x] = at
@@ -215,7 +291,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
                 state.halved[i] = now
                 state.pending[state.units[w] + state.last[w]] = x
                 state.last[w] += 1
-                while state.last[w] - state.first[w] > state.waiting:
+                while state.last[w] - state.first[w] > state.waiting[w % ranks]:
                     _weight(problem, state, w)
             else:
                 _free(state, w, x, now, now)

@@ -23,7 +23,7 @@ from recycle.solve.assignment import possible_assignments
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import list_schedule
-from recycle.solve.search.insertion import insert, inserted
+from recycle.solve.search.insertion import insert, inserted, plain
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.order_kernels import anneal_order, time_from_idle, time_order
 
@@ -86,7 +86,7 @@ def compile_all() -> None:
     from recycle.solve.search.annealing import anneal  # which imports this module
 
     anneal(problem, order, timing.due, timing.period, steps=1)
-    inserted(problem, possible_assignments(problem)[0], waiting=1)
+    inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
     touch_cache(*KERNELS)
     graph.compile_all()
 

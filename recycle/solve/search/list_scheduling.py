@@ -47,6 +47,9 @@ class Policy:
         weights: W that may wait before a forward has to stand back.
         forward_first: a forward that may run goes before a ready I.
         weight_first: a W goes before a ready I when a forward waits for memory.
+        evenness: how far the clock by which the scheduler decides is from the true times (0) to one where F, I and W
+            take the same and links nothing (1). A true clock fills each wait with a W that then holds up the next F or
+            I; an even one keeps the rotation, and what it decides is timed truly afterwards.
         group: with chunks, micro-batches that a worker takes through one before the next, as interleaved 1F1B does;
             0: the deepest chunk's forward first, and backwards by micro-batch.
     """
@@ -56,6 +59,7 @@ class Policy:
     weights: tuple[int, ...]
     forward_first: tuple[bool, ...]
     weight_first: tuple[bool, ...]
+    evenness: float = 0.0
     group: int = 0
 
 
@@ -83,13 +87,15 @@ def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
     yield plain
     firsts = (True, False) if problem.split else (False,)
-    for more, weight_first in product((0, 1, 2, 3), firsts):
+    evennesses = (0.0,) if problem.is_even else (0.0, 1.0)
+    for more, evenness, weight_first in product((0, 1, 2, 3), evennesses, firsts):
         yield replace(
             plain,
             hold=warm_up(problem, more),
             weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
             forward_first=(True,) * stages,
             weight_first=(weight_first,) * stages,
+            evenness=evenness,
         )
     limits = [plain.weights]
     if problem.split:
@@ -119,7 +125,12 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
         forward_first=np.array(policy.forward_first, dtype=np.int64),
         weight_first=np.array(policy.weight_first, dtype=np.int64),
     )
-    return scheduled(problem, policy.assignment.host, rule)
+    arrays = problem.arrays._replace(
+        times=problem.times + policy.evenness * (problem.unit - problem.times),
+        link=problem.link * (1 - policy.evenness),
+        hops=problem.arrays.hops * (1 - policy.evenness),
+    )
+    return scheduled(problem, arrays, policy.assignment.host, rule)
 
 
 def _priority(problem: Problem, policy: Policy) -> Floats:
@@ -171,4 +182,4 @@ def schedule_by_priority(
         rule = rule._replace(hold=np.array(hold, dtype=np.float64))
     if release is not None:
         rule = rule._replace(release=release)
-    return scheduled(problem, host, rule)
+    return scheduled(problem, problem.arrays, host, rule)

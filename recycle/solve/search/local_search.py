@@ -1,4 +1,4 @@
-"""Search from a beginning: waves where workers host several chunks, then walks of several seeds beside each other.
+"""Search from a beginning: waves and insertion where they do well, then walks of several seeds beside each other.
 
 A walk varies the policy, then anneals single operations. Walks differ in their seed alone, so how many run at once
 changes nothing but the time they take: with steps in place of a wall limit the result depends on the seed and the steps
@@ -16,6 +16,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
 from recycle.solve.search.annealing import improve
 from recycle.solve.search.initial_orders import Beginning
+from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
@@ -25,6 +26,10 @@ LARGE = 10_000
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5
 """Of the time, or of the steps, what waves get where workers host several chunks; and the seconds per operation that
 must be left for waves of all pipelines to be tried: some orders' worth."""
+INSERTION_SHARE, ALONE_SHARE, CLOSE = 0.3, 0.08, 1.15
+"""Of the time, or of the steps, what manners of insertion may take at most; the same of a single pipeline with one
+chunk per worker, where annealing gains more; and of the best period, what the one to begin with may have for this to
+pay."""
 WALKS = 2
 SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
@@ -47,6 +52,11 @@ def search_from(beginning: Beginning, effort: Effort) -> Incumbent:
     if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
         best = by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
         effort.report("searching", best.period)
+    inserted = beginning.inserted
+    if inserted is not None and inserted[0].period <= CLOSE * best.period:
+        is_alone = shape.pipelines == shape.chunks == 1 and problem.size <= LARGE
+        part = effort.part(ALONE_SHARE if is_alone else INSERTION_SHARE)
+        best = by_period([best, vary_insertion(problem, *inserted, part)])[0]
     return _walks(problem, best, beginning.policy, effort.rest())
 
 

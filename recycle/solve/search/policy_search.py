@@ -59,7 +59,11 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
         elif name == "weights" or problem.shape.chunks == 1:
             _change(lists[name], span, problem.shape.stages, name == "weights", random)
     group = random.choice(groups(problem)) if problem.shape.chunks > 1 and random.random() < 0.15 else policy.group
-    return replace(policy, group=group, **{name: tuple(entries) for name, entries in lists.items()})
+    evenness = policy.evenness
+    if not problem.is_even and random.random() < 0.15:
+        evenness = random.choice((0.0, 0.25, 0.5, 0.75, 1.0))
+    changed: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
+    return replace(policy, group=group, evenness=evenness, **changed)
 
 
 def _some_stages(stages: int, random: Random) -> range:

@@ -45,7 +45,7 @@ def test_times_that_stand_are_those_of_the_order_and_any_moves_keep_it_valid(num
         order = schedule_by_policy(problem)
         timing = time_order(problem, order)
         target = timing.period - 9
-        result = anneal(problem, order, timing.due, target, steps=700, seed=seed, hot=HOT, cold=HOT)
+        result = anneal(problem, order, timing.due, target, steps=700, seed=seed, wide=seed == 1, hot=HOT, cold=HOT)
         assert result.order != order
         assert not result.met
         *_, stands, round_of = ends.pop()

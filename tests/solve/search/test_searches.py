@@ -17,19 +17,26 @@ from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Pa
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import improve
 from recycle.solve.search.initial_orders import Beginning, initial_orders
+from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.local_search import search_from
 from recycle.solve.search.order_kernels import time_order
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
+
+def insertion(begun: Beginning, effort: Effort) -> Incumbent:
+    return begun.best if begun.inserted is None else vary_insertion(begun.problem, *begun.inserted, effort)
+
+
 SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
     "policies": lambda begun, effort: vary_policy(begun.problem, begun.best, begun.policy, effort),
     "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
+    "insertion": insertion,
     "waves": lambda begun, effort: best_wave(begun.problem, effort),
     "all": lambda begun, effort: search_from(begun, effort),
 }
-FROM_START = [name for name in SEARCHES if name != "waves"]
+FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves")]
 
 
 def begun_at(made: PricedJob, dead: list[Worker]) -> Beginning:
