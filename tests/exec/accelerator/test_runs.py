@@ -197,7 +197,7 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     faults = [
         text
         for step, worker in zip(range(1, 4 * kills, 4), workers, strict=True)
-        for text in (f"kill={random.uniform(0.0, 0.3):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
+        for text in (f"kill={random.uniform(0.0, 0.05):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
     ]
     train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
     run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
