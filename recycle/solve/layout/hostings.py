@@ -214,42 +214,33 @@ def _apart(
     nodes: Mapping[Worker, int],
 ) -> list[Worker]:
     """Who hosts each of these, some exchanged so that fewer units have all their hosts on one node."""
-    chosen = list(workers)
     if not nodes:
-        return chosen
+        return list(workers)
 
     def on_one_node(of: Sequence[Worker]) -> list[int]:
         on: list[set[int]] = [set() for _ in range(len(units))]
-        for worker, parts in zip(of, hosted, strict=True):
+        for worker, parts in zip(of, hosted, strict=False):
             for u in (u for part in parts for u in range(*part)):
                 on[u].add(nodes[worker])
         return [u for u, each in enumerate(on) if len(each) < 2]
 
     def new(of: Sequence[Worker]) -> int:
-        return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=True))
+        return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=False))
 
-    spare = [worker for worker in live if worker not in set(chosen)]
-    while bad := on_one_node(chosen):
-        u = bad[0]
+    everybody = [*workers, *sorted(set(live).difference(workers))]  # who hosts nothing stands at the end
+    while bad := on_one_node(everybody):
         tries = []
-        for i in [i for i, parts in enumerate(hosted) if common(parts, ((u, u + 1),))]:
-            for j in range(len(chosen)):
-                if nodes[chosen[j]] != nodes[chosen[i]]:
-                    other = list(chosen)
+        for i in [i for i, parts in enumerate(hosted) if common(parts, ((bad[0], bad[0] + 1),))]:
+            for j in range(len(everybody)):
+                if nodes[everybody[j]] != nodes[everybody[i]]:
+                    other = list(everybody)
                     other[i], other[j] = other[j], other[i]
                     tries.append((len(on_one_node(other)), new(other), other))
-            tries += [
-                (len(on_one_node(other)), new(other), other)
-                for worker in spare
-                if nodes[worker] != nodes[chosen[i]]
-                for other in [[*chosen[:i], worker, *chosen[i + 1 :]]]
-            ]
         best = min(tries, key=lambda one: one[:2], default=None)
         if best is None or best[0] >= len(bad):
-            return chosen
-        chosen = best[2]
-        spare = [worker for worker in live if worker not in set(chosen)]
-    return chosen
+            break
+        everybody = best[2]
+    return everybody[: len(workers)]
 
 
 def _new(parts: Parts, had: Parts) -> int:
