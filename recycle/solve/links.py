@@ -8,10 +8,12 @@ import numpy as np
 
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.solve.problem_arrays import Operations
+from recycle.solve.problem_arrays import Floats, Operations
 
 
-def _transfers(shape: Shape, dead: frozenset[Worker], profile: Profile) -> Iterator[tuple[Operations, ...]]:
+def _transfers(
+    shape: Shape, dead: frozenset[Worker], profile: Profile
+) -> Iterator[tuple[Operations, Operations, Floats]]:
     """(sender, receiver, seconds) of all transfers over each boundary, one way and then the other."""
     live = [
         np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
