@@ -2,10 +2,6 @@
 
 Compiling takes much longer than most searches, so that a search against the clock does not wait for it: it goes on in
 plain Python, a process beside it compiles, and a search that comes to its next part, or comes later, loads the result.
-
-    python -m recycle.solve.search.kernels MARK
-
-compiles them, and those that time schedules, into numba's cache: tens of seconds of one core, at low priority.
 """
 
 from __future__ import annotations
@@ -16,16 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from recycle.ir import graph
-from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load, touch_cache
-from recycle.job import Job, price
-from recycle.solve.assignment import possible_assignments
+from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import list_schedule
-from recycle.solve.search.insertion import insert, inserted, plain
-from recycle.solve.search.list_scheduling import schedule_by_policy
-from recycle.solve.search.order_kernels import anneal_order, time_from_idle, time_order
+from recycle.solve.search.insertion import insert
+from recycle.solve.search.order_kernels import anneal_order, time_from_idle
 
 WORTH_LOADING, WORTH_COMPILING, WORTH_COMPILING_FOR = 2.0, 100.0, 200_000
 """Seconds that must be left for loading what has been compiled to pay, and for waiting until it is; and operations
@@ -33,7 +25,6 @@ times orders made for either."""
 STALE_SECONDS = 300.0
 """After so long a process that was to compile is taken to have failed, and another one is started."""
 KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
-_SMALLEST = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n"
 
 
 def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:
@@ -71,29 +62,7 @@ def compile_beside() -> None:
         return
     quiet = subprocess.DEVNULL
     subprocess.Popen(
-        [sys.executable, "-m", "recycle.solve.search.kernels", str(mark.absolute())],
+        [sys.executable, "-m", "recycle.solve.search.compile_kernels", str(mark.absolute())],
         cwd=Path(__file__).absolute().parents[3],
         stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
     )  # fmt: skip
-
-
-def compile_all() -> None:
-    """Call each kernel once on the smallest of problems, whose arguments are of the same types as any problem's."""
-    load(*KERNELS)
-    problem = Problem.of(price(Job.from_toml(_SMALLEST, "the smallest job")))
-    order = schedule_by_policy(problem)
-    timing = time_order(problem, order)
-    from recycle.solve.search.annealing import anneal  # which imports this module
-
-    anneal(problem, order, timing.due, timing.period, steps=1)
-    inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
-    touch_cache(*KERNELS)
-    graph.compile_all()
-
-
-if __name__ == "__main__":
-    os.nice(max(0, 10 - os.nice(0)))
-    try:
-        compile_all()
-    finally:
-        Path(sys.argv[1]).unlink(missing_ok=True)

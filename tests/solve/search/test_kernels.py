@@ -9,7 +9,7 @@ import pytest
 from recycle.ir import compiled
 from recycle.solve.problem_arrays import draw, seeded
 from recycle.solve.search import kernels
-from recycle.solve.search.kernels import compile_all
+from recycle.solve.search.compile_kernels import compile_all
 
 
 @pytest.mark.slow
