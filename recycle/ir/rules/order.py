@@ -13,8 +13,7 @@ import numpy as np
 
 from recycle.ir.columns import Flags, Rows, compute_order
 from recycle.ir.dependencies import Cause
-from recycle.ir.event_graph import EventGraph, event_graph
-from recycle.ir.graph import group_edges, topological_order
+from recycle.ir.event_graph import EventGraph, event_graph, group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
 from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
@@ -22,19 +21,15 @@ from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
 """Independent cycles that are reported at most."""
-_STARTS = 8
-"""Instructions of a cycle from which a shorter one is looked for."""
-_MOST_VISITED = 1_000_000
-"""Instructions that are looked at for a shorter cycle, in all."""
 _TOLD = 40
 """Instructions of a cycle that a message names, half of them from its beginning, half from its end."""
 
 
 @rule("order", "an instruction before what it needs on its own worker")
 def order(inspection: Inspection) -> Iterator[Defect]:
-    """A worker runs its program from front to back. What an instruction needs from its own worker must stand before
-    it: a B or I behind its F (and behind the next stage's B, where that is on the same worker), a W behind its I, a
-    SEND behind its producer, a RECV before its consumer, a STEP behind its REDUCE_GRAD."""
+    """A worker runs its program in order. An instruction must come after everything that it needs from its own
+    worker: a B or I after its F (and after the next stage's B on the same worker), a W after its I, a SEND after
+    its producer, a RECV before its consumer, a STEP after its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     needs, rows = inspection.origin[source], inspection.origin[target]
     placed = ~inspection.rows_in(inspection.misplaced)[rows]
@@ -60,12 +55,11 @@ def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
     return source[by_row], target[by_row]
 
 
-@rule("deadlock", "instructions that wait for each other in a circle")
+@rule("deadlock", "instructions that wait for each other in a cycle")
 def deadlock(inspection: Inspection) -> Iterator[Defect]:
-    """Each instruction waits for what it needs, for the one before it on its worker, and a transfer for the one
-    before it between the same two workers. Where this leads back to where it began, nobody moves: the run hangs. The
-    message follows the circle once around, each instruction with what it waits for. Change the order on any one of
-    the workers on it."""
+    """Each instruction waits for its inputs and for the previous instruction of its worker, and a transfer for the
+    previous one between the same two workers. These waits form a cycle, so the run would hang. The message follows
+    the cycle once, each instruction with what it waits for. Change the order on one of the workers in the cycle."""
     events = inspection.events
     if events.is_acyclic:
         return
@@ -81,11 +75,16 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         yield _circle(inspection, events, cycle, "a circle of waits", hint)
 
 
-@rule("serialised-transport", "deadlocks where a worker carries one transfer at a time", "warning", presumes_valid=True)
+@rule(
+    "serialised-transport",
+    "a deadlock on transports that carry one transfer of a worker at a time",
+    "warning",
+    presumes_valid=True,
+)
 def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
-    """The order is fine as long as transfers run beside each other, but on a transport that carries one transfer of a
-    worker at a time, unbuffered and in program order (one NCCL stream), some of them wait for each other in a circle.
-    Write transfers in one global order, as `lower` does: strip them and lower again."""
+    """On a transport that carries one transfer of a worker at a time, unbuffered and in program order (one NCCL
+    stream), some transfers wait for each other in a cycle. On other transports the order is valid. Remove all
+    transfers and lower the schedule again: `lower` writes them in one global order."""
     if not inspection.has_transfers:
         return
     events = event_graph(inspection.lowered, serialised=True)
@@ -155,26 +154,19 @@ def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
 
 
 def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
-    """A shortest cycle through one of the first nodes of `cycle`, by breadth-first search as far as it goes."""
-    best, left = cycle, _MOST_VISITED
-    for start in cycle[:_STARTS]:
-        came_from: dict[int, int] = {}
-        queue = deque([start])
-        while queue and start not in came_from and left > 0:
-            node = queue.popleft()
-            left -= 1
-            for previous in before[offsets[node] : offsets[node + 1]].tolist():
-                if previous not in came_from:
-                    came_from[previous] = node
-                    queue.append(previous)
-        if start not in came_from:
-            break
-        path = [start]
-        while came_from[path[-1]] != start:
-            path.append(came_from[path[-1]])
-        if len(path) < len(best):
-            best = [start, *reversed(path[1:])]
-    return best
+    """A shortest cycle through the first node of `cycle`, by breadth-first search."""
+    start, came_from = cycle[0], dict[int, int]()
+    queue = deque([start])
+    while start not in came_from:
+        node = queue.popleft()
+        for previous in before[offsets[node] : offsets[node + 1]].tolist():
+            if previous not in came_from:
+                came_from[previous] = node
+                queue.append(previous)
+    path = [start]
+    while came_from[path[-1]] != start:
+        path.append(came_from[path[-1]])
+    return [start, *reversed(path[1:])]
 
 
 def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], message: str, hint: str) -> Defect:
@@ -217,10 +209,10 @@ def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
     return among(*compute_order(events.schedule.columns)) & ~among(data.source, data.target)
 
 
-@rule("late-send", "a send behind other work than its producer", "warning")
+@rule("late-send", "a send that does not follow its producer", "warning")
 def late_send(inspection: Inspection) -> Iterator[Defect]:
-    """A SEND takes its place right after the instruction that makes its value. With other work between them the
-    receiver waits longer for nothing, as sends never hold up computing. Reported once per worker."""
+    """A SEND should follow the instruction that computes its value. With other work in between the receiver waits
+    longer; sends never delay compute. Reported once per worker."""
     if not inspection.has_transfers:
         return
     graph, c = inspection.graph, inspection.lowered.columns
