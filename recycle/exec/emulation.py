@@ -29,9 +29,9 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, flipped
-from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
+from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece, copy_state
 from recycle.exec.model.state.gradient_sums import SumBuffer
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.model.stored_tensors import piece_name
 from recycle.ir.instruction import (
     Backward,
@@ -66,11 +66,11 @@ class EmulatedPiece:
 
     Attributes:
         parameters: as given.
-        count: fp64 [1], steps taken.
+        count: fp64 [1], steps taken; [0] where there are no parameters.
     """
 
     def __init__(self, parameters: torch.Tensor) -> None:
-        self.parameters, self.count = parameters, torch.zeros(1, dtype=torch.float64)
+        self.parameters, self.count = parameters, torch.zeros(min(1, len(parameters)), dtype=torch.float64)
 
     def bind(
         self,
@@ -124,28 +124,15 @@ class EmulatedPiece:
         return named
 
 
-class Stateless:
-    """The state of the embedding or the head, which have none."""
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        return []
-
-
 class EmulatedUnits(ReplicatedState):
     """The units of a stage.
 
     Args:
-        units: by number, in order.
+        pieces: by number, in order; those of embedding and head are empty.
     """
 
-    pieces: dict[int, EmulatedPiece]
-
-    def __init__(self, units: Mapping[int, EmulatedPiece | Stateless]) -> None:
-        self._units = units
-        self.pieces = {number: unit for number, unit in units.items() if isinstance(unit, EmulatedPiece)}
-
-    def units(self) -> Mapping[int, UnitState]:
-        return self._units
+    def __init__(self, pieces: Mapping[int, EmulatedPiece]) -> None:
+        self.pieces: Mapping[int, EmulatedPiece] = pieces
 
     def weights(self) -> list[torch.Tensor]:
         return [piece.parameters for piece in self.pieces.values()]
@@ -168,7 +155,7 @@ class EmulatedStage(Stage):
         index: int,
         profile: Profile | None = None,
         scale: float = 1.0,
-        held: Mapping[int, UnitState] = MappingProxyType({}),
+        held: Mapping[int, StatePiece] = MappingProxyType({}),
     ) -> None:
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
@@ -181,16 +168,14 @@ class EmulatedStage(Stage):
         layers = layers_of(job)
         self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
         self.sum = torch.zeros(ENTRIES * len(self._numbers), dtype=torch.float64)
-        units: dict[int, EmulatedPiece | Stateless] = {}
+        units: dict[int, EmulatedPiece] = {}
         for unit in range(*stage_units(layers)[index]):
-            state, begin = held.get(unit), ENTRIES * (unit - 1 - self._numbers.start)
-            if unit - 1 not in self._numbers:
-                units[unit] = Stateless()
-                continue
-            if not isinstance(state, EmulatedPiece):
-                drawn = _draw(ENTRIES, "parameters", unit - 1, job.model.seed)
-                state = EmulatedPiece(torch.tensor(drawn, dtype=torch.float64))
-            units[unit] = self.bind(state, begin)
+            piece, layer = held.get(unit), unit - 1
+            if not isinstance(piece, EmulatedPiece):
+                entries = ENTRIES * (layer in self._numbers)
+                drawn = _draw(entries, "parameters", layer, job.model.seed)
+                piece = EmulatedPiece(torch.tensor(drawn, dtype=torch.float64))
+            units[unit] = self.bind(piece, max(0, ENTRIES * (layer - self._numbers.start)))
         replicated = EmulatedUnits(units)
         self.layout = self._sharded(job, replicated) if job.train.sharded_optimizer else replicated
         self._loss = 0.0
@@ -447,7 +432,7 @@ class _EmulatedShards(Shards):
 def _draw(count: int, *key: object) -> list[float]:
     """Numbers in [-1, 1) on the grid 2^-20, a pure function of the key; sums of up to 2^32 of them are exact."""
     text = " ".join(map(str, key)).encode()
-    raw = hashlib.blake2b(text, digest_size=4 * count).digest()
+    raw = hashlib.blake2b(text, digest_size=max(1, 4 * count)).digest()
     words = (int.from_bytes(raw[4 * place : 4 * place + 4], "little") for place in range(count))
     return [((word % (1 << 21)) - (1 << 20)) * _GRID for word in words]
 

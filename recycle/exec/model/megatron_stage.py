@@ -20,12 +20,11 @@ from recycle.exec.model.integrity import ChecksumBuilder, flipped, flipped_token
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StoredPart, UnitState
+from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, StoredPart
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
+from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
 from recycle.exec.model.state.optimizer import StoredNames, decays, without_shared
-from recycle.exec.model.state.shards import ShardedOptimizer
-from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.exec.model.tensor_ranks import own_experts, partly_computed
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head, units_of
 from recycle.ir.instruction import (
@@ -64,7 +63,7 @@ class MegatronStage(Stage):
         held: units of the model whose state is there already, as another stage had it.
 
     Attributes:
-        parameters: the live parameters by their name in the whole model, a shared one first.
+        parameters: the live parameters by their name in the whole model, unit by unit.
     """
 
     def __init__(
@@ -78,9 +77,8 @@ class MegatronStage(Stage):
         tensor_rank: int = 0,
         providers: Providers = NONE,
         evaluation: Batches | None = None,
-        held: Mapping[int, UnitState] = MappingProxyType({}),
+        held: Mapping[int, StatePiece] = MappingProxyType({}),
     ) -> None:
-
         self._type = PRECISIONS[job.train.precision]
         self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
         super().__init__(job, index, self._part.message_shape, self._type)
@@ -94,13 +92,12 @@ class MegatronStage(Stage):
         self._recomputes = job.recompute_of(index) == "full"
 
         named = self._part.names
-        shared = SHARED_WEIGHT if job.model.tied else None
-        is_by_unit = has_unit_shards(job)
-        units = self._units_of(job, named) if is_by_unit else {}
-        in_order = sorted(
-            named.items(), key=lambda item: (item[0] != shared, units.get(item[0], 0), not decays(item[1]))
-        )
-        self.parameters = dict(in_order)
+        shared = SHARED_WEIGHT if job.model.tied and SHARED_WEIGHT in named else None
+        units = self._units_of(job, named)
+        # A shared weight comes first of all, or last, so that the sums of the others lie in one row.
+        end = -1 if self._is_first else 1
+        names = sorted(named, key=lambda name: (units[name], end * (name == shared), not decays(named[name])))
+        self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated(part)
@@ -115,34 +112,26 @@ class MegatronStage(Stage):
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
             [name for name, parameter in self.parameters.items() if parameter in halves],
         )
-        is_shared = shared in self.parameters
-        self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device, units)
+        self._sums = GradientSums(job, index, self.parameters, shared, self._names.cut, tied_sum, device)
+        self._size = self._sums.layout.size
+        self._replicated = self._sums.common(0, self._size) if job.grid.tensor_parallel > 1 else []
         hosted = range(*stage_units(job.layers_per_stage())[index])
+        ends = ends_of_units(hosted, [units[name] for name in self.parameters], self._sums.layout)
         if job.train.sharded_optimizer:
-            count = job.shape.pipelines
+            count, is_by_unit = job.shape.pipelines, has_unit_shards(job)
             self.layout = ShardedOptimizer(
                 self.parameters,
                 self._names,
-                self._sums.joined(),
+                self._sums,
                 job.train,
                 self._type,
                 (hosted.start if is_by_unit else index) * count,
                 count,
-                (hosted, units) if is_by_unit else None,
+                [0, *(end for _, end in ends.values())] if is_by_unit else [0, self._size],
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = UnitOptimizers(
-                hosted,
-                self._units_of(job, named),
-                self.parameters,
-                self._sums.all(),
-                job.train,
-                self._type,
-                self._divisor,
-                held,
-                self._names,
-            )
+            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, job.train, self._type, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -165,7 +154,6 @@ class MegatronStage(Stage):
 
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
         """The unit of each parameter."""
-
         layers, index = job.layers_per_stage(), self.index
         head = stage_units(layers)[-1][1] - 1
         return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
@@ -300,14 +288,13 @@ class MegatronStage(Stage):
         return float(self._losses.buffer.sum()) if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        return self._sums.norms_squared()
+        return self._sums.norms_squared(0, self._size)
 
     def replicated(self) -> Collection[int]:
-        return self._sums.replicated
+        return self._replicated
 
     def stored(self) -> dict[int, StoredPart]:
         """Of tied stages with shards the first stores the shared weight."""
-
         parts = super().stored()
         if self._is_first or self._sums.tied is None or not self.layout.gathered():
             return parts

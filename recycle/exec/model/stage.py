@@ -43,15 +43,11 @@ class StoredPart(NamedTuple):
     cuts: Mapping[str, int | None]
 
 
-class UnitState(Protocol):
-    """What a worker holds of one unit of the model."""
+class StatePiece(Protocol):
+    """A part of a stage's state that steps by itself: a unit's, or a shard."""
 
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a new host must copy: the live tensors, in fixed order."""
-
-
-class StatePiece(UnitState, Protocol):
-    """A part of a stage's state that steps by itself: a unit's, or a shard."""
 
     @property
     def size(self) -> int:
@@ -90,7 +86,7 @@ class StateLayout(ABC):
     incomplete: frozenset[int] = frozenset()
 
     @abstractmethod
-    def units(self) -> Mapping[int, UnitState]:
+    def units(self) -> Mapping[int, StatePiece]:
         """What moves with units of the model, in order; complete before the first step."""
 
     @abstractmethod
@@ -175,7 +171,7 @@ class ReplicatedState(StateLayout):
 
     kind = "stage"
 
-    def units(self) -> Mapping[int, UnitState]:
+    def units(self) -> Mapping[int, StatePiece]:
         return self.pieces
 
     def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:

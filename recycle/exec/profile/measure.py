@@ -33,7 +33,7 @@ from recycle.child import serve
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.memory import allocated_by, capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import ANYWHERE, TransportSettings, gpu_or_cpu, transport_named

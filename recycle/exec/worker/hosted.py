@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.stage import Stage, UnitState
+from recycle.exec.model.stage import Stage, StatePiece
 from recycle.exec.protocol import Copy, GenerationRecord
 from recycle.exec.transport.groups import GroupTransport
 from recycle.ir.schedule import Schedule
@@ -49,7 +49,7 @@ class Hosted:
     ) -> None:
         self.worker, self._build, self._cut = worker, build, tuple(cut)
         self.stages: dict[int, Stage] = build(sorted(indices), cut=self._cut)
-        self._held: dict[int, UnitState] = {}
+        self._held: dict[int, StatePiece] = {}
         self.is_confirmed = False
         self._confirmed: HostedStages | None = None
         self._stuck: int | None = None
@@ -154,7 +154,7 @@ class Hosted:
         of = dict(self._placed())
         return tensors_of(of[unit] for unit in range(first, last))
 
-    def _placed(self) -> Iterator[tuple[int, UnitState]]:
+    def _placed(self) -> Iterator[tuple[int, StatePiece]]:
         for stage in self.stages.values():
             yield from stage.layout.units().items()
 
@@ -165,6 +165,6 @@ def copied_to(worker: Worker, copies: Iterable[Copy]) -> set[int]:
     return {number for copy in mine for number in range(copy.first, copy.last)}
 
 
-def tensors_of(states: Iterable[UnitState]) -> list[torch.Tensor]:
+def tensors_of(states: Iterable[StatePiece]) -> list[torch.Tensor]:
     """Those that have anything in them."""
     return [tensor for state in states for tensor in state.state_tensors() if tensor.numel()]

@@ -20,7 +20,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.model.stage import Stage, StatePiece, copy_state
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.protocol import GenerationRecord
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.hosted import Build, Hosted, OwnersOfStages, Read, copied_to, tensors_of

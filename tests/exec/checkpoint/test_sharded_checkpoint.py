@@ -12,7 +12,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.checkpoint.checkpoint import load, write_stage
 from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.model.stored_tensors import StoredTensors, piece_name, piece_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,8 +13,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from recycle import Job, JobError
 from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.state import optimizer as module
-from recycle.exec.model.state.learning_rate import learning_rate
-from recycle.exec.model.state.optimizer import UnitOptimizer, decays
+from recycle.exec.model.state.optimizer import Mean, StateNames, UnitOptimizer, decays, learning_rate
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import TrainSection
 
@@ -32,15 +31,19 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def flat_gradient(optimizer: UnitOptimizer, step: int) -> torch.Tensor:
+def step(
+    optimizer: UnitOptimizer, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None
+) -> None:
+    """One update with the gradients of an iteration."""
     flat = torch.zeros(optimizer.layout.size)
-    for view, gradient in zip(optimizer.layout.views(flat), gradients(step), strict=True):
+    for view, gradient in zip(optimizer.layout.views(flat), gradients(iteration), strict=True):
         view.copy_(gradient)
-    return flat
+    attach(optimizer, lambda start, out: out.copy_(flat[start : start + len(out)]))
+    optimizer.step(iteration, clip_factor, before)
 
 
-def writes(flat: torch.Tensor) -> Callable[[int, torch.Tensor], object]:
-    return lambda start, out: out.copy_(flat[start : start + len(out)])
+def attach(optimizer: UnitOptimizer, mean: Mean) -> None:
+    optimizer.attach(mean, 0, torch.empty(optimizer.size), StateNames({}, {}))
 
 
 def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
@@ -70,7 +73,8 @@ def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
 def test_weight_decay_leaves_norms_and_biases_alone() -> None:
     optimizer = UnitOptimizer(held := parameters(), TRAIN)
     before = [parameter.detach().clone() for parameter in held]
-    optimizer.step(lambda _, out: out.zero_(), 10, 1.0)
+    attach(optimizer, lambda _, out: out.zero_())
+    optimizer.step(10, 1.0)
     for parameter, old in zip(held, before, strict=True):
         expected = old * (1 - 1e-3 * 0.1) if decays(parameter) else old
         assert torch.allclose(parameter, expected, rtol=1e-7, atol=0)
@@ -87,7 +91,7 @@ def test_the_update_is_that_of_plain_adamw() -> None:
         foreach=False,
     )
     for iteration in range(5):
-        optimizer.step(writes(flat_gradient(optimizer, iteration)), iteration, 0.5)
+        step(optimizer, iteration, 0.5)
         for parameter, gradient in zip(plain, gradients(iteration), strict=True):
             parameter.grad = gradient * 0.5
         for group in reference.param_groups:
@@ -104,7 +108,7 @@ def test_gaps_between_parameters_stay_zero() -> None:
     for view in optimizer.layout.views(used):
         view.fill_(1)
     for iteration in range(3):
-        optimizer.step(writes(flat_gradient(optimizer, iteration)), iteration, 1.0)
+        step(optimizer, iteration, 1.0)
     assert not optimizer.parameters[used == 0].any()
 
 
@@ -113,13 +117,13 @@ def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> No
     assert [tensor.shape for tensor in left.state_tensors()] == [(256,), (256,), (256,), (2,)]
     for copy_at in (0, 2):
         for iteration in range(copy_at):
-            left.step(writes(flat_gradient(left, iteration)), iteration, 1.0)
+            step(left, iteration, 1.0)
         right = UnitOptimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
         for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
             mine.copy_(theirs)
         for iteration in range(copy_at, copy_at + 3):
-            left.step(writes(flat_gradient(left, iteration)), iteration, 0.7)
-            right.step(writes(flat_gradient(right, iteration)), iteration, 0.7)
+            step(left, iteration, 0.7)
+            step(right, iteration, 0.7)
         for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
             assert torch.equal(mine, theirs)
 
@@ -134,21 +138,16 @@ def test_a_step_in_pieces_gives_the_same_bits_and_keeps_the_state_as_it_was(
     before = [torch.full_like(tensor, math.nan) for tensor in in_pieces.state_tensors()]
     for iteration in range(3):
         was = [tensor.clone() for tensor in whole.state_tensors()]
-        gradient = writes(flat_gradient(whole, iteration))
-        whole.step(gradient, iteration, 0.7)
-        in_pieces.step(gradient, iteration, 0.7, before)
+        step(whole, iteration, 0.7)
+        step(in_pieces, iteration, 0.7, before)
         for mine, theirs in zip([*in_pieces.state_tensors(), *before], [*whole.state_tensors(), *was], strict=True):
             assert torch.equal(mine, theirs)
 
 
-def test_parameters_that_decay_must_come_first() -> None:
-    with pytest.raises(ValueError, match="first"):
-        UnitOptimizer(list(reversed(parameters())), TRAIN)
-
-
 def test_a_stage_without_parameters_can_step() -> None:
     optimizer = UnitOptimizer([], TRAIN)
-    optimizer.step(lambda _, out: out.zero_(), 0, 1.0)
+    attach(optimizer, lambda _, out: out.zero_())
+    optimizer.step(0, 1.0)
     assert math.prod(optimizer.parameters.shape) == 0
 
 

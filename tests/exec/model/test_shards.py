@@ -13,8 +13,8 @@ import torch
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, Summed
-from recycle.exec.model.state.optimizer import StoredNames, UnitOptimizer
-from recycle.exec.model.state.shards import ShardedOptimizer, Shards
+from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_units
+from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import TrainSection
 from tests.exec.sharded import joined, require_equal
@@ -46,8 +46,15 @@ def summed(order: Sequence[str] = NAMES) -> ExactSum:
 
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
-    joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
-    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count)
+    ends = [0, sums.layout.size]
+    return ShardedOptimizer(parameters(), GATED, JoinedSums([Summed(sums)], DIVISOR), TRAIN, working, 10, count, ends)
+
+
+def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
+    whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
+    mean = JoinedSums([Summed(sums)], DIVISOR).mean
+    whole.attach(mean, 0, torch.empty(whole.size), StateNames({}, {}))
+    return whole
 
 
 def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
@@ -94,8 +101,8 @@ def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
 
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
 def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> None:
-    sums, listed = summed(), list(parameters().values())
-    whole, shards = UnitOptimizer(listed, TRAIN, working), sharded(sums, 3, working)
+    sums = summed()
+    whole, shards = in_one_piece(sums, working), sharded(sums, 3, working)
     shards.own(range(10, 13))
     shards.settled()
     before = [torch.empty_like(tensor) for tensor in shards.state_tensors()]
@@ -105,7 +112,7 @@ def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> 
     for iteration in range(3):
         if iteration == 2:
             digests.append(digests_of(shards))
-        whole.step(lambda start, out: sums.mean(DIVISOR, out, start), iteration, 0.5)
+        whole.step(iteration, 0.5)
         shards.step(iteration, 0.5, before, kept if not iteration else 0)
     require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
     live = torch.cat(shards.weights())
@@ -136,17 +143,19 @@ def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None
 def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: torch.dtype) -> None:
     """Three units, one without parameters; in the last those that decay come last, as a shared weight does there."""
     order = ["gated", "bias", "norm", "wide", "small"]
-    units = {"gated": 4, "bias": 4, "norm": 6, "wide": 6, "small": 6}
-    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order), order)], DIVISOR)
-    shards = ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
+    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order))], DIVISOR)
+    in_order = {name: parameters()[name] for name in order}
+    ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
+    cuts = [0, *(end for _, end in ends.values())]
+    shards = ShardedOptimizer(in_order, GATED, joined_sums, TRAIN, working, 12, 3, cuts)
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
     shards.own(shards.all_numbers)
     terms = sorted(norm for norms in norms_of(shards) for norm in norms)
     assert terms == sorted(whole_sums.mean_norms_squared(DIVISOR))
-    whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
+    whole = in_one_piece(whole_sums, working)
     for iteration in range(2):
-        whole.step(lambda start, out: whole_sums.mean(DIVISOR, out, start), iteration, 0.5)
+        whole.step(iteration, 0.5)
         shards.step(iteration, 0.5)
     require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))

@@ -14,7 +14,7 @@ import torch
 from recycle import Job, Link, Profile, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.measure import StageFigures, Subject, message_bytes
 from recycle.exec.profile.memory import Allocated, allocated_by
 from recycle.exec.profile.profiler import assemble

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from recycle import MicroBatch, RunError
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.updates import Updates
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
