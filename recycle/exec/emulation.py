@@ -29,7 +29,7 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, flipped
-from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece, copy_state
+from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece
 from recycle.exec.model.state.gradient_sums import SumBuffer
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.model.stored_tensors import piece_name
@@ -90,22 +90,12 @@ class EmulatedPiece:
         self._sums, self._begin, self._layers, self._update = sums, begin, layers, update
         return self
 
-    @property
-    def size(self) -> int:
-        return len(self.parameters)
-
     def state_tensors(self) -> list[torch.Tensor]:
         return [self.parameters, self.count]
 
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        if before is not None and not kept:
-            copy_state(before, self.state_tensors())
+    def step(self, iteration: int, clip_factor: float) -> None:
         self._update(self.parameters, self._sums, clip_factor)
         self.count.add_(1)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        copy_state(before, self.state_tensors())
-        return self.size
 
     def publish(self) -> None:
         return
@@ -186,7 +176,7 @@ class EmulatedStage(Stage):
 
     def bind(self, piece: EmulatedPiece, begin: int) -> EmulatedPiece:
         """Have a piece be the part of this stage that begins at an element."""
-        return piece.bind(self.sum[begin : begin + piece.size], begin, self._numbers, self._update)
+        return piece.bind(self.sum[begin : begin + len(piece.parameters)], begin, self._numbers, self._update)
 
     def _sharded(self, job: Job, units: EmulatedUnits) -> Shards:
         """The layers' parameters in one flat tensor, cut into shards of as many entries as can be; or each layer's."""
@@ -310,11 +300,9 @@ class EmulatedStage(Stage):
     def replicated(self) -> range:
         return range(len(self.sum) if self._is_one_of_several else 0)
 
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
+    def step(self, iteration: int, clip_factor: float) -> None:
         with self._lasting("step"):
-            super().step(iteration, clip_factor, before, kept)
+            super().step(iteration, clip_factor)
 
     def _update(self, parameters: torch.Tensor, sums: torch.Tensor, clip_factor: float) -> None:
         parameters.sub_(sums / self._divisor * (clip_factor * self._train.learning_rate))

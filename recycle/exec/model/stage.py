@@ -49,15 +49,8 @@ class StatePiece(Protocol):
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a new host must copy: the live tensors, in fixed order."""
 
-    @property
-    def size(self) -> int:
-        """Elements, which `keep` counts in."""
-
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        """As `Stage.step`, of which `kept` elements are in `before` already; that is laid out as `state_tensors`."""
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`, of this piece."""
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """As `Stage.step`."""
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
@@ -129,41 +122,12 @@ class StateLayout(ABC):
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`."""
         named: dict[str, torch.Tensor] = {}
-        for number, mine in self._split(tensors):
-            named |= self.pieces[number].named_state(mine)
-        return named
-
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        """As `Stage.step`."""
-        split = dict(self._split(before)) if before is not None else {}
-        for number, piece in self.pieces.items():
-            piece.step(iteration, clip_factor, split.get(number), min(max(0, kept), piece.size))
-            kept -= piece.size
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`; counts in elements of the pieces, one behind the other.
-
-        It goes no further than to one that is incomplete: what comes of it until the step has to be kept too.
-        """
-        offset = 0
-        for number, mine in self._split(before):
-            piece = self.pieces[number]
-            if number in self.incomplete:
-                break
-            if start < offset + piece.size:
-                return offset + piece.keep(mine, start - offset)
-            offset += piece.size
-        return start
-
-    def _split(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, Sequence[torch.Tensor]]]:
-        """Of each piece, its part of tensors laid out as `state_tensors`."""
         begin = 0
-        for number, piece in self.pieces.items():
+        for piece in self.pieces.values():
             end = begin + len(piece.state_tensors())
-            yield number, tensors[begin:end]
+            named |= piece.named_state(tensors[begin:end])
             begin = end
+        return named
 
 
 class ReplicatedState(StateLayout):
@@ -386,24 +350,10 @@ class Stage(ABC):
         """
         return {}
 
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        """After the reduction: one AdamW update with the learning rate of `iteration`.
-
-        Args:
-            before: takes the state as it was, laid out as `state_tensors`.
-            kept: how much of it `keep` has copied since the last step.
-        """
-        self.layout.step(iteration, clip_factor, before, kept)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """Copy the next piece of the state into `before`, laid out as `state_tensors`; 0 is the first one's `start`.
-
-        Returns:
-            the next one's start; `start` again when nothing was left.
-        """
-        return self.layout.keep(before, start)
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """After the reduction: one AdamW update with the learning rate of `iteration`."""
+        for piece in self.layout.pieces.values():
+            piece.step(iteration, clip_factor)
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors of all units, one unit behind the other; or of the owned shards."""

@@ -33,6 +33,35 @@ class _Kept(NamedTuple):
     buffers: dict[int, list[torch.Tensor]]
 
 
+class StateCopy:
+    """A copy of a state on its way.
+
+    Args:
+        live, into: tensors of the state, and of the copy.
+    """
+
+    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        self._pieces = [
+            pair
+            for one, other in zip(live, into, strict=True)
+            for pair in zip(torch.split(one.view(-1), PIECE), torch.split(other.view(-1), PIECE), strict=True)
+        ]
+
+    @torch.no_grad()
+    def piece(self) -> bool:
+        """Copy the next piece; whether there was one."""
+        if not self._pieces:
+            return False
+        live, into = self._pieces.pop()
+        into.copy_(live, non_blocking=True)  # where it is on the host; in order on the device
+        return True
+
+    def finish(self) -> None:
+        """Copy all that is left."""
+        while self.piece():
+            pass
+
+
 class _Copying:
     """The checksum of one part of a stage on its way, and where the part is kept the copy before it.
 
@@ -42,25 +71,19 @@ class _Copying:
     """
 
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
+        self._copy: StateCopy | None = None if into is None else StateCopy(live, into)
         into = live if into is None else into
-        self._pieces = [
-            pair
-            for one, other in zip(live, into, strict=True)
-            if one is not other
-            for pair in zip(torch.split(one.view(-1), PIECE), torch.split(other.view(-1), PIECE), strict=True)
-        ]
         self._is_awaited = any(one.is_cuda and not other.is_cuda for one, other in zip(live, into, strict=True))
         self._checksum = RunningChecksum(into)
 
-    @torch.no_grad()
     def piece(self) -> bool:
         """Copy the next piece, or else go through one of the copy; whether there was one."""
-        if self._pieces:
-            live, into = self._pieces.pop()
-            into.copy_(live, non_blocking=True)
-            if not self._pieces and self._is_awaited:
+        if self._copy is not None:
+            if self._copy.piece():
+                return True
+            self._copy = None
+            if self._is_awaited:
                 torch.cuda.current_stream().synchronize()
-            return True
         return self._checksum.piece()
 
     def finish(self) -> Checksum:

@@ -6,7 +6,7 @@ one iteration away from the committed one, behind it (its reduced gradient is st
 
 Keeping the state from before takes as long as the step itself, and need not wait for it: once a step is committed, the
 state stays as it is until the next. So a thread copies it while the worker waits for others, in the bubbles of the
-schedule, piece by piece; what is left when the step comes is copied piece by piece with it. States that hosts compare
+schedule, piece by piece; what is left when the step comes is copied before it. States that hosts compare
 are kept in the same way (kept_states.py), and are what a worker goes back to when they differ.
 """
 
@@ -26,7 +26,7 @@ from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.stage import Stage, copy_state
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
-from recycle.exec.worker.kept_states import KeptStates
+from recycle.exec.worker.kept_states import KeptStates, StateCopy
 
 REHOST = "rehost"
 """What it is called to go back to a state in which the worker hosted other stages."""
@@ -59,7 +59,7 @@ class Updates:
         self._reduced, self._settled = -1, at
         self._gathered: dict[int, int] = {}
         self._before: dict[int, list[torch.Tensor]] = {}
-        self._kept: dict[int, int] = {}
+        self._copies: dict[int, StateCopy | None] = {}
         self._last, self._is_due = -1, False
         self._comparison: Comparison | None = None
         self.kept_states = KeptStates(stages, self._empty_like, hosting)
@@ -71,7 +71,7 @@ class Updates:
     def begin(self, iteration: int) -> None:
         """`iteration` begins, and will end with a step; the steps of the one before are done."""
         with self._lock:
-            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), None
+            self._last, self._copies, self._comparison = iteration - 1, dict.fromkeys(self._stages), None
             self._is_due = self._decided is not None
 
     def compare_in_waits(self, comparison: Comparison) -> None:
@@ -126,9 +126,10 @@ class Updates:
         """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
         with self._lock:
             self.kept_states.finish(index)
-            kept = self._kept.pop(index, 0)
+            copy = self._copies.pop(index, None) or self._copy(index)
+        copy.finish()
         self._gathered.pop(index, None)
-        self._stages[index].step(iteration, 1.0, self._buffers(index), kept)
+        self._stages[index].step(iteration, 1.0)
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
@@ -143,7 +144,7 @@ class Updates:
             self._hosts_others(at)
 
     def _hosts_others(self, at: int) -> None:
-        self._at, self._kept = dict.fromkeys(self._stages, at), {}
+        self._at, self._copies = dict.fromkeys(self._stages, at), {}
         self._gathered.clear()
         self._before.clear()
 
@@ -154,7 +155,7 @@ class Updates:
         wait for this worker now.
         """
         with self._lock:
-            self._kept = {}
+            self._copies = {}
 
     def stand_at(self, iteration: int) -> bool:
         """Whether every stage's last step was that of `iteration`."""
@@ -186,7 +187,7 @@ class Updates:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
         """
         with self._lock:
-            self._kept, self._is_due = {}, False
+            self._copies, self._is_due = {}, False
             self._waits.clear()
             if goes_back and self._is_ahead(committed):
                 if not self.kept_states.go_back(committed):
@@ -206,6 +207,9 @@ class Updates:
             if commit is None or at != committed - 1 or self._reduced != committed:
                 raise RunError(f"stage {index} is at iteration {at}, the register at {committed}")
             self.step(index, commit)
+
+    def _copy(self, index: int) -> StateCopy:
+        return StateCopy(self._stages[index].state_tensors(), self._buffers(index))
 
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
         live, before = self._stages[index].state_tensors(), self._before.get(index, [])
@@ -250,10 +254,10 @@ class Updates:
         return self.kept_states.piece()
 
     def _copy_piece(self) -> bool:
-        """Copy one piece of one stage; whether there was one."""
-        for index, start in self._kept.items():
-            stop = self._stages[index].keep(self._buffers(index), start)
-            if stop != start:
-                self._kept[index] = stop
-                return True
+        """Copy one piece of one stage; whether there was one. What is still coming here is copied by the step."""
+        for index, copy in self._copies.items():
+            if not self._stages[index].layout.incomplete:
+                copy = self._copies[index] = copy or self._copy(index)
+                if copy.piece():
+                    return True
         return False

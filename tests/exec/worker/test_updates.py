@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
-import torch
 from msgspec.structs import replace
 
-from recycle import MicroBatch, RunError
+from recycle import RunError
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.layouts import Shards
-from recycle.exec.protocol import Commit
+from recycle.exec.protocol import Commit, StepMode
+from recycle.exec.worker import kept_states
+from recycle.exec.worker.kept_states import StateCopy
 from recycle.exec.worker.updates import Updates
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 from tests.exec.runs import job
@@ -88,18 +90,6 @@ def test_a_step_ahead_is_that_of_the_commit_and_undo_restores_every_bit_again_an
         step_ahead(updates, step)
 
 
-def test_what_is_committed_stays_also_in_the_middle_of_the_next_iteration(kind: str) -> None:
-    expected = trained(kind, 1)
-    stages = pipeline(kind)
-    updates = updates_of(stages)
-    train(stages, updates, 0)
-    step_ahead(updates, 0)
-    stages[0].begin_iteration(1)
-    stages[0].forward(MicroBatch(0, 0), None)
-    updates.settle(0, commit(0))
-    assert " ".join(digests(stages)) == expected[1]
-
-
 def test_a_stage_that_is_behind_steps_from_its_reduced_gradient_while_its_neighbour_stays(kind: str) -> None:
     expected = trained(kind, 1)
     stages = pipeline(kind)
@@ -120,19 +110,6 @@ def test_a_step_that_a_commit_skips_counts_and_changes_nothing(kind: str) -> Non
     updates.settle(0, commit(0, None))
 
 
-def test_a_state_with_gradients_that_are_not_numbers_is_taken_back_too() -> None:
-    stages = pipeline("gpt")
-    updates = updates_of(stages)
-    before = digests(stages)
-    train(stages, updates, 0)
-    for index, stage in enumerate(stages):
-        stage.gradient_buffers()[0].fill_(float("nan"))
-        updates.step_ahead(index, 0)
-        assert torch.isnan(stage.state_tensors()[0]).any()
-    updates.settle(-1, None)
-    assert digests(stages) == before
-
-
 def test_a_stage_whose_gradient_is_gone_cannot_catch_up() -> None:
     stages = pipeline("emulated")
     updates = updates_of(stages)
@@ -144,15 +121,17 @@ def test_a_stage_whose_gradient_is_gone_cannot_catch_up() -> None:
         updates.settle(6, commit(6))
 
 
-def test_a_device_that_fails_while_the_state_is_copied_early_is_left_to_the_main_thread() -> None:
+def test_a_device_that_fails_while_the_state_is_copied_early_is_left_to_the_main_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
     failed = threading.Event()
 
-    def keep(*_: object) -> int:
+    def piece(_: StateCopy) -> bool:
         failed.set()
         raise RuntimeError("accelerator error")
 
-    stages[0].keep = keep  # type: ignore[method-assign]
+    monkeypatch.setattr(StateCopy, "piece", piece)
     hook, threading.excepthook = threading.excepthook, raised.append
     try:
         updates = Updates(dict(enumerate(stages)), decided=lambda step: replace(commit(step), next_mode="staggered"))
@@ -167,11 +146,38 @@ def test_a_device_that_fails_while_the_state_is_copied_early_is_left_to_the_main
     assert raised == []
 
 
-def test_the_state_before_a_step_lies_where_the_job_wants_it() -> None:
-    on_device = torch.empty(3, dtype=torch.bfloat16, device="meta")
-    for on_host, device in ((False, "meta"), (True, "cpu")):
-        kept = Updates({}, on_host=on_host)._empty_like(on_device)
-        assert (kept.device.type, kept.shape, kept.dtype) == (device, (3,), torch.bfloat16)
+@pytest.mark.parametrize("mode", ["staggered", "barrier"])
+def test_in_a_wait_the_state_is_copied_once_its_step_is_committed_and_the_rest_by_the_step(
+    mode: StepMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, copied, copy_piece = dict[int, Commit](), list[StateCopy](), StateCopy.piece
+
+    def piece(copy: StateCopy) -> bool:
+        copied.append(copy)
+        time.sleep(0.001)
+        return copy_piece(copy)
+
+    monkeypatch.setattr(kept_states, "PIECE", 256)
+    monkeypatch.setattr(StateCopy, "piece", piece)
+    stages = pipeline("gpt")
+    updates = Updates(dict(enumerate(stages)), decided=known.get)
+    train(stages, updates, 0)
+    step_ahead(updates, 0)
+    after = digests(stages)
+    copied.clear()
+    updates.begin(1)
+    updates.waits(True)
+    time.sleep(0.05)
+    assert not copied
+    known[0] = replace(commit(0), next_mode=mode)
+    time.sleep(0.1)
+    updates.waits(False)
+    assert bool(copied) == (mode == "staggered"), "a step that waits for its own commit is not undone"
+    train(stages, updates, 1)
+    step_ahead(updates, 1)
+    assert digests(stages) != after
+    updates.settle(0, known[0])
+    assert digests(stages) == after
 
 
 def test_a_step_of_other_shards_is_taken_back_in_memory_that_fits_them() -> None:

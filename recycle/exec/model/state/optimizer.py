@@ -190,36 +190,18 @@ class FlatOptimizer:
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
     @property
-    def size(self) -> int:
-        """n."""
-        return len(self.parameters)
-
-    @property
     def live(self) -> torch.Tensor:
         """What the model computes with, [n]."""
         return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        """One update.
-
-        Args:
-            iteration: whose learning rate applies.
-            clip_factor: factor on the gradient.
-            before: takes the state as it was, laid out as `state_tensors`.
-            kept: elements of it that `keep` has copied already.
-        """
-        if before is not None:
-            before[3].copy_(self._counts, non_blocking=True)
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """One update, with the learning rate of an iteration and a factor on the gradient."""
         rate = learning_rate(self._train, iteration)
         for run in self._runs:
             count = self._counts[int(not run.decays)]
             for start in range(run.begin, run.end, self._piece):
                 piece = slice(start, min(start + self._piece, run.end))
-                if before is not None and kept < piece.stop:
-                    self._copy(before, slice(max(start, kept), piece.stop))
                 mean = self._scratch[: piece.stop - piece.start]
                 self._mean(self._begin + start, mean)
                 if clip_factor != 1.0:
@@ -246,21 +228,6 @@ class FlatOptimizer:
         for decays in {run.decays for run in self._runs}:
             self._counts[int(not decays)] += 1
 
-    @torch.no_grad()
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """Copy a piece of the state, from element `start` on, into `before`, laid out as `state_tensors`.
-
-        Returns:
-            the element behind it; `start` when nothing was left. The step counts are copied by `step`.
-        """
-        stop = min(start + self._piece, len(self.parameters))
-        self._copy(before, slice(start, stop))
-        return stop
-
-    def _copy(self, before: Sequence[torch.Tensor], piece: slice) -> None:
-        for into, tensor in zip(_shaped(before), _shaped(self.state_tensors()), strict=True):
-            into[piece].copy_(tensor[piece], non_blocking=True)  # where `into` is on the host; in order on the device
-
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts: the live tensors."""
         return [self.parameters, self._averages, self._squares, self._counts]
@@ -275,7 +242,7 @@ class FlatOptimizer:
             tensors = [*tensors, tensors[0].to(self.live.dtype)]
         named = {
             prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
-            for prefix, flat in zip(SHAPED, _shaped(tensors), strict=False)
+            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
             for name, (begin, end, shape) in self._names.shaped.items()
         }
         for name, place in self._names.counted.items():
@@ -288,11 +255,6 @@ class FlatOptimizer:
         """Write the live parameters that follow from the state."""
         if self._working is not None:
             self._working.copy_(self.parameters)
-
-
-def _shaped(state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What of a state is laid out as the parameters are, in the order of SHAPED."""
-    return [*state[:3], *state[4:]]
 
 
 class UnitOptimizer(FlatOptimizer):
