@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
 
 from recycle import Job
-from recycle.exec import run as run_in_one_process
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
-from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.runs.logs import log_path
-from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, Stuck, named
+from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Failing, Full, Lazy, SlowCopies, Stuck, named
 from tests.exec.accelerator.transport import Simulated
 from tests.exec.fault_matrix import (
     ENDING,
     JOB,
-    SCENARIOS,
     STEPS,
     matrix_row,
     phases,
-    scenario_rows,
     some_phases,
 )
 from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
@@ -126,13 +118,6 @@ def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(lau
     assert min(figures) >= 0.9 * seconds
 
 
-@pytest.mark.soak
-def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
-    run = launch(over(Full, small(), hung_after=2.0), SHORT, f"kill:0.0@{STRUCK_AT}")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
-    assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
-
-
 def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
     run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
     assert_same_training(run, calm_run(small(), launch, SHORT))
@@ -156,66 +141,9 @@ def test_a_joiner_whose_source_dies_before_its_state_has_come_gets_it_from_anoth
     assert rejoined == [("1.1", "2.1")]
 
 
-def test_a_run_goes_on_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
-    of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
-    launch(of, 5, directory=tmp_path)
-    run = launch(of, SHORT, directory=tmp_path, resume=True)
-    reference = calm_run(small("gpt"), launch, SHORT)
-    assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
-    assert run.digests == reference.digests
-
-
 def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run) -> None:
     pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
     assert_same_training(run, calm_run(pair, launch, 7))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 2
-
-
-@pytest.mark.soak
-def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
-    of = Job.from_toml(
-        "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
-        f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
-    )
-    (tmp_path / "job.toml").write_text(of.to_toml())
-    metrics = tmp_path / "metrics.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
-    command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stderr
-    expected = run_in_one_process(zb_h1(of.shape), of, steps=3)
-    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses
-
-
-@pytest.mark.soak
-def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None:
-    kills, random = 200, Random(1)
-    workers = [str(random.choice(list(JOB.shape.workers()))) for _ in range(kills)]
-    faults = [
-        text
-        for step, worker in zip(range(1, 4 * kills, 4), workers, strict=True)
-        for text in (f"kill={random.uniform(0.0, 0.3):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
-    ]
-    train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
-    run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
-    assert_same_training(run, calm_run(JOB, launch, 4 * kills))
-    struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
-    found = [event for event in run.events if event["kind"] == "detected"]
-    dead = Counter(event["worker"] for event in found)
-    assert dead <= struck
-    assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may come to strike the same process
-    assert {event["cause"] for event in found} == {"killed by SIGKILL"}
-    assert struck.total() > 0.9 * kills  # some are dead already when their turn comes
-
-
-@pytest.mark.soak
-def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_change_no_bit(launch: Run) -> None:
-    def strike(faults: Sequence[str]) -> RunResult:
-        return launch(over(Simulated, JOB), STEPS, *faults)
-
-    scenarios = [one for one in SCENARIOS if not any(fault.startswith(ENDS_SILENTLY) for fault in one.faults)]
-    rows = list(scenario_rows(strike, calm_run(JOB, launch, STEPS), scenarios))
-    assert [row[-1] for row in rows] == ["identical"] * (len(SCENARIOS) - 1)

@@ -20,7 +20,6 @@ from recycle import Job, JobError, RunError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.resume import find_earlier
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.job import price
@@ -30,7 +29,6 @@ from tests.exec.runs import (
     events_of,
     figures,
     job,
-    kinds,
     lines_of,
     live_workers,
     processes_writing_below,
@@ -139,19 +137,6 @@ def begun(launch: Run, tmp_path: Path) -> Path:
     return copy_of(calm_run(small(), launch, 5), tmp_path)
 
 
-@pytest.mark.soak
-def test_a_stage_lost_twice_is_brought_back_twice_and_a_worker_that_returns_takes_part_again(
-    begun: Path, emulated: RunResult, launch: Run
-) -> None:
-    faults = (*(kill.format(6) for kill in WHOLE_STAGE), "rejoin:2.1@8", "kill:0.0@9", "kill:1.0@9")
-    run = launch(small(), 12, *faults, directory=begun, resume=True)
-    assert_same_course(begun, emulated)
-    assert [len(event["live"]) for event in events_of(begun, "restored")] == [6, 3, 2]
-    assert kinds(run).count("rejoined") == 1
-    assert live_workers(run)[-1] == 2
-    assert not processes_writing_below(str(begun))
-
-
 def test_a_stage_lost_without_a_checkpoint_ends_the_run_and_says_what_would_have_helped(
     launch: Run, tmp_path: Path
 ) -> None:
@@ -201,14 +186,6 @@ def test_a_run_that_was_harmed_goes_on_from_its_newest_whole_checkpoint_to_the_s
     messages = [event["message"] for event in events_of(begun, "warning")]
     assert len(messages) == (warning is not None)
     assert all(str(warning) in message for message in messages)
-
-
-def test_another_course_is_gone_on_with_and_said(begun: Path, launch: Run) -> None:
-    launch(small(learning_rate=0.5), 6, directory=begun, resume=True)
-    assert [line["step"] for line in lines_of(begun, "metrics")] == list(range(6))
-    assert [event["message"] for event in events_of(begun, "warning")] == [
-        "the run goes on otherwise than it began: [train] learning_rate is 0.5, there 0.001"
-    ]
 
 
 def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch: Run, tmp_path: Path) -> None:
@@ -314,31 +291,6 @@ def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
     assert events_of(run, "warning") == []
 
 
-@pytest.mark.soak
-def test_a_run_that_ended_in_its_last_evaluation_has_only_that_left_to_do(launch: Run, tmp_path: Path) -> None:
-    of = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
-    calm, run = launch(of, 6, directory=tmp_path / "calm"), tmp_path / "run"
-    shutil.copytree(tmp_path / "calm", run)
-    leave_out_metrics(run, 5, 6)
-    resumed = launch(of, 6, "kill:1.1@5.evaluation", directory=run, resume=True)
-    assert resumed.losses == calm.losses
-    assert resumed.evaluations == calm.evaluations
-    assert [event["kind"] for event in resumed.events].count("detected") == 1
-    for worker, digests in resumed.digests.items():
-        assert digests == calm.digests[worker]
-
-
-def test_a_step_whose_evaluation_is_no_longer_asked_for_has_its_line_without(launch: Run, tmp_path: Path) -> None:
-    sections = {"train": {**EVERY, "clip": 1e9}, "planner": PLANNER}
-    of, run = job(3, 2, 2, **sections, eval={"every": 3}), tmp_path / "run"
-    whole = launch(of, 6, directory=run)
-    leave_out_metrics(run, 5, 6)
-    resumed = launch(job(3, 2, 2, **sections), 9, directory=run, resume=True)
-    assert resumed.losses[:6] == whole.losses
-    assert [line["step"] for line in resumed.metrics] == list(range(9))
-    assert sorted(resumed.evaluations) == [2]
-
-
 def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Path) -> None:
     """A file may be a little shorter than a manifest: too few for the trace, the metrics, the events and the manifests,
     which name the files of six stages and so are longer than the job."""
@@ -366,25 +318,3 @@ def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Pa
     assert "no checkpoint of step 11: " in run.stdout
     assert "warning: no trace.json" in run.stdout
     assert checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None) is None
-
-
-class _InTheWay(Observer):
-    """Puts a folder where a worker's log is, so that its process ends at once when three workers start again."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-
-    def event(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "restored" and len(event["live"]) == 3:
-            self._log.unlink()
-            self._log.mkdir()
-
-
-def test_a_worker_that_dies_while_all_start_from_a_checkpoint_is_left_out(
-    begun: Path, emulated: RunResult, launch: Run
-) -> None:
-    lost, observer = (kill.format(6) for kill in WHOLE_STAGE), _InTheWay(begun / "logs" / "1.0.log")
-    launch(small(), 12, *lost, directory=begun, resume=True, observer=observer)
-    assert_same_course(begun, emulated)
-    restored = [set(event["live"]) for event in events_of(begun, "restored")]
-    assert [len(live) for live in restored] == [6, 3, 2]

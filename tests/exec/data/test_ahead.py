@@ -49,31 +49,6 @@ def test_batches_are_made_ahead_by_a_thread_and_no_more_than_a_few() -> None:
     assert HERE not in batches.threads
 
 
-def test_what_was_not_expected_is_made_where_it_is_asked_for() -> None:
-    batches = Recorded()
-    ahead = BatchesAhead(batches, pinned=False)
-    ahead.expect([(0, 0), (0, 1), (0, 2)])
-    assert ahead.batch(5, 5)["tokens"].tolist() == [[5, 5]]
-    assert batches.threads[batches.asked.index((5, 5))] == HERE
-    ahead.expect([(1, 0)])  # another generation
-    assert ahead.batch(1, 0)["tokens"].tolist() == [[1, 0]]
-    assert ahead.batch(0, 2)["tokens"].tolist() == [[0, 2]]
-
-
-def test_a_batch_that_is_asked_for_twice_comes_twice() -> None:
-    ahead = BatchesAhead(Recorded(), pinned=False)
-    ahead.expect([(0, 0), (0, 0), (0, 1)])
-    assert [ahead.batch(*key)["tokens"].tolist() for key in ((0, 0), (0, 0), (0, 1))] == [[[0, 0]], [[0, 0]], [[0, 1]]]
-
-
-def test_what_cannot_be_read_is_an_error_of_who_asks() -> None:
-    ahead = BatchesAhead(Recorded(), pinned=False)
-    ahead.expect([(9, 0), (0, 0)])
-    with pytest.raises(RunError, match="not in the vocabulary"):
-        ahead.batch(9, 0)
-    assert ahead.batch(0, 0)["tokens"].tolist() == [[0, 0]]
-
-
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_worker_computes_on_batches_that_were_made_ahead(recompute: str) -> None:
     of = small_job(1, 1, 3, model={"recompute": recompute, "layers": 1})

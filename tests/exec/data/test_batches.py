@@ -49,17 +49,6 @@ def test_a_label_is_the_token_that_follows(tmp_path: Path) -> None:
     assert torch.equal(labels, tokens + 1)
 
 
-def test_the_shortest_text_has_one_row_and_a_shorter_one_is_refused(tmp_path: Path) -> None:
-    tokens, labels = corpus(tmp_path, b"abcde", sequence=4, micro_batch_size=1).batch(9, 9).values()
-    assert (bytes(tokens[0].tolist()), bytes(labels[0].tolist())) == (b"abcd", b"bcde")
-    with pytest.raises(JobError, match=r"\[data\] path: 4 bytes of text, but one row needs 5"):
-        corpus(tmp_path, b"abcd", sequence=4, micro_batch_size=1)
-
-
-def test_the_default_is_the_standard_library_and_stable() -> None:
-    assert load_corpus(job()).digest == load_corpus(job()).digest
-
-
 def test_a_folder_is_read_in_sorted_order_without_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_bytes(b"second " * 10)
@@ -84,11 +73,6 @@ def test_a_missing_empty_or_short_text_is_one_clear_line(tmp_path: Path, content
         load_corpus(job(path))
     assert str(error.value).startswith("[data] path: ")
     assert "\n" not in str(error.value)
-
-
-def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="no text in"):
-        load_corpus(job(tmp_path))
 
 
 def test_a_vocabulary_smaller_than_a_byte_is_an_error() -> None:

@@ -40,14 +40,6 @@ def test_of_a_gpt_dataset_it_is_the_validation_part_of_the_split(tmp_path: Path,
             assert torch.equal(found[name], torch.stack([theirs[sample][name] for sample in samples]))
 
 
-def test_all_documents_of_a_file_may_be_for_validation(tmp_path: Path) -> None:
-    prefix = str(written(tmp_path / "a", 300, 0))
-    text = (
-        toml(path=prefix) + f'\n[eval]\nevery = 2\ndata = {{kind = "gpt-dataset", path = "{prefix}", split = "0,1"}}\n'
-    )
-    assert len(load_evaluation(Job.from_toml(text))._dataset) >= D * M * SIZE
-
-
 @pytest.mark.parametrize("kind", ["text", "megatron"])
 def test_of_other_kinds_it_is_the_training_data_in_another_order(tmp_path: Path, kind: str) -> None:
     data = f'[data]\nkind = "{kind}"\nmicro_batch_size = 2\nseed = 4\n'
@@ -63,16 +55,6 @@ def test_of_other_kinds_it_is_the_training_data_in_another_order(tmp_path: Path,
 
 def data_as_table(data: str) -> str:
     return "{" + ", ".join(line for line in data.splitlines()[1:] if "size" not in line) + "}"
-
-
-def test_paths_in_it_are_relative_to_the_job_file(tmp_path: Path) -> None:
-    (tmp_path / "held_out.txt").write_text("held out " * 100)
-    (tmp_path / "job.toml").write_text(f'{SHAPE}[eval]\nevery = 1\n[eval.data]\npath = "held_out.txt"\n')
-    job = Job.load(tmp_path / "job.toml")
-    assert job.evaluation_data.path == str(tmp_path / "held_out.txt")
-    assert Job.from_toml(job.to_toml()) == job
-    row = load_evaluation(job).batch(0, 0)["tokens"][0]
-    assert bytes(row.tolist()).decode() in "held out " * 100
 
 
 @pytest.mark.parametrize(
@@ -107,10 +89,3 @@ def test_data_that_cannot_be_read_are_refused_before_a_process_starts(lines: str
     job = Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n[eval]\nevery = 1\ndata = {{{lines}}}\n")
     with pytest.raises(JobError, match=says):
         check_request(job, 3, [], frozenset())
-
-
-def test_a_split_without_validation_is_refused_where_it_is_evaluated(tmp_path: Path) -> None:
-    text = toml(path=str(written(tmp_path / "a", 40, 0)), split="1")
-    Job.from_toml(text)
-    with pytest.raises(JobError, match=r'\[eval\] data: \[data\] split: "1" gives validation'):
-        Job.from_toml(text + "\n[eval]\nevery = 1\n")

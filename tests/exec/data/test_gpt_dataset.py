@@ -12,7 +12,6 @@ import torch
 from recycle import Job, JobError, RunError
 from recycle.exec.data.gpt_dataset import GptDatasetBatches
 from recycle.exec.data.loading import load_batches
-from recycle.exec.data.samples import require_samples
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.transport.base import TransportError
@@ -149,12 +148,6 @@ def test_keys_that_do_not_fit_are_named(keys: dict[str, Any], message: str) -> N
         Job.from_toml(text)
 
 
-def test_positions_that_a_model_counts_itself_are_not_reset() -> None:
-    text = toml(path="a", end_of_document=END, reset_positions=True).replace("[model]", '[model]\nkind = "llama"')
-    with pytest.raises(JobError, match=r'\[data\] reset_positions: kind = "llama" has rotary positions'):
-        Job.from_toml(text)
-
-
 def test_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "file").touch()
@@ -170,10 +163,3 @@ def test_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     small = Job.from_toml(toml(path=prefix).replace("vocabulary = 100", "vocabulary = 99"))
     with pytest.raises(JobError, match=r"\[model\] vocabulary: 99, but token \d+ of .*a\.bin is 99"):
         load_batches(small).require_vocabulary()
-
-
-def test_more_steps_than_the_order_was_made_for_are_refused_before_a_run_starts() -> None:
-    job = Job.from_toml(toml(path="a", samples=SAMPLES))
-    require_samples(job, STEPS)
-    with pytest.raises(JobError, match=rf"\[data\] samples: {STEPS + 1} steps need {SAMPLES + D * M * SIZE} samples"):
-        require_samples(job, STEPS + 1)

@@ -26,22 +26,10 @@ def test_any_range_is_read_across_files_empty_ones_included(tmp_path: Path) -> N
             assert text.read(start, count) == whole[start : start + count]
 
 
-def test_a_text_may_end_within_a_file(tmp_path: Path) -> None:
-    text = Text(files(tmp_path, b"first", b"second"), most=7)
-    assert (len(text), text.read(3, 100)) == (7, b"stse")
-
-
 def test_the_default_is_the_first_mebibytes_of_the_standard_library() -> None:
     text = text_of(None)
     assert len(text) == DEFAULT_BYTES
     assert text.digest == text_of(None).digest
-
-
-def test_a_file_beyond_four_mebibytes_is_read_to_its_end(tmp_path: Path) -> None:
-    (path,) = files(tmp_path, b"a" * (9 * BLOCK) + b"end")
-    text = text_of(str(path))
-    assert len(text) == 9 * BLOCK + 3
-    assert text.read(9 * BLOCK - 1, 10) == b"aend"
 
 
 def test_long_texts_are_told_apart_by_length_and_by_what_stands_in_their_blocks(tmp_path: Path) -> None:

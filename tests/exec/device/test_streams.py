@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from recycle.exec.device import streams_of
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter
@@ -110,13 +109,6 @@ def test_the_halves_of_a_pair_run_at_the_same_time() -> None:
     assert parts == PARTS
 
 
-def test_without_a_second_stream_they_run_one_after_the_other() -> None:
-    stage = Meeting(set())
-    interpreted(stage, Streamed(), with_streams=False)
-    assert stage.most == 1
-    assert stage.ran == ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "F4", "B3", "B4"]
-
-
 def test_a_backward_runs_on_the_stream_of_its_forward() -> None:
     device = Streamed()
     where: dict[str, bool] = {}
@@ -142,7 +134,3 @@ def test_losses_and_gradients_have_the_bits_of_one_stream(accumulation: str) -> 
     (loss, sums), (other_loss, others) = found
     assert loss == other_loss
     assert all(map(torch.equal, sums, others))
-
-
-def test_where_the_host_computes_there_is_one_stream() -> None:
-    assert streams_of(torch.device("cpu")) is None

@@ -125,10 +125,6 @@ def test_a_fault_that_can_never_strike_is_refused(faults: list[str], says: str) 
         check(*faults)
 
 
-def test_a_worker_may_die_come_back_and_die_again() -> None:
-    check("kill:1.1@2", "rejoin:1.1@4", "nan:1.1@4", "kill:1.1@4")
-
-
 def test_whoever_is_struck_in_memory_may_be_dead_or_alive_where_states_are_compared() -> None:
     """It depends on when that is; of a flip elsewhere it is known."""
     compared = job(3, 2, 2, integrity={"digests": 1})
@@ -146,11 +142,6 @@ def test_of_two_holders_of_a_shard_none_is_fenced_for_its_gradient() -> None:
     check("flip=gradient:1.1@2", "kill:1.1@6", of=of_two)
     with pytest.raises(JobError, match="already dead"):
         check("flip=gradient:1.1@2", "kill:1.1@6", of=of_three)
-
-
-def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
-    with pytest.raises(JobError, match="already dead"):
-        check("kill:1.1@2", absent=frozenset({Worker(1, 1)}))
 
 
 def test_of_a_cut_pair_the_one_goes_whose_stage_has_more_hosts_and_never_a_last_host() -> None:

@@ -48,26 +48,6 @@ def no_poison() -> None:
     raise AssertionError("a kill spoils no gradient")
 
 
-@pytest.mark.parametrize(
-    ("phase", "struck"), [("", "0B1.0"), (".forward", "0F1.1"), (".backward", "0B1.1"), (".reduce", "0REDUCE_GRAD")]
-)
-def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
-    claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
-    injector = FaultInjector([(7, parse_fault(f"kill:1.0@3{phase}"))], claimed_by(claimed), no_poison)
-    at = []
-    for step in (2, 3, 3):
-        injector.begin_iteration(step, program)
-        for position, instruction in enumerate(program):
-            before = len(claimed)
-            injector.before(position, instruction)
-            if len(claimed) > before:
-                at.append((step, str(instruction)))
-    assert at[0] == (3, struck)
-    assert set(claimed) == {7}
-
-
 def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on_until_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -123,20 +103,6 @@ def test_a_nan_spoils_the_gradients_right_before_the_reduce_and_once_per_run() -
     assert granted == []
 
 
-def test_gradients_are_spoiled_before_whatever_ends_the_worker_at_the_same_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
-    claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
-    faults = [(0, parse_fault("kill:1.0@3.reduce")), (1, parse_fault("nan:1.0@3"))]
-    injector = FaultInjector(faults, claimed_by(claimed), lambda: None)
-    injector.begin_iteration(3, program)
-    for position, instruction in enumerate(program):
-        injector.before(position, instruction)
-    assert claimed == [1, 0]
-
-
 def test_a_slow_worker_sleeps_in_proportion_through_its_range_and_in_repeated_iterations_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,7 +137,3 @@ def test_ends_are_awaited_no_longer_than_the_generation_lasts_and_some_seconds()
     assert exchanged(Link("0.0"), "cut=1.1:0.0@3", FormingStore(HashStore(), over, 0.01)) == []
     over.set()
     assert exchanged(Link("0.0"), "cut=1.1:0.0@3", FormingStore(HashStore(), over)) == []
-
-
-def test_ends_of_a_worker_that_takes_no_part_are_not_awaited() -> None:
-    assert exchanged(Link("0.0"), "cut=0.1:0.0@3", FormingStore(HashStore(), threading.Event())) == []

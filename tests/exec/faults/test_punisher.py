@@ -18,11 +18,6 @@ def test_a_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> N
     assert punish(SHAPE, 200, 5.0, 7) != punish(SHAPE, 200, 5.0, 8)
 
 
-def test_a_longer_run_begins_with_the_faults_of_a_shorter_one() -> None:
-    short, long = punish(SHAPE, 50, 5.0, 7), punish(SHAPE, 500, 5.0, 7)
-    assert long[: len(short)] == short
-
-
 @pytest.mark.parametrize("mean", [1.0, 4.0, 25.0])
 def test_the_mean_is_that_of_the_iterations_between_two_faults(mean: float) -> None:
     faults = punish(SHAPE, 20_000, mean, 1)
@@ -54,11 +49,6 @@ def test_kinds_are_drawn_as_often_as_they_are_given_and_each_can_strike(seed: in
 def test_one_pipeline_cannot_be_punished() -> None:
     with pytest.raises(JobError, match="none may die"):
         punish(Shape(1, 4, 8), 10, 2.0, 0)
-
-
-def test_the_punishment_is_a_mean_and_a_seed() -> None:
-    assert parse_punishment("20") == (20.0, 0)
-    assert parse_punishment("2.5,-7") == (2.5, -7)
 
 
 @pytest.mark.parametrize("text", ["", "often", "0", "0.5", "nan", "inf", "20,", "20,x", "20,1.5", "20,1,2", "1e300"])

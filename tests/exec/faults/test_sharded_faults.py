@@ -8,10 +8,9 @@ import pytest
 
 from recycle.errors import JobError
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult
-from tests.exec.fault_matrix import ENDING, JOB, SCENARIOS, SHARDED_COLUMNS, STEPS, matrix_row, phases, scenario_rows
-from tests.exec.runs import Run, calm_run, kinds
+from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, STEPS, matrix_row, phases
+from tests.exec.runs import Run, calm_run
 from tests.exec.sharded import bits, sharded
 
 PARTS = sharded(JOB)
@@ -39,28 +38,6 @@ def test_a_kind_is_found_in_its_phases_and_changes_no_bit(
     assert row[-1] == "identical"
 
 
-@pytest.mark.soak
-def test_several_at_once_change_no_bit_either_while_each_shard_keeps_an_owner(
-    launch: Run, reference: RunResult
-) -> None:
-    one_stage = [one for one in SCENARIOS if "of one stage" not in one.what]
-    rows = list(scenario_rows(lambda faults: launch(PARTS, STEPS, *faults), reference, one_stage))
-    assert {row[-1] for row in rows} == {"identical"}
-
-
 def test_nothing_is_gathered_where_every_host_has_all(launch: Run) -> None:
     with pytest.raises(JobError, match=r"kill:1.1@1.gather: nothing is gathered without \[train\] sharded_optimizer"):
         launch(JOB, 2, "kill:1.1@1.gather")
-
-
-@pytest.mark.soak
-def test_two_hundred_iterations_of_random_deaths_change_no_bit(launch: Run) -> None:
-    steps = 200
-    faults = [str(fault) for fault in punish(PARTS.shape, steps, 4.0, 7)]
-    kills = sum(fault.startswith("kill") for fault in faults)
-    assert kills > 20
-    found, wanted = launch(PARTS, steps, *faults), launch(JOB, steps)
-    assert bits(found) == bits(wanted)
-    assert len(found.metrics) == steps
-    assert kinds(found).count("detected") == kills
-    assert "restored" not in kinds(found), "some owner of each shard was always left"

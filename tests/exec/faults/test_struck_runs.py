@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from recycle import Worker
@@ -96,18 +95,6 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
     assert not processes_writing_below(str(tmp_path))
 
 
-@pytest.mark.soak
-def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_found(
-    launch: Run, tmp_path: Path
-) -> None:
-    of = EMULATED.with_sections(membership=msgspec.structs.replace(EMULATED.membership, hung_after=4.0))
-    run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
-    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
-    assert deaths(run) == [("1.1", "no progress for 4 s in undo")]
-    assert live_workers(run) == [6] * 3 + [5] * 4
-    assert not processes_writing_below(str(tmp_path))
-
-
 def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_hosts_of_a_stage_one_goes(
     launch: Run,
 ) -> None:
@@ -124,24 +111,6 @@ def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_h
     )
     assert deaths(run) == [("2.1", "cut off from worker 0.1")]
     assert live_workers(run)[-1] == 11
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["emulated", "gpt"])
-def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tmp_path: Path) -> None:
-    """An emulated stage takes exactly its profile's 20 ms; of a real one only that its operations last longer."""
-    of = job(2, 2, 2, kind=kind, model={"seconds_per_unit": 0.02})
-    run, reference = launch(of, 6, "slow=4:1.1@2-3", directory=tmp_path), launch(of, 6)
-    assert (run.losses, run.digests) == (reference.losses, reference.digests)
-    assert kinds(run) == ["generation", "fault"]
-    assert run.events[1]["fault"] == "slow=4:1.1@2-3"
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for _, line in read_lines(log_path(tmp_path, Worker(1, 1))):
-        seconds[line["step"] in (2, 3)] += [end - start for text, start, end in line["instructions"] if "1F" in text]
-    assert len(seconds[True]) == 4
-    assert min(seconds[True]) > min(seconds[False])
-    if kind == "emulated":
-        assert min(seconds[True]) >= 0.08
 
 
 def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_bit(launch: Run, tmp_path: Path) -> None:
@@ -186,12 +155,3 @@ def test_a_flip_that_no_sum_shows_goes_into_the_losses_or_states_that_it_should(
     assert [step for step in range(STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
     assert {worker for worker in run.digests if run.digests[worker] != reference.digests[worker]} == wrong_states
     assert kinds(run) == ["generation", *["fault"] * len(faults), *said]
-
-
-def test_a_flipped_weight_of_a_real_model_changes_the_losses(launch: Run) -> None:
-    of = job(2, 2, 2, kind="gpt")
-    run, reference = launch(of, 5, "flip=weight:1.1@2"), launch(of, 5)
-    assert run.losses[:2] == reference.losses[:2]
-    assert all(one != other for one, other in zip(run.losses[2:4], reference.losses[2:4], strict=True))
-    assert run.digests["1.1"] != run.digests["0.1"]
-    assert run.digests["1.0"] == run.digests["0.0"] != reference.digests["0.0"]

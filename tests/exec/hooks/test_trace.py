@@ -124,29 +124,6 @@ def test_a_run_traces_what_its_job_says(launch: Run, setting: int | str, steps: 
     assert len(run.losses) == 5
 
 
-def test_a_trace_that_cannot_be_merged_does_not_fail_the_run(launch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: object) -> int:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr("recycle.exec.launch.runtime.merge_logs", fail)
-    run = launch(job(2, 1, 1), 2)
-    assert [event["message"] for event in run.events if event["kind"] == "warning"] == [
-        "no trace.json: MemoryError('no room')"
-    ]
-    assert len(run.digests) == 2
-
-
-def test_logs_too_large_to_merge_whole_give_every_so_many_iterations(tmp_path: Path) -> None:
-    for worker in SHAPE.workers():
-        for step in range(40):
-            append_iteration(log_path(tmp_path, worker), step, 1, worker, [(f"0F{worker.pipeline}.0", step, step + 1)])
-    size = sum(path.stat().st_size for path in (tmp_path / "logs").iterdir())
-    assert merge_logs(tmp_path, SHAPE, size) == 1
-    assert load_trace(tmp_path, SHAPE).steps == list(range(40))
-    assert merge_logs(tmp_path, SHAPE, size // 4 + 1) == 4
-    assert load_trace(tmp_path, SHAPE).steps == list(range(0, 40, 4))
-
-
 def test_logs_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long they are, a part at a time is held; the file is that of the whole trace, event for event."""
     monkeypatch.setattr("recycle.runs.logs._PART_ROWS", 50)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from recycle.exec.checksums import BitPlace, Checksum, StateTensor, described, differing_bit
+from recycle.exec.checksums import BitPlace, Checksum, described, differing_bit
 from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.integrity import RunningChecksum, layout_of
@@ -87,12 +87,3 @@ def test_a_bit_of_a_real_state_is_named_by_its_tensor(precision: str) -> None:
         assert (found[0] in shared, found[1:]) == (True, (index, bit))
         words.bitwise_xor_(torch.ones_like(words) << bit)
     assert checksum_of(state) == right
-
-
-def test_a_place_between_the_named_tensors_has_no_name() -> None:
-    layout = [StateTensor("one", 0, 3, 4), StateTensor("rounded.one", 16, 3, 2)]
-    assert described(BitPlace(2, 31), layout) == ("one", 2, 31)
-    assert described(BitPlace(3, 0), layout) is None
-    assert described(BitPlace(4, 17), layout) == ("rounded.one", 1, 1)
-    assert described(BitPlace(5, 15), layout) == ("rounded.one", 2, 15)
-    assert described(BitPlace(5, 16), layout) is None

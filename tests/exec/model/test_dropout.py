@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recycle import Job, JobError, MicroBatch
+from recycle import MicroBatch
 from recycle.exec import run
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.part import DropoutSeeds
 from recycle.ir.families import one_f_one_b, zb_v
-from tests.exec.drive import CPU, build_pipeline, run_pipelines, small_job
+from tests.exec.drive import CPU, build_pipeline, small_job
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.slow
@@ -23,16 +23,6 @@ DROPS = {"dropout": 0.2, "attention_dropout": 0.1}
 def outputs(stage: MegatronStage, iteration: int, batches: list[MicroBatch]) -> dict[MicroBatch, torch.Tensor]:
     stage.begin_iteration(iteration)
     return {batch: stage.forward(batch, None).clone() for batch in batches}
-
-
-@pytest.mark.parametrize(
-    "keys", [{"dropout": 0.2, "attention_dropout": 0.0}, {"dropout": 0.0, "attention_dropout": 0.2}]
-)
-def test_hidden_and_attention_dropout_each_do_something(keys: dict[str, float]) -> None:
-    plain, dropping = build_pipeline(small_job(ranks=1)), build_pipeline(small_job(ranks=1, model=keys))
-    assert run_pipelines([dropping], 0, 2) != run_pipelines([plain], 0, 2)
-    both = build_pipeline(small_job(ranks=1, model={"dropout": 0.2}))[0]
-    assert both._part.module.config.attention_dropout == 0.2
 
 
 def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_process() -> None:
@@ -73,14 +63,6 @@ def test_a_run_through_a_kill_has_the_bits_of_one_process(model: dict, launch: R
     assert result.losses == run(one_f_one_b(one.shape), one, steps=STEPS).losses
     vee = job(1, 2, 6, kind="gpt", shape={"chunks": 2}, memory={"limit": 12}, model={"layers": 4} | model)
     assert result.losses == run(zb_v(vee.shape), vee, steps=STEPS).losses
-
-
-@pytest.mark.parametrize("key", ["dropout", "attention_dropout"])
-@pytest.mark.parametrize("value", [1.0, -0.1])
-def test_a_share_outside_0_to_1_names_its_key(key: str, value: float) -> None:
-    text = f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[model]\n{key} = {value}"
-    with pytest.raises(JobError, match=rf"\[model\] {key}: expected"):
-        Job.from_toml(text)
 
 
 def test_tensor_ranks_draw_their_own_for_attention_and_alike_for_the_rest() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from recycle import Job, MicroBatch, RunError
+from recycle import Job, MicroBatch
 from recycle.exec.data.loading import load_evaluation
 from recycle.exec.leader.commit import evaluate, evaluation_report
 from recycle.exec.model.megatron_stage import MegatronStage
@@ -68,29 +68,6 @@ def test_training_goes_on_as_if_there_had_been_none(recompute: str) -> None:
     assert losses(stages) == first
     for name, gradient in gradients_by_name(untouched).items():
         assert torch.equal(gradient, gradients[name])
-
-
-def test_what_a_module_switches_off_by_itself_stays_off() -> None:
-    (stage,) = build_pipeline(evaluated_job(1, model=DROPS))
-    layers = stage._part.module.decoder.layers
-    layers[0].train(False)
-    stage._part._modes = [(module, module.training) for module in stage._part.module.modules()]
-    losses([stage])
-    assert not layers[1].training
-    stage.begin_iteration(0)
-    assert layers[1].training
-    assert not layers[0].training
-
-
-def test_a_stage_in_an_evaluation_refuses_what_it_is_not_made_for() -> None:
-    first, last = build_pipeline(evaluated_job())
-    for stage in (first, last):
-        stage.begin_evaluation(0)
-    with pytest.raises(RunError, match=r"stage 1, .*: F of micro-batch 0\.0: stage 0 takes no input"):
-        last.forward(BATCHES[0], None)
-    first.forward(BATCHES[0], None)
-    with pytest.raises(RunError, match="its F has not run"):
-        first.backward(BATCHES[0], torch.zeros(*first.message_spec()[0]))
 
 
 def test_sums_are_the_same_whoever_ran_which_micro_batch() -> None:

@@ -101,17 +101,6 @@ def test_a_flip_spreads_through_emulated_stages_but_for_one_of_the_state(stage: 
             assert first_difference(digests, calm[1]) == of_state, (target, bit)
 
 
-def test_a_stuck_unit_strikes_every_iteration_and_a_flipped_activation_one() -> None:
-    of = job(1, 2, 2)
-    calm, once, stuck = (
-        trained(of)[0],
-        trained(of, (0, "activation", 20))[0],
-        trained(of, (0, "kernel", 20))[0],
-    )
-    assert [one == other for one, other in zip(once, calm, strict=True)] == [True, False, True]
-    assert [one == other for one, other in zip(stuck, calm, strict=True)] == [True, False, False]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("bit", [0, 5, 15, 63])
 def test_a_flip_changes_one_bit_of_the_largest_entry_and_a_second_one_takes_it_back(

@@ -10,7 +10,6 @@ import torch
 
 from recycle import JobError, MicroBatch
 from recycle.exec import run
-from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.profile.memory import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, iterated, small_job
@@ -31,52 +30,6 @@ def test_loss_and_gradients_are_those_without(model: dict, precision: str, ranks
     )
     assert again_loss == loss
     assert differing(gradients, again) == []
-
-
-def saved_bytes(stage: MegatronStage, activation: torch.Tensor | None) -> int:
-    """Bytes that autograd keeps of one forward, parameters aside."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters.values()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    stage.begin_iteration(0)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        stage.forward(BATCH, activation)
-    return sum(kept.values())
-
-
-def test_nothing_but_the_input_is_held_between_f_and_i() -> None:
-    (shape, _), entry = build_pipeline(small_job())[0].message_spec(), None
-    for index in (0, 1):
-        plain, full = (build_pipeline(small_job(model=model))[index] for model in ({}, FULL))
-        entry = None if index == 0 else torch.randn(shape)
-        message = 4 * 32 * 64
-        assert saved_bytes(plain, entry) > 2 * 10 * message
-        assert saved_bytes(full, entry) == 0
-        kept, output = full._activations[BATCH]
-        assert output is None
-        assert (kept is None) == (entry is None)
-        if entry is not None:
-            assert kept.untyped_storage().data_ptr() == entry.untyped_storage().data_ptr()
-            assert kept.untyped_storage().nbytes() == message
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_what_w_needs_is_held_from_i_on_as_without(index: int) -> None:
-    held = []
-    for model in ({}, FULL):
-        stage = build_pipeline(small_job(model=model))[index]
-        stage.begin_iteration(0)
-        stage.forward(BATCH, torch.randn(32, 1, 64) if index else None)
-        stage.backward_input(BATCH, None if index else torch.randn(32, 1, 64))
-        waiting = [tensor for work in stage._store._waiting[BATCH] for tensor in work.tensors]
-        held.append(sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in waiting}.values()))
-    assert held[0] == held[1] > 0
 
 
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}

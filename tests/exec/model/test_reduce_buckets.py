@@ -76,23 +76,3 @@ def test_a_part_of_a_weight_without_its_input_gradient_is_refused(kind: str) -> 
     (batch,) = micro_batches(0, 1)
     with pytest.raises(RunError, match=r"stage 0, iteration 3: W_PART of micro-batch 0\.0: its I has not run"):
         stage.backward_weight(batch, 0, 2)
-
-
-def test_an_emulated_stage_adds_a_bucket_at_a_time() -> None:
-    job = small_job(ranks=1)
-    stage = EmulatedStage(job, 0, scale=0.0)
-    stage.begin_iteration(2)
-    (batch,) = micro_batches(0, 1)
-    stage.forward(batch, None)
-    stage.backward_input(batch, None)
-    gradient = stage.gradient(2, batch)
-    (buffer,) = stage.gradient_buffers()
-    stage.backward_weight(batch, 0, 3)
-    end = stage.bucket_bounds(3)[1]
-    assert torch.equal(buffer[:end], gradient[:end])
-    assert not buffer[end:].any()
-    assert stage.held_micro_batches() == 1
-    for bucket in (1, 2):
-        stage.backward_weight(batch, bucket, 3)
-    assert torch.equal(buffer, gradient)
-    assert stage.held_micro_batches() == 0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from recycle import RunError
 from recycle.exec.model.tensor_group import TensorGroup
@@ -82,13 +81,6 @@ def test_between_generations_there_is_no_group() -> None:
     assert (group.rank(), group.size()) == (1, 2)
     with pytest.raises(RunError, match="outside of a generation"):
         dist.all_reduce(torch.ones(1), group=group)
-
-
-def test_torchs_profiler_starts_while_a_group_stands() -> None:
-    group = TensorGroup(0, 2)
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
-        torch.ones(3).add_(group.size())
-    assert "aten::add_" in {event.name for event in profiler.events()}
 
 
 def test_the_error_of_an_exchange_is_what_torch_raises() -> None:

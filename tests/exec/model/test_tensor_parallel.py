@@ -12,11 +12,9 @@ import pytest
 
 from recycle import Job, JobError
 from recycle.cli.planner import plan_for_training
-from recycle.exec import run
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import iterated, small_job
 from tests.exec.runs import Run, figures, job, kinds
 from tests.exec.tensor_workers import TensorWorkers, whole_gradients
@@ -77,17 +75,6 @@ def test_what_all_tensor_ranks_hold_is_the_same_on_all_and_the_rest_is_not(pair:
     assert all((one.gradients[name] == other.gradients[name]).all() for name in common)
 
 
-def test_a_bf16_model_trains_in_parts_too(pair: TensorWorkers) -> None:
-    of = small_job(ranks=2, train={"precision": "bf16"})
-    loss, gradients = iterated(of)
-    parts = pair.iterate(cut(of))
-    assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-3)
-    assert parts[0].report.replicated == parts[1].report.replicated
-    whole = whole_gradients(parts)
-    for name, gradient in gradients.items():
-        assert float((whole[name] - gradient).norm()) <= 0.05 * float(gradient.norm()) + 1e-6, name
-
-
 def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_parallel: int = 2, **sections: Any) -> Job:
     shape = {"tensor_parallel": tensor_parallel} | sections.pop("shape", {})
     return job(pipelines, ranks, micro_batches, "gpt", shape=shape, memory={"limit": 8}, **sections)
@@ -120,15 +107,6 @@ def assert_same_bits(result: RunResult, reference: RunResult) -> None:
     assert result.digests == reference.digests
 
 
-def test_losses_are_those_without_tensor_parallelism(healthy: RunResult) -> None:
-    one = gpt(tensor_parallel=1)
-    reference = run(one_f_one_b(one.shape), one, steps=STEPS)
-    assert healthy.losses == pytest.approx(reference.losses, rel=1e-6)
-    norms = [line["grad_norm"] for line in reference.metrics]
-    assert [line["grad_norm"] for line in healthy.metrics] == pytest.approx(norms, rel=1e-5)
-    assert healthy.losses[-1] < healthy.losses[0]
-
-
 def test_a_killed_process_takes_its_worker_and_the_run_keeps_its_bits(
     healthy: RunResult, runs: Any, tmp_path: Path
 ) -> None:
@@ -143,22 +121,6 @@ def test_a_killed_process_takes_its_worker_and_the_run_keeps_its_bits(
     assert {event["worker"] for event in result.events if event["kind"] == "rejoined"} == {"1.1"}
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
     assert [name for name in logs if name.startswith("1.1")] == ["1.1.log", "1.1.trace.jsonl", "1.1t1.log"]
-
-
-def test_a_schedule_with_split_backward_gives_the_same_bits(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
-    of = gpt()
-    result = runs(of, tmp_path / "run", schedule=zb_h1(of.shape))
-    assert_same_bits(result, healthy)
-
-
-@pytest.mark.soak
-def test_several_stages_of_a_worker_compute_in_one_group(runs: Any, tmp_path: Path) -> None:
-    of = gpt(1, 2, 4, shape={"chunks": 2}, model={"layers": 4, "tied": True})
-    one = gpt(1, 2, 4, 1, shape={"chunks": 2}, model={"layers": 4, "tied": True})
-    result = runs(of, tmp_path / "cut", steps=3)
-    reference = runs(one, tmp_path / "whole", steps=3)
-    assert result.losses == pytest.approx(reference.losses, rel=1e-6)
-    assert [m["grad_norm"] for m in result.metrics] == pytest.approx([m["grad_norm"] for m in reference.metrics], 1e-5)
 
 
 def interrupted(healthy: RunResult, directory: Path) -> Path:
@@ -185,18 +147,6 @@ def test_a_run_goes_on_from_its_checkpoint_without_tensor_parallelism(
     result = runs(of, interrupted(healthy, tmp_path / "run"), resume=True)
     assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
     assert result.losses[:3] == healthy.losses[:3]
-
-
-@pytest.mark.soak
-def test_a_run_goes_on_with_tensor_parallelism_from_a_checkpoint_without(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
-    sections = {"train": {"checkpoint_every": 3}, "model": {"layers": 4}}
-    runs(gpt(1, 1, 4, 1, **sections), tmp_path / "run", steps=3)
-    result = runs(gpt(1, 2, 4, 2, **sections), tmp_path / "run", resume=True)
-    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
-    names = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-00000004").glob("*.safetensors")}
-    assert names == {f"stage-000{stage}{rank}-1-of-1.safetensors" for stage in (0, 1) for rank in ("", "t1")}
 
 
 def test_a_run_goes_on_with_its_sequences_cut_and_its_checkpoints_are_the_same(
@@ -239,13 +189,6 @@ def test_a_gradient_that_one_tensor_rank_spoils_is_repeated(launch: Run) -> None
     assert (undone["step"], undone["cause"]) == (2, "a gradient is not finite")
 
 
-def test_one_process_cannot_be_several_tensor_ranks() -> None:
-    of = gpt()
-    with pytest.raises(JobError, match=r'tensor_parallel: 2, but transport = "local" has one process') as error:
-        run(one_f_one_b(of.shape), of, steps=1)
-    assert "\n" not in str(error.value)
-
-
 SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
 
 
@@ -275,17 +218,3 @@ def test_what_cannot_be_cut_or_shared_is_refused(
 ) -> None:
     with pytest.raises(JobError, match=says):
         gpt(tensor_parallel=ranks, shape=shape, model=model)
-
-
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ("kill:1.1t2@2", r"fault kill:1.1t2@2: tensor rank 2, but \[shape\] tensor_parallel = 2"),
-        ("rejoin:1.1t1@2", "rejoin is of a worker as a whole; leave out t1"),
-        ("cut=0.1:1.1t1@2", "cut is of a worker as a whole"),
-    ],
-)
-def test_a_fault_that_no_process_can_have_is_refused(fault: str, says: str, runs: Any, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=says):
-        runs(gpt(), tmp_path / "run", fault)
-    assert str(parse_fault("stall:0.1t3@4.form")) == "stall:0.1t3@4.form"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from recycle import Job, Schedule, ScheduleError, check, simulate
+from recycle import Job, Schedule
 from recycle.exec import run
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.weights import global_names
-from recycle.exec.transport.base import tie_groups
 from recycle.ir.families import FAMILIES, one_f_one_b
-from recycle.plans import with_updates_of
-from recycle.solve.planner import plan
 from tests.exec.drive import (
     build_pipeline,
     differing,
@@ -103,15 +98,6 @@ def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_ti
             torch.testing.assert_close(gradient, expected[name].grad.float(), rtol=0, atol=2.0**-44)
 
 
-def test_both_copies_stay_equal_to_the_last_bit() -> None:
-    stages = build_pipeline(small_job(ranks=2, model={"tied": True}))
-    for step in range(2):
-        run_pipelines([stages], step, 4)
-        for stage in stages:
-            stage.step(step, clip_factor=0.5)
-        assert stages[0].parameters[SHARED].equal(stages[1].parameters[SHARED])
-
-
 @pytest.mark.parametrize(("ranks", "chunks", "family"), [(2, 1, "1f1b"), (4, 1, "zb-h1"), (2, 2, "interleaved")])
 def test_the_bits_do_not_depend_on_where_first_and_last_stage_lie(
     ranks: int, chunks: int, family: str, whole: RunResult
@@ -160,30 +146,3 @@ def test_staggered_steps_of_tied_stages_can_be_undone(launch: Run) -> None:
     assert figures(result) == figures(run(one_f_one_b(one.shape), one, steps=STEPS))
     assert result.undone == [2]
     assert result.modes["staggered"] == STEPS - 2
-
-
-def test_plans_state_the_ties_and_take_the_time_that_they_cost() -> None:
-    of = tied(2, 4, 4)
-    made, free = plan(of, seconds=0.2), plan(job(2, 4, 4, memory={"limit": 8}), seconds=0.2)
-    assert made.schedule.ties == ((0, 3),)
-    assert tie_groups(made.schedule) == {4: (0, 3)}
-    assert free.schedule.ties == ()
-    assert check(made.schedule) == []
-    assert made.period == simulate(made.schedule, of.profile()).period >= free.period
-
-
-def test_a_cut_of_the_model_ties_its_own_first_and_last_stage() -> None:
-    placement = {f"0.{rank}": (rank,) for rank in range(3)}
-    cut = Schedule.from_text(replace(job(1, 4, 4).shape, cut=(3, 2, 3)), {}, placement=placement)
-    of = tied(1, 4, 4)
-    assert with_updates_of(cut, of).ties == ((0, 2),)
-    assert with_updates_of(with_updates_of(cut, of), of).ties == ((0, 2),)
-
-
-def test_a_schedule_with_other_ties_is_refused() -> None:
-    shape = job(1, 4, 4).shape
-    schedule = with_updates_of(one_f_one_b(shape), tied(1, 4, 4))
-    assert schedule.ties == ((0, 3),)
-    assert with_updates_of(schedule, tied(1, 4, 4)) == schedule
-    with pytest.raises(ScheduleError, match=r"the schedule ties stages 0 3, the job's model does not"):
-        with_updates_of(schedule, job(1, 4, 4))

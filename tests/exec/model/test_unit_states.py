@@ -10,16 +10,13 @@ import pytest
 import torch
 
 from recycle import JobError, Worker
-from recycle.exec import run
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.weights import units_of
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.updates import Updates
-from recycle.ir.families import one_f_one_b as one_f_one_b_schedule
 from recycle.job import Job
-from recycle.solve.planner import plan
 from tests.exec.drive import execute, micro_batches, one_f_one_b
 from tests.exec.runs import job
 
@@ -75,18 +72,6 @@ def test_a_model_that_is_cut_anew_between_steps_gives_the_same_bits(name: str) -
     left, right = named(moved.stages), named(still.stages)
     assert left.keys() == right.keys()
     assert all(torch.equal(left[key], right[key]) for key in left)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "llama", "emulated"])
-def test_workers_of_a_rank_that_host_unlike_layers_give_the_bits_of_the_given_stages(name: str) -> None:
-    model = {"layers": 8, "hidden": 32, "heads": 2, "sequence": 16, "kind": "gpt", **KINDS[name]}
-    of = job(3, 2, 4, model=model, planner={"layout": "elastic"}, memory={"limit": 16, "state_limit": 1.5})
-    chains = plan(of, [Worker(1, 1)], seconds=3.0).schedule
-    assert len({chains.stages_of(worker) for worker in chains.live}) == len(chains.live)
-    left, right = run(chains, of, steps=2), run(one_f_one_b_schedule(of.shape), of, steps=2)
-    for key in ("loss", "grad_norm"):
-        assert [line[key] for line in left.metrics] == [line[key] for line in right.metrics]
 
 
 def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None:

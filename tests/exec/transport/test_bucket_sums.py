@@ -58,28 +58,3 @@ def test_a_bucket_is_whole_before_anybody_waits_for_it(make: Callable[..., Group
             assert second.tolist() == [36.0] * 2
     for transport in transports:
         transport.close()
-
-
-def test_a_sum_that_nobody_waits_for_any_more_does_not_hold_up_the_end_of_the_generation() -> None:
-    """One host alone has begun it, so it cannot end."""
-    settings: Any = TransportSettings(HashStore())
-    two = HOSTS[:2]
-    transports = [
-        GlooTransport(
-            settings, GroupsOfGeneration("g", role, two, {0: two}, ((4,), torch.float32), over=threading.Event())
-        )
-        for role in two
-    ]
-    with ThreadPoolExecutor(2) as both:
-        list(both.map(GlooTransport.form, transports, timeout=LATE))
-    transports[0].begin([], 0)
-    transports[0].reduce(0, [torch.ones(3)], 0)
-    began = time.monotonic()
-    transports[0].close()
-    assert time.monotonic() - began < LATE / 4
-    transports[1].begin([], 0)
-    late = torch.ones(3)
-    transports[1].reduce(0, [late], 0)  # it comes after all, so that the first one's thread can end
-    transports[1].reduce(0, [])
-    assert late.tolist() == [2.0] * 3
-    transports[1].close()

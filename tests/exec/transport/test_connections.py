@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from recycle.exec.transport.connections import Connection, cut, give_up_after, open_sockets, own_connections
+from recycle.exec.transport.connections import cut, give_up_after, open_sockets, own_connections
 
 
 def _echo(listener: socket.socket) -> int:
@@ -84,21 +84,3 @@ def test_threads_that_look_for_connections_do_not_meet_the_duplicates_of_each_ot
         for end in ends:
             end.close()
     assert wanted <= found <= wanted | before
-
-
-def test_what_is_closed_meanwhile_is_left_alone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        end = socket.create_connection(listener.getsockname())
-        (connection,) = own_connections([end.fileno()])
-        end.close()
-        give_up_after(connection, 1.0)
-        with open(os.devnull) as file:
-            before = len(os.listdir("/proc/self/fd"))
-            assert own_connections([connection.descriptor, file.fileno()]) == []
-            assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_two_ends_of_a_connection_name_each_other() -> None:
-    ours, theirs = Connection("a:1", "b:2", 3), Connection("b:2", "a:1", 9)
-    assert ours.mirrored == str(theirs)
-    assert str(ours) == theirs.mirrored

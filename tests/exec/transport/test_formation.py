@@ -59,15 +59,3 @@ def test_every_pair_with_a_transfer_has_a_lane_and_every_stage_with_several_host
     assert sorted(one.members for one in wanted if one.stage is None) == sorted(pairs)
     sums = {one.stage: list(one.members) for one in wanted if one.stage is not None}
     assert sums == {stage: sorted(hosts) for stage, hosts in sum_groups(schedule).items() if len(hosts) > 1}
-
-
-def test_a_lane_by_which_a_state_is_copied_is_formed_too() -> None:
-    lane = Worker(0, 1), Worker(1, 1)
-    assert lane in [one.members for one in formed(SCHEDULES["1f1b"](), [lane])]
-
-
-def test_the_order_does_not_depend_on_the_order_of_what_is_asked_for() -> None:
-    schedule = SCHEDULES["one dead"]()
-    lanes, hosts = lanes_of(schedule), sum_groups(schedule)
-    turned = formation(lanes[::-1], {stage: hosts[stage][::-1] for stage in reversed(hosts)})
-    assert turned == formation(lanes, hosts)

@@ -89,28 +89,6 @@ def test_a_wait_for_a_state_ends_with_its_generation_though_no_socket_says_so(
                     one.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_worker_posts_as_many_receives_ahead_however_many_peers_it_has() -> None:
-    schedule = lower(one_f_one_b(Shape(1, 3, 8)))
-    middle = schedule.live[1]
-    program = schedule.program(middle)
-    posted = []
-
-    class Recording(GlooTransport):
-        def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> object:
-            posted.append(peer)
-            return None
-
-    groups = GroupsOfGeneration("g", middle, schedule.live, {}, ((4,), torch.float32), program)
-    transport = Recording(TransportSettings(None), groups)
-    transport.begin(program, 0)
-    receives = [one for one in program if isinstance(one, Receive)]
-    assert posted == [one.peer for one in receives[:POSTED_AHEAD]]
-    assert {one.peer for one in receives} == {schedule.live[0], schedule.live[2]}
-    transport.receive(receives[0])
-    assert posted == [one.peer for one in receives[: POSTED_AHEAD + 1]]
-    transport.close()
-
-
 def _until_gone(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
     deadline = time.monotonic() + LATE
     while any(tensor() is not None for tensor in kept):

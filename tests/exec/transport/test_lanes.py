@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -192,36 +191,6 @@ def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None
     gate.set()
     settling.result(LATE)
     assert torch.equal(copy, state)
-
-
-def test_a_sent_tensor_is_let_go_of_with_the_next_one_and_not_two_iterations_later(start: Start) -> None:
-    processes = start()
-    sends = [instruction for instruction in processes[FIRST].program if isinstance(instruction, Send)]
-    receives = [instruction for instruction in processes[MIDDLE].program if isinstance(instruction, Receive)]
-    for role in (FIRST, MIDDLE):
-        processes[role].transport.begin(processes[role].program, 0)
-    tensor = torch.ones(4)
-    sent = weakref.ref(tensor)
-    processes[FIRST].transport.send(sends[0], tensor)
-    del tensor
-    assert sent() is not None
-    processes[MIDDLE].transport.receive(next(one for one in receives if one.peer == FIRST))()
-    processes[FIRST].transport.settle()
-    processes[FIRST].transport.send(sends[1], torch.ones(4))
-    assert sent() is None
-
-
-def test_a_sum_whose_peer_does_not_come_ends_at_the_transport_timeout(start: Start) -> None:
-    pair = lower(one_f_one_b(Shape(2, 1, 1)))
-    alone, _ = start(pair, transport_timeout=SOON).values()
-    with pytest.raises(TransportError, match="no answer within the deadline"):
-        alone.does(lambda: alone.transport.reduce(0, [torch.ones(1)])).result(LATE)
-
-
-def test_a_lane_whose_peer_does_not_come_is_named_after_the_forming_timeout() -> None:
-    middle = Process(HashStore(), PIPELINE, MIDDLE, (), form_timeout=SOON)
-    with pytest.raises(TransportError, match=f"lane{FIRST}>{MIDDLE} did not form: "):
-        middle.does(middle.transport.form).result(LATE)
 
 
 def test_process_that_waits_for_a_peer_to_form_still_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:

@@ -94,19 +94,3 @@ def test_owners_have_the_sum_everybody_the_parameters_and_the_bytes_are_the_form
         assert gathered == 2 * size * (hosts - copies)
     for transport in transports:
         transport.close()
-
-
-def test_a_stage_with_one_host_left_has_nothing_to_send() -> None:
-    alone = Worker(0, 0)
-    groups = GroupsOfGeneration(
-        "g", alone, [alone], {0: [alone]}, ((4,), torch.float32), over=threading.Event(), owners={0: ((alone,),)}
-    )
-    settings: Any = TransportSettings(HashStore())
-    transport = GlooTransport(settings, groups)
-    transport.form()
-    part = torch.ones(3)
-    transport.reduce_scatter(0, [[part]], 0)
-    transport.reduce_scatter(0, [[part]])
-    transport.gather(0, [part])
-    assert part.tolist() == [1.0] * 3
-    transport.close()

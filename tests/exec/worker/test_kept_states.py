@@ -105,22 +105,6 @@ def test_a_state_in_which_other_layers_were_hosted_is_gone_back_to_with_them() -
     assert digests(list(hosted.stages.values())) == digests(list(calm.stages.values()))
 
 
-def test_who_hosted_nothing_goes_back_to_what_it_hosted_before() -> None:
-    hosted = Hosted(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0])
-    updates, given = Updates(hosted.stages, hosting=hosted), hosted.layout
-    updates.compare_state(Comparison(-1))
-    before = updates.checksums()
-    hosted.place((4,), [])
-    updates.rehost(-1)
-    hosted.confirm()
-    updates.settle(4, commit(4))
-    assert hosted.stages == {}
-    updates.settle(-1, None, goes_back=True)
-    assert hosted.layout == given
-    updates.compare_state(Comparison(-1))
-    assert updates.checksums() == before
-
-
 def test_a_stage_that_steps_before_the_others_are_copied_is_copied_first(stages: list[Stage]) -> None:
     updates = Updates(dict(enumerate(stages)))
     before = sums_of(stages)
@@ -145,17 +129,6 @@ def test_a_copy_that_a_generation_left_half_made_counts_no_more_and_the_step_is_
     assert updates.stand_at(-1)
     updates.compare_state(Comparison(-1))
     assert updates.checksums() == sums_of(stages)
-
-
-def test_states_that_come_from_a_peer_leave_nothing_to_go_back_to(stages: list[Stage]) -> None:
-    updates = Updates(dict(enumerate(stages)))
-    updates.compare_state(Comparison(-1))
-    updates.checksums()
-    for step in (0, 1):
-        take(stages, updates, step)
-    updates.joined(1)
-    with pytest.raises(RunError, match="not kept here"):
-        updates.settle(-1, None, goes_back=True)
 
 
 def test_a_thread_keeps_what_is_to_be_compared_while_the_worker_waits_once_the_step_before_is_committed(

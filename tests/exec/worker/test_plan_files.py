@@ -12,7 +12,6 @@ from recycle import RunError, Shape
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.exec.worker.main_loop import read_plan
-from recycle.exec.worker.member import GenerationOver
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
@@ -34,14 +33,6 @@ def waker() -> Iterator[Waker]:
 
 def small() -> Schedule:
     return lower(one_f_one_b(Shape(pipelines=2, ranks=2, micro_batches=2)))
-
-
-def test_run_directory_has_the_plan_of_every_generation(launch: Run) -> None:
-    run = launch(job(2, 2, 2), 4, "kill:1.1@1")
-    plans = {event["plan"] for event in run.events if event["kind"] == "generation"}
-    assert run.directory is not None
-    assert len(plans) == 2
-    assert plans <= {path.stem for path in (run.directory / "plans").iterdir()}
 
 
 def test_workers_take_the_plan_from_the_proposal_where_no_file_can_be_written(
@@ -74,13 +65,6 @@ def test_plan_of_the_proposal_needs_no_file_and_is_checked_likewise(tmp_path: Pa
     for damaged in (text[:-40], one_f_one_b(Shape(pipelines=1, ranks=2, micro_batches=2)).dumps()):
         with pytest.raises(RunError, match="could not be read"):
             read_plan(tmp_path, damaged, 1, digest, NOT_OVER, 0.0)
-
-
-def test_read_ends_with_the_generation(tmp_path: Path) -> None:
-    over = threading.Event()
-    over.set()
-    with pytest.raises(GenerationOver):
-        read_plan(tmp_path, "", 1, "0" * 16, over)
 
 
 def test_next_leader_finds_the_plan_in_use_by_its_hash_and_dead_workers(tmp_path: Path, waker: Waker) -> None:

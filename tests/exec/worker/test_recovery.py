@@ -6,7 +6,6 @@ import pytest
 
 from recycle import Job, Schedule, check, lower
 from recycle.exec.launch.launcher import RunResult
-from recycle.ir.formats.run_trace import read_trace
 from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
 
 STEPS = 7
@@ -36,13 +35,6 @@ def test_a_kill_in_each_phase_changes_no_bit_and_leaves_its_events(phase: str, e
     assert "1.1" not in run.digests
 
 
-@pytest.mark.parametrize("victim", ["0.0", "2.0", "0.1"])
-def test_any_worker_may_be_the_one_that_dies(victim: str, emulated: Job, launch: Run) -> None:
-    run = launch(emulated, STEPS, f"kill:{victim}@2")
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert kinds(run) == FAULT
-
-
 def test_a_worker_that_rejoins_holds_the_same_state_as_its_peers(emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, "kill:1.1@2", "rejoin:1.1@5")
     reference = calm_run(emulated, launch, STEPS)
@@ -61,35 +53,11 @@ def test_a_second_kill_while_recovering_from_the_first_is_survived(emulated: Job
     assert run.metrics[-1]["live_workers"] == 4
 
 
-def test_two_workers_of_one_stage_die_and_the_last_host_takes_all(emulated: Job, launch: Run) -> None:
-    run = launch(emulated, STEPS, "kill:1.1@2", "kill:2.1@4", "rejoin:1.1@5")
-    assert_same_training(run, calm_run(emulated, launch, STEPS))
-    assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 4, 5, 5]
-
-
 def test_a_vector_that_was_not_planned_ahead_is_planned_when_it_happens(launch: Run) -> None:
     unplanned = job(3, 2, 2, planner={"ahead": 0})
     run = launch(unplanned, STEPS, "kill:1.1@3")
     assert_same_training(run, calm_run(unplanned, launch, STEPS))
     assert kinds(run) == FAULT
-
-
-def test_the_trace_shows_who_ran_the_dead_workers_micro_batches(emulated: Job, launch: Run) -> None:
-    run = launch(emulated, STEPS, "kill:1.1@3")
-    assert run.directory is not None
-    trace = read_trace(run.directory / "trace.json")
-    assert trace.steps == list(range(STEPS))
-    after = trace.window(5, 5)
-    rerouted = {
-        (str(after.shape.worker_at(int(after.process[row]))), str(after.instruction(row)))
-        for row in range(len(after))
-        if after.rerouted[row] and after.columns.kind[row] == 0
-    }
-    assert len(rerouted) == 2
-    assert {worker for worker, _ in rerouted} <= {"0.1", "2.1"}
-    assert {text for _, text in rerouted} == {"1F1.0", "1F1.1"}
-    assert all((after.end >= after.start).tolist())
-    assert len(trace.generations_of(3)) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recycle import Job, RunError, Schedule
+from recycle import Job, Schedule
 from recycle.exec import run
-from recycle.exec.emulation import EmulatedStage
 from recycle.ir.families import one_f_one_b
-from recycle.ir.kinds import ValueKind
-from recycle.job.shape import MicroBatch
 from tests.exec.runs import Run, job
 
 COPIES = {"0.0": [0, 1], "1.0": [0, 1]}
@@ -39,17 +36,3 @@ def test_processes_run_them_to_the_same_bits(of: Job, doubled: Schedule, launch:
     assert there.losses == plain.losses
     assert [line["grad_norm"] for line in there.metrics] == [line["grad_norm"] for line in plain.metrics]
     assert there.digests["0.0"][1] == there.digests["0.1"][1] == plain.digests["0.1"][1]
-
-
-def test_an_emulated_copy_holds_and_lets_go(of: Job) -> None:
-    stage = EmulatedStage(of, 1)
-    stage.begin_iteration(0)
-    first = EmulatedStage(of, 0)
-    first.begin_iteration(0)
-    micro_batch = MicroBatch(0, 1)
-    stage.redundant_forward(micro_batch, first.forward(micro_batch, None))
-    assert (stage.held_micro_batches(), stage.loss_sum()) == (1, 0.0)
-    with pytest.raises(RunError, match=r"R of micro-batch 0\.1: its activations are already held"):
-        stage.redundant_forward(micro_batch, first.incoming(ValueKind.ACTIVATION, micro_batch))
-    stage.release(micro_batch)
-    assert stage.held_micro_batches() == 0
