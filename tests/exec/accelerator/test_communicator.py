@@ -5,6 +5,7 @@ The ranks are threads of this process, with a device each.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,9 +16,16 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
-from tests.exec.accelerator.test_device import SOON, in_thread
 
+SOON = 0.1
+"""Seconds in which what does not wait is done, so that a test sees what waits."""
 Ranks = list[tuple[Device, Communicator]]
+
+
+def in_thread(action: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    return thread
 
 
 def form(size: int, name: str = "lane", devices: Sequence[Device] = ()) -> Ranks:

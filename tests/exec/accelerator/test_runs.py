@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.runs.logs import log_path
 from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Failing, Full, Lazy, SlowCopies, Stuck, named
-from tests.exec.accelerator.transport import Simulated
+from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import (
     ENDING,
     JOB,
@@ -28,6 +28,7 @@ from tests.exec.fault_matrix import (
     some_phases,
 )
 from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
+from tests.exec.sharded import bits, require_equal, sharded, stored
 
 pytestmark = pytest.mark.process
 
@@ -147,3 +148,52 @@ def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run)
     assert_same_training(run, calm_run(pair, launch, 7))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 2
+
+
+SHARDED_STEPS = 9
+PIECE = 1 << 14
+"""Bytes of a piece that is copied after a death: a shard takes several iterations."""
+
+
+def small_sharded(kind: str, precision: str) -> PricedJob:
+    """3 x 2 workers, whose steps are staggered."""
+    train = {"clip": 1e9, "precision": precision, "reduce_buckets": 2, "checkpoint_every": SHARDED_STEPS}
+    limits = {"heartbeat": 0.1, "dead_after": 2.0}
+    return job(3, 2, 2, kind=kind, train=train, membership=limits, model={"hidden": 64})
+
+
+def over_accelerators(of: PricedJob) -> PricedJob:
+    parts = sharded(of)
+    return parts.with_sections(
+        train=msgspec.structs.replace(parts.train, copy_bytes=PIECE),
+        membership=msgspec.structs.replace(parts.membership, transport=SIMULATED),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "faults"),
+    [
+        ("gpt", "bf16", ("kill:1.1@2.step", "rejoin:1.1@7")),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in product(
+                ("emulated", "gpt"),
+                ("fp32", "bf16"),
+                ((), ("kill:1.1@3", "rejoin:1.1@6"), ("kill:0.0@2.reduce",), ("kill:2.0@4.gather", "nan:0.1@6")),
+            )
+            if each[:2] != ("emulated", "bf16")
+        ),
+    ],
+)
+def test_losses_and_states_are_those_of_hosts_that_have_all(
+    kind: str, precision: str, faults: Sequence[str], launch: Run
+) -> None:
+    of = small_sharded(kind, precision)
+    found, wanted = launch(over_accelerators(of), SHARDED_STEPS, *faults), calm_run(of, launch, SHARDED_STEPS)
+    assert bits(found) == bits(wanted)
+    assert "restored" not in kinds(found)
+    assert kinds(found).count("detected") == sum(fault.startswith("kill") for fault in faults)
+    assert found.directory is not None
+    assert wanted.directory is not None
+    folder = f"checkpoints/step-{SHARDED_STEPS - 1:08d}"
+    require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))

@@ -6,15 +6,22 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recycle import Worker
+from recycle.errors import JobError
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import Observer
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
+from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, STEPS, matrix_row, phases
+from tests.exec.interactions import draw_interaction, outcome_of, run_interaction
 from tests.exec.runs import (
     Run,
     assert_same_training,
@@ -26,8 +33,9 @@ from tests.exec.runs import (
     live_workers,
     processes_writing_below,
 )
+from tests.exec.sharded import bits, sharded
 
-STEPS = 7
+RUN_STEPS = 7
 MEMBERSHIP = {"heartbeat": 0.1, "dead_after": 3.0}
 EMULATED = job(3, 2, 2, train={"clip": 1e9}, membership=MEMBERSHIP)
 """Steps are staggered from the second on, and silence shows soon."""
@@ -38,8 +46,8 @@ def test_a_stopped_worker_is_found_by_its_silence_fenced_and_comes_back_as_a_new
     launch: Run, tmp_path: Path
 ) -> None:
     """In its reduce, so that its peers wait in theirs."""
-    run = launch(EMULATED, STEPS, "stop:2.0@2.reduce", "rejoin:2.0@4", directory=tmp_path)
-    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    run = launch(EMULATED, RUN_STEPS, "stop:2.0@2.reduce", "rejoin:2.0@4", directory=tmp_path)
+    assert_same_training(run, calm_run(EMULATED, launch, RUN_STEPS))
     assert deaths(run) == [SILENCE]
     assert live_workers(run) == [6, 6, 5, 5, 6, 6, 6]
     assert "2.0" in run.digests
@@ -80,8 +88,8 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
 ) -> None:
     """Continued at once it may still end its iteration with the others, who leave: that is void, and repeated."""
     going_on = _Continue(tmp_path, Worker(2, 0), at_once, monkeypatch)
-    run = launch(EMULATED, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
-    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    run = launch(EMULATED, RUN_STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
+    assert_same_training(run, calm_run(EMULATED, launch, RUN_STEPS))
     assert deaths(run) == [SILENCE]
     assert live_workers(run) == [6] * 3 + [5] * 4
     assert "2.0" not in run.digests
@@ -120,7 +128,7 @@ def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_b
         *("oom:1.1@1.step", "exception:0.0@2.backward", "rejoin:1.1@3"),
         *("segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5"),
     )
-    run, reference = launch(of, STEPS, *faults, directory=tmp_path), calm_run(of, launch, STEPS)
+    run, reference = launch(of, RUN_STEPS, *faults, directory=tmp_path), calm_run(of, launch, RUN_STEPS)
     assert figures(run) == figures(reference)
     assert run.digests == {worker: reference.digests[worker] for worker in ("0.0", "0.1", "1.0", "2.1")}
     found = deaths(run)
@@ -151,7 +159,50 @@ def test_a_flip_that_no_sum_shows_goes_into_the_losses_or_states_that_it_should(
     faults: tuple[str, ...], wrong_losses: list[int], wrong_states: set[str], said: list[str], launch: Run
 ) -> None:
     """Nothing is computed from the state of emulated stages, so what is wrong there stays there."""
-    run, reference = launch(EMULATED, STEPS, *faults), calm_run(EMULATED, launch, STEPS)
-    assert [step for step in range(STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
+    run, reference = launch(EMULATED, RUN_STEPS, *faults), calm_run(EMULATED, launch, RUN_STEPS)
+    assert [step for step in range(RUN_STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
     assert {worker for worker in run.digests if run.digests[worker] != reference.digests[worker]} == wrong_states
     assert kinds(run) == ["generation", *["fault"] * len(faults), *said]
+
+
+PARTS = sharded(JOB)
+
+
+@pytest.fixture
+def reference(launch: Run) -> RunResult:
+    """The run without faults, which has the losses and norms of hosts that have all of the state."""
+    calm = calm_run(PARTS, launch, STEPS)
+    assert bits(calm) == bits(calm_run(JOB, launch, STEPS))
+    return calm
+
+
+@pytest.mark.parametrize(
+    ("name", "struck"),
+    [
+        ("kill", ["reduce", "step", "gather", "undo", "copy"]),
+        *(pytest.param(name, phases(KINDS[name], SHARDED_COLUMNS), marks=pytest.mark.soak) for name in ENDING),
+    ],
+)
+def test_a_kind_is_found_in_its_phases_and_changes_no_bit(
+    name: str, struck: Sequence[str], launch: Run, reference: RunResult
+) -> None:
+    row = matrix_row(name, struck, lambda faults: launch(PARTS, STEPS, *faults), reference)
+    assert row[-1] == "identical"
+
+
+def test_nothing_is_gathered_where_every_host_has_all(launch: Run) -> None:
+    with pytest.raises(JobError, match=r"kill:1.1@1.gather: nothing is gathered without \[train\] sharded_optimizer"):
+        launch(JOB, 2, "kill:1.1@1.gather")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seed", range(3))
+def test_features_and_faults_change_no_bit(seed: int, servers: dict[str, ForkServer], tmp_path: Path) -> None:
+    run_interaction(draw_interaction(seed), tmp_path, servers["emulated"])
+
+
+@pytest.mark.process
+@pytest.mark.soak
+def test_two_hundred_random_interactions_change_no_bit_and_never_hang() -> None:
+    outcomes = {str(interaction): outcome_of(interaction) for interaction in map(draw_interaction, range(200))}
+    assert {text: outcome for text, outcome in outcomes.items() if outcome} == {}

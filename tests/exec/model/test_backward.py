@@ -1,8 +1,10 @@
-"""The split backward on bare megatron-core layers: same bits, nothing kept too long, nothing left out in silence."""
+"""The split backward on megatron-core layers, whole or bucket by bucket: same bits, nothing left out in silence."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -12,14 +14,18 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle import MicroBatch, RunError
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.backward import (
     WeightGradientStore,
     require_tested_version,
     split_linears,
 )
+from recycle.exec.model.compiling import at_first_call
 from recycle.exec.model.config import transformer_config
+from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.tensor_ranks import ensure_parallel_state
-from tests.exec.drive import small_job
+from tests.exec.drive import build_pipeline, execute, micro_batches, one_f_one_b, reduce_tied, run_pipelines, small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 
@@ -173,3 +179,111 @@ def test_an_untested_megatron_core_is_refused_by_version(monkeypatch: pytest.Mon
     monkeypatch.setattr(megatron.core, "__version__", "0.99.0")
     with pytest.raises(RunError, match=r"megatron-core 0\.99\.0: .* tested with 0\.16\.1"):
         require_tested_version()
+
+
+@pytest.mark.slow
+def test_cuts_lie_between_parts_nearest_to_equal_shares() -> None:
+    layout = FlatLayout([torch.Size([size]) for size in (640, 64, 320, 64, 64)])
+    assert layout.cut(1, range(6), 1152) == [0, 1152]
+    assert layout.cut(2, range(6), 1152) == [0, 640, 1152]
+    assert layout.cut(3, range(6), 1152) == [0, 640, 704, 1152]
+    # The last three parts stay together.
+    assert layout.cut(8, range(3), 1152) == [0, 0, 0, 640, 640, 704, 704, 704, 1152]
+    assert layout.cut(2, [0, 2, 5], 1152) == [0, 704, 1152]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [{}, {"tied": True}])
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+@pytest.mark.parametrize("buckets", [1, 2, 3, 7])
+def test_the_buckets_are_the_whole_gradient_each_entry_once(model: dict, accumulation: str, buckets: int) -> None:
+    for ranks in (1, 2):
+        for stage in build_pipeline(small_job(ranks=ranks, model=model, train={"accumulation": accumulation})):
+            for place, buffer in enumerate(stage.gradient_buffers()):
+                buffer.copy_(torch.arange(len(buffer)) + 1000.0 * place)
+            parts = [part for bucket in range(buckets) for part in stage.gradient_bucket(bucket, buckets)]
+            assert torch.equal(torch.cat(parts), torch.cat(stage.gradient_buffers()))
+            assert buckets == 1 or stage.gradient_bucket(0, buckets)[0].numel() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+@pytest.mark.parametrize("model", [{}, {"tied": True}])
+@pytest.mark.parametrize("buckets", [2, 5])
+def test_weights_bucket_by_bucket_give_the_bits_of_whole_ones_and_leave_finished_buckets_alone(
+    accumulation: str, model: dict, buckets: int
+) -> None:
+    job = small_job(ranks=2, model=model, train={"accumulation": accumulation})
+    whole, cut = build_pipeline(job), build_pipeline(job)
+    batches = micro_batches(0, 4)
+    run_pipelines([whole], 5, 4)
+    for stage in cut:
+        stage.begin_iteration(5)
+    execute(
+        (stage, [("I" if kind == "B" else kind, batch) for kind, batch in one_f_one_b(stage.index, 2, batches)])
+        for stage in cut
+    )
+    for stage in cut:
+        finished: list[torch.Tensor] = []
+        for bucket in range(buckets):
+            for batch in batches:
+                stage.backward_weight(batch, bucket, buckets)
+            for earlier, content in enumerate(finished):
+                assert torch.equal(stage.gradient_bucket(earlier, buckets)[0], content)
+            finished.append(stage.gradient_bucket(bucket, buckets)[0].clone())
+        assert stage.held_micro_batches() == 0
+    reduce_tied(cut)
+    for left, right in zip(whole, cut, strict=True):
+        assert all(map(torch.equal, left.gradient_buffers(), right.gradient_buffers()))
+        assert left.gradient_norms_squared() == right.gradient_norms_squared()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "emulated"])
+def test_a_part_of_a_weight_without_its_input_gradient_is_refused(kind: str) -> None:
+    job = small_job(ranks=1)
+    stage: Stage = build_pipeline(job)[0] if kind == "gpt" else EmulatedStage(job, 0, scale=0.0)
+    stage.begin_iteration(3)
+    (batch,) = micro_batches(0, 1)
+    with pytest.raises(RunError, match=r"stage 0, iteration 3: W_PART of micro-batch 0\.0: its I has not run"):
+        stage.backward_weight(batch, 0, 2)
+
+
+SCRIPT = """
+import sys
+import torch
+from recycle.exec.model import gpt
+from recycle.exec.model.build import build_stages
+from recycle.job import Job
+
+job = "[shape]\\npipelines = 1\\nranks = 1\\nmicro_batches = 1\\n[model]\\nlayers = 1\\nhidden = 8\\nheads = 1\\n"
+build_stages(Job.from_toml(job), [0])
+print(torch.are_deterministic_algorithms_enabled())
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+import torch._inductor.config
+print(torch._inductor.config.deterministic)
+"""
+
+
+@pytest.mark.process
+def test_the_compiler_is_not_imported_before_it_is_asked_for_and_knows_then_that_bits_count() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["True", "[]", "True"], done.stderr
+
+
+def test_a_function_is_decorated_once_at_its_first_call_also_as_a_method() -> None:
+    decorated = []
+
+    def decorator(function: object) -> object:
+        decorated.append(function)
+        return function
+
+    class Layer:
+        @at_first_call(decorator)
+        def add(self, one: int, *, other: int) -> int:
+            """Adds."""
+            return one + other
+
+    assert (Layer.add.__name__, Layer.add.__doc__, decorated) == ("add", "Adds.", [])
+    assert [Layer().add(1, other=2), Layer().add(3, other=4)] == [3, 7]
+    assert len(decorated) == 1
