@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -15,9 +14,7 @@ from recycle import Job
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
-from recycle.runs.logs import log_path
-from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Failing, Full, Lazy, SlowCopies, Stuck, named
+from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Failing, Full, SlowCopies, Stuck, named
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import (
     ENDING,
@@ -96,33 +93,6 @@ def test_a_device_that_is_stuck_is_fenced_and_its_peers_are_not(launch: Run) -> 
     (found,) = (event for event in run.events if event["kind"] == "detected")
     assert (found["worker"], found["step"]) == (str(STRUCK), STRUCK_AT)
     assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", found["cause"])
-
-
-def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(launch: Run, tmp_path: Path) -> None:
-    seconds = 0.02
-    of = small(model={"seconds_per_unit": seconds})
-    run = launch(over(Simulated, of), SHORT, "kill:1.1@3", directory=tmp_path)
-    kept = {"0.0": set[int](), "2.1": set[int]()}
-    for worker, steps in kept.items():
-        for line in log_path(tmp_path, Worker.parse(worker)).read_text().splitlines():
-            iteration = json.loads(line)
-            rows = [row for row in iteration["instructions"] if re.match(r"[01][FIWB]\d", row[0])]
-            if not any("STEP" in row[0] for row in iteration["instructions"]):
-                continue  # broken off by the death, and with it what the device had under way
-            assert all(end - start >= 0.9 * seconds for _, start, end in rows)
-            assert all(one[2] <= other[1] for one, other in pairwise(rows))  # the device does one after the other
-            steps.add(iteration["step"])
-    assert list(kept.values()) == [set(range(SHORT))] * 2
-    # What the commits are decided with, and slow workers are found by, are the same times.
-    figures = [second for line in run.metrics for of in line["compute"].values() for second in of.values()]
-    assert figures
-    assert min(figures) >= 0.9 * seconds
-
-
-def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
-    run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
-    assert kinds(run).count("detected") == 1
 
 
 def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run, tmp_path: Path) -> None:

@@ -172,17 +172,6 @@ def test_newest_checkpoint_of_a_verified_state_stays(run: Run) -> None:
     assert run.steps() == [9, 7, 1]
 
 
-def test_part_that_cannot_be_written_is_an_error_and_the_next_checkpoint_is_complete(run: Run) -> None:
-    run.root.write_text("in the way")
-    failed = run.keep(1)
-    assert failed.step == 1
-    assert "worker 0.0: " in failed.error
-    assert "step-00000001: Not a directory" in failed.error
-    run.root.unlink()
-    assert run.keep(3) == CheckpointCompleted(3)
-    assert run.steps() == [3]
-
-
 def test_newest_whole_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find() is None
     for step in (1, 3):

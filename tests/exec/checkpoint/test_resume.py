@@ -334,12 +334,6 @@ def named(*names: str) -> list[Worker]:
     return [Worker.parse(name) for name in names]
 
 
-def test_the_hosts_of_a_lost_stage_come_from_where_there_are_most() -> None:
-    assert reassign(Shape(3, 2, 4), named("0.0", "1.0", "2.0")) == named("0.0", "0.1", "1.0")
-    assert reassign(Shape(3, 3, 4), named("0.0", "1.0", "2.0", "2.2")) == named("0.0", "0.1", "1.0", "2.2")
-    assert reassign(Shape(2, 2, 2), named("0.1", "1.1")) == named("0.0", "0.1")
-
-
 def test_too_few_for_a_pipeline_have_no_seats() -> None:
     assert reassign(Shape(3, 3, 4), named("0.0", "1.0")) is None
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import struct
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -141,23 +138,6 @@ def test_files_that_are_not_there_or_not_whole_are_one_clear_line(prefix: Path, 
         assert "\n" not in str(error.value)
     with pytest.raises(JobError, match=r"cannot be read .*; state it without \.bin or \.idx"):
         rows(Path(f"{prefix}.bin"))
-
-
-def test_a_corrupt_index_leaves_no_second_complaint_behind(
-    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever byte of it is another one: it is read, or refused in one line."""
-    index = Path(f"{prefix}.idx").read_bytes()
-    (tmp_path / "bad.bin").write_bytes(Path(f"{prefix}.bin").read_bytes())
-    complaints: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
-    for place in range(len(index)):
-        changed = bytes([*index[:place], index[place] ^ 0x81, *index[place + 1 :]])
-        (tmp_path / "bad.idx").write_bytes(changed)
-        with contextlib.suppress(JobError):
-            rows(tmp_path / "bad")
-    gc.collect()
-    assert not complaints
 
 
 def with_file(prefix: Path, ranks: int = 1, **model: object) -> Job:

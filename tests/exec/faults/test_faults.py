@@ -15,7 +15,6 @@ from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.injector import FaultInjector, start_injector
 from recycle.exec.faults.kinds import FLIPPED, KINDS
 from recycle.exec.faults.punisher import parse_punishment, punish
-from recycle.exec.hooks.phases import Phase
 from recycle.exec.transport.formation import FormingStore
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
@@ -259,24 +258,6 @@ def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on
     go.set()
     assert killed.wait(60.0)
     assert (slept, claimed) == ([0.5], [7])
-
-
-@pytest.mark.parametrize("phase", ["commit", "step", "stepped", "undo"])
-def test_a_kill_between_instructions_strikes_once_whatever_iteration_the_worker_is_in_by_then(
-    phase: Phase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = lower(one_f_one_b(STRUCK_SHAPE)).program(Worker(1, 0))
-    claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
-    injector = FaultInjector([(7, parse_fault(f"kill:1.0@3.{phase}"))], claimed_by(claimed), no_poison)
-    injector.begin_iteration(4, program)
-    for position, instruction in enumerate(program):
-        injector.before(position, instruction)
-    injector.reach(phase, 4)
-    assert claimed == []
-    injector.reach(phase, 3)
-    injector.reach(phase, 3)
-    assert claimed == [7]
 
 
 def test_a_nan_spoils_the_gradients_right_before_the_reduce_and_once_per_run() -> None:

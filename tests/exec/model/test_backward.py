@@ -20,7 +20,6 @@ from recycle.exec.model.backward import (
     require_tested_version,
     split_linears,
 )
-from recycle.exec.model.compiling import at_first_call
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.accumulate import FlatLayout
@@ -100,15 +99,6 @@ def test_the_split_gives_the_bits_of_megatrons_own_backward() -> None:
         assert parameter.grad is None
 
 
-def test_without_a_recording_store_it_is_a_whole_backward() -> None:
-    plain, (model, store, sink) = Pair(), split_pair()
-    plain(inputs()).square().sum().backward()
-    model(inputs()).square().sum().backward()
-    assert store.waiting() == set()
-    for parameter, reference in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(sink.sums[parameter], reference.grad)
-
-
 def test_between_i_and_w_the_graph_below_the_saved_inputs_is_gone() -> None:
     model, store, _ = split_pair()
     entry = inputs()
@@ -120,25 +110,6 @@ def test_between_i_and_w_the_graph_below_the_saved_inputs_is_gone() -> None:
     gc.collect()
     assert store.waiting() == {BATCH}
     assert watched() is None
-
-
-def test_the_input_gradient_is_summed_over_the_tensor_parallel_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, sink = split_pair()
-    model.first.allreduce_dgrad = True
-    groups = []
-    reduce = torch.distributed.all_reduce
-
-    def spy(tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-        groups.append(group)
-        return reduce(tensor, group=group, async_op=async_op)
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", spy)
-    entry, expected = inputs(), inputs()
-    model(entry).square().sum().backward()
-    Pair()(expected).square().sum().backward()
-    assert groups == [model.first.tp_group]
-    assert torch.equal(entry.grad, expected.grad)
-    assert len(sink.sums) == 3
 
 
 class OwnForward(ColumnParallelLinear):
@@ -269,21 +240,3 @@ print(torch._inductor.config.deterministic)
 def test_the_compiler_is_not_imported_before_it_is_asked_for_and_knows_then_that_bits_count() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["True", "[]", "True"], done.stderr
-
-
-def test_a_function_is_decorated_once_at_its_first_call_also_as_a_method() -> None:
-    decorated = []
-
-    def decorator(function: object) -> object:
-        decorated.append(function)
-        return function
-
-    class Layer:
-        @at_first_call(decorator)
-        def add(self, one: int, *, other: int) -> int:
-            """Adds."""
-            return one + other
-
-    assert (Layer.add.__name__, Layer.add.__doc__, decorated) == ("add", "Adds.", [])
-    assert [Layer().add(1, other=2), Layer().add(3, other=4)] == [3, 7]
-    assert len(decorated) == 1

@@ -13,12 +13,10 @@ from recycle.exec.faults.kinds import FLIPPED
 from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.integrity import (
-    ChecksumBuilder,
     RunningChecksum,
     flip_largest,
     flipped_tokens,
     layout_of,
-    word_sums,
 )
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -112,22 +110,6 @@ def test_what_strikes_one_of_the_two_makes_them_differ(name: str, target: str, s
         again = replayed(peer, trained(home, OTHER, False))
         unlike = [made != one.made()[OTHER] for one, made in zip(home, again, strict=True)]
         assert unlike == [place == stage for place in range(2)]
-
-
-def test_the_sums_of_words_are_those_of_a_state_whatever_the_type() -> None:
-    drawn = torch.Generator().manual_seed(0)
-    for dtype, count in ((torch.float32, 300_001), (torch.float64, 77), (torch.bfloat16, 4)):
-        tensor = torch.randn(count, generator=drawn).to(dtype)
-        words, places = (int(one) % (1 << 64) for one in word_sums(tensor))
-        assert (words, places) == RunningChecksum([tensor]).finish()
-    parts = tensor.float().split(1)
-    whole, one_by_one = ChecksumBuilder(), ChecksumBuilder()
-    whole.weight_gradient(5, tensor.float())
-    for place in (2, 0, 3, 1):
-        one_by_one.weight_gradient(5 + place, parts[place])
-    assert whole.finish() == one_by_one.finish()
-    odd = torch.ones(3, dtype=torch.bfloat16)
-    assert word_sums(odd).tolist() == [3 * 0x3F80, 3 * 0x3F80]
 
 
 ITERATIONS = 3

@@ -116,16 +116,6 @@ def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_proce
 
 
 @pytest.mark.slow
-def test_the_random_state_of_the_process_stays() -> None:
-    stage = build_pipeline(small_job(model=DROPS))[0]
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    outputs(stage, 0, [MicroBatch(0, 0)])
-    assert torch.rand(3).equal(expected)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [pytest.param(DROPS, marks=pytest.mark.soak), DROPS | {"recompute": "full", "tied": True}]
 )

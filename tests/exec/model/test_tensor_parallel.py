@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recycle import Job, JobError, RunError
+from recycle import Job, JobError
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
@@ -56,30 +56,6 @@ def test_loss_and_gradients_are_those_of_one_process(pair: TensorWorkers, model:
     assert {name: tuple(g.shape) for name, g in whole.items()} == {n: tuple(g.shape) for n, g in gradients.items()}
     worst = max(float((whole[name] - gradients[name]).abs().max()) for name in gradients)
     assert 0 < worst < TOLERANCE
-
-
-@pytest.mark.parametrize("model", [{}, {"tied": True}, {"dropout": 0.2}], ids=["plain", "tied", "dropout"])
-def test_input_and_weight_gradients_apart_have_the_bits_of_both_in_one(
-    pair: TensorWorkers, model: dict[str, Any]
-) -> None:
-    of = cut(small_job(ranks=2, model=model))
-    together, apart = pair.iterate(of), pair.iterate(of, weights_last=True)
-    for one, other in zip(together, apart, strict=True):
-        assert one.digests == other.digests
-        assert one.report.norms == other.report.norms
-
-
-def test_what_all_tensor_ranks_hold_is_the_same_on_all_and_the_rest_is_not(pair: TensorWorkers) -> None:
-    one, other = pair.iterate(cut(small_job(ranks=2, model={"dropout": 0.1})))
-    assert one.report.replicated == other.report.replicated
-    assert sorted(one.report.replicated) == [0, 1]
-    assert all(one.report.norms[stage] != other.report.norms[stage] for stage in (0, 1))
-    common = one.gradients.keys() - one.cuts.keys()
-    assert {name.rpartition(".")[0].rpartition(".")[2] for name in common} == {
-        *("position_embeddings", "input_layernorm", "linear_proj", "pre_mlp_layernorm", "linear_fc2"),
-        "final_layernorm",
-    }
-    assert all((one.gradients[name] == other.gradients[name]).all() for name in common)
 
 
 def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_parallel: int = 2, **sections: Any) -> Job:
@@ -189,13 +165,6 @@ def test_a_worker_of_which_one_process_hangs_is_found(launch: Run) -> None:
     assert result.digests["0.1"] == result.digests["1.1"]
 
 
-def test_a_gradient_that_one_tensor_rank_spoils_is_repeated(launch: Run) -> None:
-    result = launch(job(2, 2, 2, **EMULATED), STEPS, "nan:0.1t1@2")
-    assert result.losses == launch(job(2, 2, 2), STEPS).losses
-    (undone,) = [event for event in result.events if event["kind"] == "undone"]
-    assert (undone["step"], undone["cause"]) == (2, "a gradient is not finite")
-
-
 SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
 
 
@@ -284,13 +253,6 @@ def test_every_rank_has_what_all_give_combined_in_the_order_of_ranks(
     expected = reduce(combine, map(addend, range(size))).reshape(10, 100).t()
     for found in on_all(size, action):
         assert torch.equal(found, expected)
-
-
-def test_between_generations_there_is_no_group() -> None:
-    group = TensorGroup(1, 2)
-    assert (group.rank(), group.size()) == (1, 2)
-    with pytest.raises(RunError, match="outside of a generation"):
-        dist.all_reduce(torch.ones(1), group=group)
 
 
 def test_the_error_of_an_exchange_is_what_torch_raises() -> None:

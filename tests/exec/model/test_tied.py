@@ -12,8 +12,6 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.weights import global_names
 from recycle.ir.families import FAMILIES, one_f_one_b
-from recycle.ir.instruction import OptimizerStep, ReduceGradients, SendGradient
-from recycle.ir.lower import lower
 from tests.exec.drive import (
     build_pipeline,
     differing,
@@ -142,14 +140,6 @@ def test_a_worker_that_hosts_both_may_die_in_its_reduces_and_come_back(launch: R
     assert result.digests["0.0"] == result.digests["1.0"]
 
 
-def test_staggered_steps_of_tied_stages_can_be_undone(launch: Run) -> None:
-    of, one = tied(2, 2, 3, clip=1e3), tied(1, 1, 6, clip=1e3)
-    result = launch(of, STEPS, "nan:1.1@2")
-    assert figures(result) == figures(run(one_f_one_b(one.shape), one, steps=STEPS))
-    assert result.undone == [2]
-    assert result.modes["staggered"] == STEPS - 2
-
-
 def two_chunks(ahead: int = 2, **train: float) -> Job:
     return job(2, 2, 4, kind="gpt", shape={"chunks": 2}, memory={"limit": 8}, train=train, planner={"ahead": ahead})
 
@@ -187,16 +177,6 @@ def test_every_family_trains_to_the_bits_of_one_process(family: str, gpt: Job, i
     assert sorted(by_stage(result)) == [0, 1, 2, 3]
 
 
-def test_all_stages_on_one_worker(in_one_stage: RunResult) -> None:
-    one = job(1, 1, 8, kind="gpt", shape={"chunks": 4}, memory={"limit": 32}, model={"layers": 4})
-    programs = {"0.0": " ".join(f"{s}{k}0.{j}" for j in range(8) for k, s in _down_and_up(4))}
-    assert figures(run(Schedule.from_text(one.shape, programs), one, steps=STEPS)) == figures(in_one_stage)
-
-
-def _down_and_up(stages: int) -> list[tuple[str, int]]:
-    return [("F", s) for s in range(stages)] + [("B", s) for s in reversed(range(stages))]
-
-
 @pytest.mark.parametrize(
     "family", ["zb-v", *(pytest.param(each, marks=pytest.mark.soak) for each in ("interleaved", "dualpipe-v"))]
 )
@@ -214,25 +194,3 @@ def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
         ran = Schedule.load(result.directory / "plans" / f"{digest}.json")
         assert check(ran, limits=of.activation_limits()) == []
         assert all(ran.stages_of(worker) == schedule.stages_of(worker) for worker in ran.live)
-
-
-def test_planned_adaptive_schedules_train_to_the_same_bits(gpt: Job, in_one_stage: RunResult, launch: Run) -> None:
-    result = launch(gpt, STEPS, "kill:0.0@1", "kill:1.1@2", "rejoin:0.0@3")
-    assert figures(result) == figures(in_one_stage)
-    assert [line["live_workers"] for line in result.metrics] == [4, 3, 2, 3, 3]
-    assert len({line["plan"] for line in result.metrics}) == 4
-
-
-def eager(schedule: Schedule) -> Schedule:
-    """Reduce and step of each stage right behind its last gradient, before other stages of the worker are done."""
-    programs = {}
-    for worker in schedule.live:
-        compute = [i for i in lower(schedule).program(worker) if not isinstance(i, ReduceGradients | OptimizerStep)]
-        for stage in schedule.stages_of(worker):
-            last = max(p for p, i in enumerate(compute) if getattr(i, "stage", None) == stage and str(i)[1] in "BIW")
-            end = next(
-                (p for p in range(last + 1, len(compute)) if not isinstance(compute[p], SendGradient)), len(compute)
-            )
-            compute[end:end] = [ReduceGradients(stage), OptimizerStep(stage)]
-        programs[worker] = compute
-    return Schedule.build(schedule.shape, programs, placement=schedule.placement)

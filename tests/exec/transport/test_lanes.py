@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -29,7 +29,6 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
-from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport
 from tests.exec.keys import KeyServer
@@ -153,27 +152,6 @@ def test_who_waits_for_several_dead_peers_leaves_the_generation(start: Start) ->
         waiting.result(LATE)
     middle.does(middle.transport.close).result(LATE)
     middle.device.synchronize()
-
-
-def test_the_end_of_a_generation_is_told_at_once_also_when_an_abort_hangs(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, hangs = start()[FIRST], threading.Event()
-    first.transport.begin(first.program, 0)
-    first.transport.receive(next(one for one in first.program if isinstance(one, Receive)))  # nobody sends
-
-    def abort_late(communicators: Sequence[Communicator]) -> None:
-        hangs.wait()
-        abort_group(communicators)
-
-    monkeypatch.setattr("tests.exec.accelerator.transport.abort_group", abort_late)
-    told = first.does(first.transport.release)
-    told.result(LATE)
-    closing = first.does(first.transport.close)
-    with pytest.raises(TimeoutError):  # it shows as a hang of the main thread, which heartbeats tell
-        closing.result(SOON)
-    hangs.set()
-    closing.result(LATE)
 
 
 def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None:

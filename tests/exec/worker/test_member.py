@@ -70,25 +70,9 @@ def test_process_begins_the_last_generation_that_it_is_in_and_that_is_not_over()
     assert not state.is_over
 
 
-def test_process_that_starts_late_begins_no_generation_of_before() -> None:
-    state = MemberState("0.1", 2, generation=7)
-    state.take(propose(7, "0.1"))
-    assert generation_begun(state) is None
-    state.take(propose(8, "0.1"))
-    assert generation_begun(state) == 8
-
-
 def test_process_begins_no_generation_of_an_earlier_process_of_its_worker() -> None:
     """A leader that takes over may propose one before it hears that the worker has another process by now."""
     assert generation_begun(told(propose(1, "0.1"), incarnation=3)) is None
-
-
-def test_proposal_ends_the_generation_before_it() -> None:
-    state = told(propose(1, "0.1"))
-    state.begin()
-    state.take(propose(2, "0.0"))
-    assert state.is_over
-    assert generation_begun(state) is None
 
 
 def test_permits_commits_and_evaluations_count_in_their_generation_only() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -146,27 +144,6 @@ def test_a_step_that_a_death_keeps_from_being_committed_is_undone_by_all_who_too
     assert kinds(run).count("detected") == 1 + len(also)
     assert modes(run) == ["barrier", "staggered", "staggered", "barrier", "staggered", "staggered", "staggered"]
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5 - len(also)] * 4
-
-
-class _KillAtCommit(Observer):
-    """Sends SIGKILL to a worker's process as soon as a step is committed, wherever the workers are by then."""
-
-    def __init__(self, directory: Path, worker: str, step: int) -> None:
-        self.directory, self.worker, self.step = directory, worker, step
-
-    def committed(self, line: dict[str, Any]) -> None:
-        if line["step"] == self.step:
-            for pid in processes_writing_below(str(self.directory / "logs" / f"{self.worker}.log")):
-                os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("step", [0, 3])
-def test_what_is_committed_when_a_worker_dies_stays(step: int, emulated: Job, launch: Run, tmp_path: Path) -> None:
-    run = launch(emulated, STEPS, observer=_KillAtCommit(tmp_path, "1.1", step), directory=tmp_path)
-    assert_same_training(run, with_the_barrier(launch, emulated))
-    assert kinds(run).count("detected") == 1
-    assert [line["live_workers"] for line in run.metrics[: step + 1]] == [6] * (step + 1)
-    assert run.metrics[-1]["live_workers"] == 5
 
 
 def test_a_worker_may_die_behind_its_last_step_and_be_back_at_the_next(emulated: Job, launch: Run) -> None:
