@@ -11,10 +11,9 @@ import pytest
 from torch.distributed import HashStore
 
 from recycle import Job, JobError, Shape, Worker
-from recycle.exec.faults.faults import Fault, check_faults, parse_fault
+from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment, punish
 from recycle.exec.faults.injector import FaultInjector, start_injector
 from recycle.exec.faults.kinds import FLIPPED, KINDS
-from recycle.exec.faults.punisher import parse_punishment, punish
 from recycle.exec.transport.formation import FormingStore
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower

@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 
 from recycle import Worker
 from recycle.cli.planner import plan_for_training
-from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.punisher import punish
+from recycle.exec.faults.faults import parse_fault, punish
 from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.job import PricedJob
