@@ -10,7 +10,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -18,7 +18,17 @@ from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
 from recycle.exec.model.integrity import ChecksumBuilder, FlipsOfForwards, flip_largest
 from recycle.exec.transport.base import Transport
-from recycle.ir.instruction import Compute, Instruction
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Instruction,
+    RedundantForward,
+    Replay,
+    WeightPart,
+)
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 
@@ -165,6 +175,8 @@ class Stage(ABC):
     `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`. The reduction may go bucket by
     bucket, each after the last part for it.
 
+    What is held of a micro-batch, and in which order it may come, is known here; a subclass computes.
+
     Args:
         job: whose model it is a part of.
         index: the stage s.
@@ -185,6 +197,9 @@ class Stage(ABC):
         self._divisor = job.shape.global_micro_batches
         self._message_spec = message_shape, message_type
         self._iteration = 0
+        self._evaluates, self._evaluated = False, list[tuple[Any, Any]]()
+        self._held: dict[MicroBatch, Any] = {}
+        self._waiting: dict[MicroBatch, Any] = {}
         self._flips = FlipsOfForwards()
         self._watched: frozenset[MicroBatch] = frozenset()
         self._made: dict[MicroBatch, ChecksumBuilder] = {}
@@ -193,18 +208,24 @@ class Stage(ABC):
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
         return self._message_spec
 
-    @abstractmethod
     def begin_iteration(self, step: int) -> None:
         """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
+        self._take_up(step, evaluates=False)
 
-    @abstractmethod
     def begin_evaluation(self, batch: int) -> None:
         """Take up a batch of an evaluation. Until the next iteration begins `forward` holds nothing for a backward,
         dropout is off, and what the last stage gives is in `evaluated`."""
+        self._take_up(batch, evaluates=True)
 
-    @abstractmethod
+    def _take_up(self, iteration: int, evaluates: bool) -> None:
+        self._iteration, self._evaluates, self._evaluated = iteration, evaluates, []
+        self.watch(())
+        self._held.clear()
+        self._waiting.clear()
+
     def evaluated(self) -> list[tuple[float, float]]:
         """(sum of the losses, how many they are) of each micro-batch of the batch; [] but on the last stage."""
+        return [(float(total), float(count)) for total, count in self._evaluated]
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
         """What this stage will be asked for in an iteration, or a batch of an evaluation, in order.
@@ -213,20 +234,47 @@ class Stage(ABC):
         """
         return
 
-    @abstractmethod
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         """F. Takes the input (None on stage 0), which must keep its content until the backward.
 
         Returns the output to send, detached; None on the last stage, whose loss is kept.
         """
+        if self._evaluates:
+            return self._evaluate(micro_batch, activation)
+        output = self._hold(Forward, micro_batch, activation)
+        if (making := self._making(micro_batch)) is not None:
+            making.activation(output)
+        if self._is_last:
+            self._add_loss(output)
+        return None if self._is_last else output
 
-    @abstractmethod
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         """R, on a copy of the stage: F without loss, which that of the stage itself counts. Returns the output."""
+        return self._hold(RedundantForward, micro_batch, activation)
 
-    @abstractmethod
     def release(self, micro_batch: MicroBatch) -> None:
         """Free what R holds, since no backward will use it."""
+        del self._held[micro_batch]
+
+    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        if micro_batch in self._held or micro_batch in self._waiting:
+            raise self._misuse(cls, micro_batch, "its activations are already held")
+        self._held[micro_batch], output = self._run_forward(cls, micro_batch, activation)
+        return output.detach()
+
+    @abstractmethod
+    def _run_forward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
+    ) -> tuple[Any, torch.Tensor]:
+        """Compute F or R: what the backward needs, and the output, on the last stage the loss."""
+
+    @abstractmethod
+    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        """F in an evaluation."""
+
+    @abstractmethod
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        """Count the loss of a micro-batch."""
 
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Take checksums of what this iteration's work on these micro-batches makes; of those that run here."""
@@ -240,7 +288,6 @@ class Stage(ABC):
         """What takes the checksums of a micro-batch's work; None for one that is not watched."""
         return self._made.setdefault(micro_batch, ChecksumBuilder()) if micro_batch in self._watched else None
 
-    @abstractmethod
     def replay(
         self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
     ) -> ChecksumBuilder:
@@ -248,25 +295,67 @@ class Stage(ABC):
 
         Nothing is held or summed, and the loss does not count. Returns what it makes.
         """
+        if micro_batch in self._held or micro_batch in self._waiting:
+            raise self._misuse(Replay, micro_batch, "this worker runs it itself")
+        making = ChecksumBuilder()
+        self._run_replay(micro_batch, activation, gradient, making)
+        return making
 
     @abstractmethod
+    def _run_replay(
+        self,
+        micro_batch: MicroBatch,
+        activation: torch.Tensor | None,
+        gradient: torch.Tensor | None,
+        making: ChecksumBuilder,
+    ) -> None:
+        """Compute REPLAY."""
+
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
 
         Returns the gradient by the input; None on stage 0.
         """
+        by_input, self._waiting[micro_batch] = self._back(BackwardInput, micro_batch, gradient)
+        return by_input
 
-    @abstractmethod
     def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
         """W of a micro-batch whose I is done.
 
         Args:
             bucket, buckets: only the share that adds to this bucket, of so many; the last has what belongs to none.
         """
+        if micro_batch not in self._waiting:
+            cls = BackwardWeight if buckets == 1 else WeightPart
+            raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
+        self._run_weight(micro_batch, self._waiting[micro_batch], bucket, buckets)
+        if bucket == buckets - 1:
+            del self._waiting[micro_batch]
 
-    @abstractmethod
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """B: I and W in one go, to the same bits."""
+        by_input, _ = self._back(Backward, micro_batch, gradient)
+        return by_input
+
+    def _back(
+        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, Any]:
+        if micro_batch not in self._held:
+            raise self._misuse(cls, micro_batch, "its F has not run")
+        by_input, rest = self._run_backward(cls, micro_batch, self._held.pop(micro_batch), gradient)
+        if (making := self._making(micro_batch)) is not None and by_input is not None:
+            making.input_gradient(by_input)
+        return by_input, rest
+
+    @abstractmethod
+    def _run_backward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, Any]:
+        """Compute I or B: the gradient by the input, and what W needs."""
+
+    @abstractmethod
+    def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
+        """Compute W, or a part of it."""
 
     @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
@@ -402,9 +491,9 @@ class Stage(ABC):
         """
         return {}
 
-    @abstractmethod
     def held_micro_batches(self) -> int:
         """Micro-batches that hold memory: from the start of F to the end of W (or B)."""
+        return len(self._held) + len(self._waiting)
 
     def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
         """The error for an instruction that the stage cannot run now."""
