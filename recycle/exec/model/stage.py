@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -506,6 +507,23 @@ def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -
     """Copy state tensors into others of the same layout."""
     for into, tensor in zip(target, source, strict=True):
         into.copy_(tensor, non_blocking=True)  # where one is on the host; in order on the device
+
+
+def buffers_for(
+    live: Sequence[torch.Tensor], older: list[torch.Tensor], empty_like: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Buffers for a copy of a state: of older ones those that fit, which are taken out, and else made."""
+    there = defaultdict[object, list[torch.Tensor]](list)
+    while older:
+        there[older[-1].shape, older[-1].dtype].append(older.pop())
+    found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
+    del there  # the memory of what does not fit is for what is made
+    return [empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A buffer for a tensor in the host's memory: pinned, as only that is copied while a device computes."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:

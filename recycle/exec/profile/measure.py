@@ -131,7 +131,7 @@ class Subject:
         self._device = gpu_or_cpu()
         built = allocated_by(self._build, self._device)
         self._static = float(built.kept)
-        self._updates = Updates({index: self.stage}, on_host=job.train.undo == "host")
+        self._updates = Updates({index: self.stage}, is_on_host=job.train.undo == "host")
         self._generator = torch.Generator().manual_seed(index)
 
     def _build(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from recycle.exec.checksums import PARAMETERS, Checksum
 from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.integrity import PIECE, RunningChecksum
-from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.stage import Stage, buffers_for, copy_state
 from recycle.exec.worker.hosted import Hosted, HostedStages
 
 _COPIES = 2
@@ -133,19 +133,16 @@ class KeptStates:
         self, comparison: Comparison, state: Mapping[int, Sequence[torch.Tensor]]
     ) -> dict[int, list[torch.Tensor]]:
         """The buffers of the copy, those of an older one that fit among them."""
-        older, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
+        steps, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
         if comparison.step in self._kept:
             last = self._kept.pop(comparison.step).buffers
-        elif len(older) == _COPIES:
-            last = self._kept.pop(next(kept for kept in older if kept != comparison.besides)).buffers
-        for number in list(last):
-            if not _is_laid_out_as(last[number], state.get(number, ())):
-                del last[number]  # its memory is for the new ones
-        for number, tensors in state.items():
-            if number not in last:
-                last[number] = [self._empty_like(tensor) for tensor in tensors]
-        self._kept[comparison.step] = _Kept(self._layout(), last)
-        return last
+        elif len(steps) == _COPIES:
+            last = self._kept.pop(next(kept for kept in steps if kept != comparison.besides)).buffers
+        older = {number: last.pop(number, []) for number in state}
+        del last  # the memory of what is not held any more is for the new ones
+        buffers = {number: buffers_for(live, older[number], self._empty_like) for number, live in state.items()}
+        self._kept[comparison.step] = _Kept(self._layout(), buffers)
+        return buffers
 
     def piece(self) -> bool:
         """Do a piece of what was begun; whether there was one."""
@@ -200,7 +197,3 @@ class KeptStates:
         """The worker's states come from elsewhere now."""
         self._kept.clear()
         self._copying, self._begun, self.checksums = {}, None, {}
-
-
-def _is_laid_out_as(buffers: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> bool:
-    return [(one.shape, one.dtype) for one in buffers] == [(one.shape, one.dtype) for one in live]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -23,7 +22,7 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.checksums import Checksum
 from recycle.exec.leader.commit import Comparison
-from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.stage import Stage, buffers_for, copy_state, on_host
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.kept_states import KeptStates, StateCopy
@@ -42,7 +41,7 @@ class Updates:
         at: the iteration that their states are from; -1 for the initial state.
         decided: the commit of an iteration, None as long as there is none; called from the thread. Without it nothing
             is copied early.
-        on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
+        is_on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
         hosting: hosts the stages; None where they are always the same.
     """
 
@@ -51,10 +50,10 @@ class Updates:
         stages: Mapping[int, Stage],
         at: int = -1,
         decided: Callable[[int], Commit | None] | None = None,
-        on_host: bool = False,
+        is_on_host: bool = False,
         hosting: Hosted | None = None,
     ) -> None:
-        self._stages, self._decided, self._on_host = stages, decided, on_host
+        self._stages, self._decided, self._empty_like = stages, decided, on_host if is_on_host else torch.empty_like
         self._at = dict.fromkeys(stages, at)
         self._reduced, self._settled = -1, at
         self._gathered: dict[int, int] = {}
@@ -213,21 +212,9 @@ class Updates:
 
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
         live, before = self._stages[index].state_tensors(), self._before.get(index, [])
-        if len(before) != len(live) or any(a.shape != b.shape for a, b in zip(before, live, strict=True)):
-            there = defaultdict[object, list[torch.Tensor]](list)
-            for one in self._before.pop(index, []):
-                there[one.shape, one.dtype].append(one)
-            found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
-            del there, before  # the memory of what does not fit is for what is made
-            before = [self._empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
-            self._before[index] = before
+        if [one.shape for one in before] != [one.shape for one in live]:
+            self._before[index] = before = buffers_for(live, before, self._empty_like)
         return before
-
-    def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._on_host:
-            return torch.empty_like(tensor)
-        # Only pinned memory is copied to and from while the device computes.
-        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
     def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
         # The agent is gone (RunError) or the device has failed (RuntimeError): the main thread sees it too and says so.

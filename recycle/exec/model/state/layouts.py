@@ -114,15 +114,11 @@ class Shards(StateLayout):
         apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
         return [one.detach().view(-1) for one in reversed(apart) if one.numel()]
 
-    def gradients(self, begin: int = 0, end: int | None = None) -> list[list[torch.Tensor]]:
-        """Of each buffer of sums that the stage's hosts reduce the parts of all shards, in order.
-
-        Args:
-            begin, end: elements of the stage's own sums between which a bucket lies; other buffers are in the last one.
-        """
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        begin, end = stage.bucket_bounds(buckets)[bucket : bucket + 2]
         own = next(one for one in self._sums if one.is_own)
         found = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
-        if end in (None, own.buffer.numel()):
+        if bucket == buckets - 1:
             others = [one for one in self._sums if not (one.is_own or one.is_apart)]
             found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others]
         return found
@@ -140,9 +136,6 @@ class Shards(StateLayout):
 
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
         transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
-
-    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
-        return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
 
     def weights(self) -> list[torch.Tensor]:
         """The live parameters of all shards, in order, whoever owns them."""
