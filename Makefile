@@ -3,7 +3,7 @@
 # make quick  set up, then the tests without processes, browsers, long searches and real models
 # make soak   set up, then the tests too long for every change
 # make site   docs, API reference, a gallery of schedules and a playground as a static site, into build/site
-# make screenshots   pictures of the viewer: those of docs/viewer.md into docs/pictures, all of them into build/pictures
+# make screenshots   pictures of the viewer: those of docs/guides/viewer.md into docs/pictures, all of them into build/pictures
 #
 # PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.
 
@@ -53,7 +53,7 @@ quick: $(VENV)/.installed
 soak: $(VENV)/.installed
 	$(PYTEST) -m soak --timeout 1800 -o faulthandler_timeout=2400
 
-# Strikes every fault in every phase and writes the tables of docs/faults.md.
+# Strikes every fault in every phase and writes the tables of docs/reference/faults.md.
 faults: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.exec.fault_matrix
 

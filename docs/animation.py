@@ -2,7 +2,7 @@
 
     python docs/animation.py [--out FILE]
 
-`make screenshots` calls it for docs/how-it-works.md.
+`make screenshots` calls it for docs/explanations/how-it-works.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Pictures of every page of the viewer in headless Chromium, to be looked at, and those that docs/viewer.md shows.
+"""Pictures of every page of the viewer in headless Chromium, to be looked at, and those that docs/guides/viewer.md
+shows.
 
     python docs/screenshots.py [--out FOLDER] [--only NAME,…]
 
 Each page, also empty and with errors, is opened as a user would, in light and dark at 1280 × 800 and 2560 × 1440
-pixels. What docs/viewer.md shows goes to `docs/pictures`, in light at 1280 × 800; all others to FOLDER. Trains an
-emulated job of six workers with a kill and a re-join for the page of a run. Needs Debian's `chromium` and Playwright
+pixels. What docs/guides/viewer.md shows goes to `docs/pictures`, in light at 1280 × 800; all others to FOLDER. Trains
+an emulated job of six workers with a kill and a re-join for the page of a run. Needs Debian's `chromium` and Playwright
 for Python: pip install 'recycle-pipeline[test]'.
 """
 
@@ -37,7 +38,7 @@ from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
 SHOWN = ("timeline", "compare", "what-if", "large")
-"""Pictures that docs/viewer.md shows."""
+"""Pictures that docs/guides/viewer.md shows."""
 SIZES, SCHEMES = ((1280, 800), (2560, 1440)), ("light", "dark")
 JOB = """
 [shape]

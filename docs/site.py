@@ -10,6 +10,7 @@ from elsewhere. The gallery's pages are the viewer itself, each with one schedul
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -26,24 +27,15 @@ from viz.sources import ScheduleFile, family_sources, schedule_source
 
 ROOT = Path(__file__).parent.parent
 RANKS, MICRO_BATCHES = 4, 8
-NAVIGATION = {
-    "Schedules": ["write-a-schedule", "read-a-timeline", "viewer", "file-format", "add-a-family", "add-an-instruction"],
-    "Planning": ["elastic", "profile", "memory", "compare", "comparison", "results"],
-    "Training": [
-        "job",
-        "models",
-        "data",
-        "dials",
-        "checkpoints",
-        "hugging-face",
-        "megatron",
-        "tensor-parallel",
-        "zero1",
-    ],
-    "Failures": ["faults", "report", "cluster", "transports", "security", "support"],
-    "Project": ["how-it-works", "protocol", "glossary", "testing", "contributing"],
+TOP_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+"""File of the repository's root -> page."""
+FOLDERS = {
+    "guides": "Guides",
+    "explanations": "How it works",
+    "reference": "Reference",
+    "measurements": "Measurements",
 }
-"""Heading -> pages, of which each has to be in one (a test holds that)."""
+"""Folder of docs -> heading of its pages."""
 API = {
     "Schedules": [
         "Shape",
@@ -109,10 +101,12 @@ def write_pages(pages: Path) -> None:
     """Put all Markdown of the site into the folder `pages`, with links that lead to pages of it."""
     (pages / "gallery").mkdir(parents=True)
     shutil.copytree(ROOT / "docs" / "pictures", pages / "pictures")
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        (pages / page.name).write_text(relinked(page.read_text(), ""))
-    (pages / "index.md").write_text(relinked((ROOT / "README.md").read_text(), "docs/"))
-    (pages / "contributing.md").write_text(relinked((ROOT / "CONTRIBUTING.md").read_text(), "docs/"))
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        place = pages / page.relative_to(ROOT / "docs")
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(relinked(page.read_text(), page.parent, place.parent, pages))
+    for name, place in TOP_PAGES.items():
+        (pages / place).write_text(relinked((ROOT / name).read_text(), ROOT, pages, pages))
     (pages / "gallery.md").write_text(gallery(pages / "gallery"))
     (pages / "playground").mkdir()
     (pages / "playground" / "viewer.html").write_text(playground())
@@ -120,17 +114,24 @@ def write_pages(pages: Path) -> None:
     (pages / "api.md").write_text(reference())
 
 
-def relinked(text: str, prefix: str) -> str:
-    """Markdown whose links lead to pages of the site; a link to a file that is no page becomes its text."""
+def relinked(text: str, folder: Path, place: Path, pages: Path) -> str:
+    """Markdown whose links lead to pages of the site; a link to a file that is not a page becomes its text.
+
+    Args:
+        text: of a page in `folder` of the repository.
+        place: the page's folder in the site, whose pages lie in `pages`.
+    """
 
     def target(match: re.Match[str]) -> str:
-        shown, link, anchor = match[1], match[2].removeprefix(prefix).removeprefix("../"), match[3] or ""
-        if link == "README.md":
-            return f"[{shown}](index.md{anchor})"
-        if link == "CONTRIBUTING.md":
-            return f"[{shown}](contributing.md{anchor})"
-        is_page = (ROOT / "docs" / link).is_file() and link.endswith((".md", ".svg", ".png"))
-        return f"[{shown}]({link}{anchor})" if is_page else f"{shown} (`{link}`)"
+        shown, anchor = match[1], match[3] or ""
+        linked = (folder / match[2]).resolve().relative_to(ROOT.resolve())
+        if str(linked) in TOP_PAGES:
+            page = pages / TOP_PAGES[str(linked)]
+        elif linked.parts[0] == "docs" and linked.suffix in (".md", ".svg", ".png") and (ROOT / linked).is_file():
+            page = pages.joinpath(*linked.parts[1:])
+        else:
+            return f"{shown} (`{linked}`)"
+        return f"[{shown}]({os.path.relpath(page, place)}{anchor})"
 
     return re.sub(r"(?<!`)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)", target, text)
 
@@ -191,8 +192,10 @@ def reference() -> str:
 def configuration(out: Path) -> str:
     """The settings of mkdocs."""
     navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md", "  - Playground: playground.md"]
-    for heading, names in NAVIGATION.items():
-        navigation += [f"  - {heading}:", *(f"    - {name}.md" for name in names)]
+    for folder, heading in FOLDERS.items():
+        pages = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
+        navigation += [f"  - {heading}:", *(f"    - {folder}/{page}" for page in pages)]
+    navigation.append("  - contributing.md")
     return "\n".join(
         [
             "site_name: recycle",

@@ -30,7 +30,7 @@ def test_write_a_schedule_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = blocks("docs/write-a-schedule.md", "python")
+    code = blocks("docs/guides/write-a-schedule.md", "python")
     assert len(code) == 8
     exec(compile("\n".join(code), "write-a-schedule.md", "exec"), {})
     printed = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_read_a_timeline_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = blocks("docs/read-a-timeline.md", "python")
+    code = blocks("docs/guides/read-a-timeline.md", "python")
     assert len(code) == 4
     exec(compile("\n".join(code), "read-a-timeline.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
@@ -53,7 +53,7 @@ def test_read_a_timeline_runs_from_top_to_bottom(
 
 def test_the_comparisons_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
-    (code,) = blocks("docs/compare.md", "python")
+    (code,) = blocks("docs/guides/compare.md", "python")
     exec(compile(code, "compare.md", "exec"), {})
     printed = capsys.readouterr().out
     assert printed.startswith("0.9")
@@ -62,7 +62,7 @@ def test_the_comparisons_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("docs/viewer.md", "python")
+    (code,) = blocks("docs/guides/viewer.md", "python")
     exec(compile(code, "viewer.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == ["own", "work", "+0.00"]
@@ -73,24 +73,24 @@ def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[
 def test_every_field_of_the_search_is_on_the_viewers_page() -> None:
     script = (ROOT / "viz" / "assets" / "modules" / "search.js").read_text()
     (fields,) = re.findall(r"^ +field: (.*)$", script, flags=re.MULTILINE)
-    page = (DOCS / "viewer.md").read_text().split("all terms must hold.")[1]
+    page = (DOCS / "guides" / "viewer.md").read_text().split("all terms must hold.")[1]
     assert set(re.findall("[a-z]+", fields)) - {"with", "numbers"} - set(re.findall("[a-z]+", page)) == set()
 
 
 def test_the_tests_that_the_support_page_names_are_there() -> None:
-    named = set(re.findall(r"`(exec/[a-z_/]+\.py)`", (DOCS / "support.md").read_text()))
+    named = set(re.findall(r"`(exec/[a-z_/]+\.py)`", (DOCS / "reference" / "support.md").read_text()))
     assert len(named) > 10
     assert {name for name in named if not (ROOT / "tests" / name).is_file()} == set()
 
 
 def test_every_cause_of_a_gap_is_on_its_page() -> None:
-    table = (DOCS / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
+    table = (DOCS / "guides" / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 
 def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    family, its_test, _ = blocks("docs/add-a-family.md", "python")
-    (registration,) = blocks("docs/add-a-family.md", "diff")
+    family, its_test, _ = blocks("docs/guides/add-a-family.md", "python")
+    (registration,) = blocks("docs/guides/add-a-family.md", "diff")
     assert '"one-at-a-time": one_at_a_time' in registration
     defined: dict[str, Any] = {}
     exec(compile(family, "one_at_a_time.py", "exec"), defined)
@@ -109,26 +109,26 @@ def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.Monk
 
 
 def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:
-    (text,) = blocks("docs/file-format.md", "json")
+    (text,) = blocks("docs/reference/file-format.md", "json")
     schedule = Schedule.loads(text)
     assert schedule.dumps() == text
     assert check(schedule) == []
-    keys = (DOCS / "file-format.md").read_text().split("## Instructions")[0]
+    keys = (DOCS / "reference" / "file-format.md").read_text().split("## Instructions")[0]
     assert all(f"`{key}`" in keys for key in json.loads(text))
 
 
 def test_the_profile_of_the_profile_page_can_be_read_and_every_key_is_in_its_table() -> None:
-    (text,) = blocks("docs/profile.md", "json")
-    profile = Profile.from_bytes(text.encode(), "docs/profile.md")
+    (text,) = blocks("docs/guides/profile.md", "json")
+    profile = Profile.from_bytes(text.encode(), "docs/guides/profile.md")
     profile.require(Shape(2, 2, 1))
-    table = (DOCS / "profile.md").read_text().split("| key | value |")[1].split("\n\n")[0]
+    table = (DOCS / "guides" / "profile.md").read_text().split("| key | value |")[1].split("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     keys = [key for cell in cells for key in re.findall("`(.*?)`", cell)]
     assert sorted(keys) == sorted(field.name for field in fields(Profile))
 
 
 def test_every_instruction_on_the_format_page_can_be_read() -> None:
-    table = (DOCS / "file-format.md").read_text().split("## Instructions")[1].split("\n## ")[0]
+    table = (DOCS / "reference" / "file-format.md").read_text().split("## Instructions")[1].split("\n## ")[0]
     texts = re.findall(r"`(\(?[0-9][^` ]*)`", table)
     assert len(texts) >= 11
     assert [str(parse_instruction(text)) for text in texts] == texts
@@ -161,7 +161,7 @@ def test_the_first_commands_of_the_readme_run_as_printed(
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 100
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
     broken = [
         f"{page.name}: {target}"
         for page in pages

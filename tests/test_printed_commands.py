@@ -125,7 +125,11 @@ def lines_of(page: str) -> Iterator[str]:
 
 def printed() -> dict[str, list[str]]:
     """Commands by the page, the command's help or the example that prints them."""
-    pages = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    pages = [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
+    ]
     lines = {Path(page).name: list(lines_of(page)) for page in pages}
     for name in COMMANDS:
         text = getdoc(command_of(name).callback) or ""
@@ -195,9 +199,9 @@ def scene(
     (copy / "checkpoints" / "step-00000999").symlink_to("step-00000001")
     for name in ("latest", "tiny"):
         (tmp_path / "runs" / name).symlink_to("mine")
-    family, _, registration = blocks("docs/add-a-family.md", "python")
+    family, _, registration = blocks("docs/guides/add-a-family.md", "python")
     (tmp_path / "one_at_a_time.py").write_text(f"{family}\n\n{registration}")
-    kind, use = blocks("docs/add-an-instruction.md", "python")
+    kind, use = blocks("docs/guides/add-an-instruction.md", "python")
     (tmp_path / "rerun.py").write_text(kind)
     (tmp_path / "use.py").write_text(use)
     there = [f"0,add,node{number}" for number in range(6)]
@@ -309,7 +313,7 @@ def test_all_commands_are_printed_and_all_reasons_are_needed() -> None:
 
 
 def benchmarks_printed() -> list[str]:
-    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
     found = {
         " ".join(match.split()) for text in texts for match in re.findall(r"`(python [^`]*benchmarks[^`]*)`", text)
     }

@@ -28,11 +28,6 @@ def site() -> ModuleType:
     return module
 
 
-def test_every_page_has_one_place_in_the_navigation(site: ModuleType) -> None:
-    placed = [name for names in site.NAVIGATION.values() for name in names]
-    assert sorted(placed) == sorted({path.stem for path in DOCS.glob("*.md")} | {"contributing"})
-
-
 def test_the_reference_has_the_whole_public_api(site: ModuleType) -> None:
     named = {name for names in site.API.values() for name in names}
     assert named >= set(recycle.__all__)
@@ -40,14 +35,14 @@ def test_the_reference_has_the_whole_public_api(site: ModuleType) -> None:
     assert {name.removeprefix("exec.") for name in named - set(recycle.__all__)} <= set(recycle.exec.__all__)
 
 
-def test_links_lead_to_pages_and_files_that_are_none_become_text(site: ModuleType) -> None:
+def test_links_lead_to_pages_and_files_that_are_none_become_text(site: ModuleType, tmp_path: Path) -> None:
     text = (
-        "[a](docs/faults.md#kill) [b](CONTRIBUTING.md) [c](examples/notebooks) [d](https://example.org)"
+        "[a](docs/reference/faults.md#kill) [b](CONTRIBUTING.md) [c](examples/notebooks) [d](https://example.org)"
         " ![e](docs/pictures/failure.svg)"
     )
-    assert site.relinked(text, "docs/") == (
-        "[a](faults.md#kill) [b](contributing.md) c (`examples/notebooks`) [d](https://example.org)"
-        " ![e](pictures/failure.svg)"
+    assert site.relinked(text, DOCS.parent, tmp_path / "guides", tmp_path) == (
+        "[a](../reference/faults.md#kill) [b](../contributing.md) c (`examples/notebooks`) [d](https://example.org)"
+        " ![e](../pictures/failure.svg)"
     )
 
 
@@ -69,8 +64,8 @@ def test_every_page_that_is_written_is_in_the_navigation_and_its_links_lead_to_f
 ) -> None:
     monkeypatch.setattr(site, "gallery", lambda folder: "# Gallery")  # whose pages another test makes
     site.write_pages(tmp_path / "pages")
-    written = {path.name for path in (tmp_path / "pages").glob("*.md")}
-    assert written == set(re.findall(r"([\w-]+\.md)", site.configuration(tmp_path / "out")))
+    written = {str(path.relative_to(tmp_path / "pages")) for path in (tmp_path / "pages").rglob("*.md")}
+    assert written == set(re.findall(r"([\w/-]+\.md)", site.configuration(tmp_path / "out")))
     text = (tmp_path / "pages" / "playground.md").read_text()
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert links == ["playground/viewer.html"]
@@ -84,7 +79,7 @@ def test_the_built_site_refers_to_nothing_that_is_not_there(tmp_path: Path) -> N
     pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings is not installed (extra site)")
     command = [sys.executable, str(DOCS / "site.py"), "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
-    pages = {page: page.read_text(encoding="utf-8") for page in tmp_path.glob("*.html") if page.name != "404.html"}
+    pages = {page: page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html") if page.name != "404.html"}
     assert {"index.html", "api.html", "gallery.html", "playground.html"} <= {page.name for page in pages}
     assert "recycle.Schedule.from_text" in pages[tmp_path / "api.html"]
     lost, loaded = [], []

@@ -2,7 +2,7 @@
 
 A run starts two planners, a fork server is started per kind of model, and other tests need processes of their own:
 hundreds in all, whose imports took more of the processor than what they do. The server is that of `multiprocessing`,
-one per test process. What users start in another way is started that way once (docs/testing.md), and
+one per test process. What users start in another way is started that way once (docs/measurements/testing.md), and
 tests/test_child.py starts `recycle.child.Child` itself.
 """
 

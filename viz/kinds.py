@@ -1,8 +1,8 @@
 """How the viewer draws, finds, labels and describes each kind of instruction.
 
-A kind of one's own enters a `Look` here, from the file that registers it (see docs/add-an-instruction.md); without one
-it looks as reduces and steps do. Each text is a template that stands here alone: the browser gets all of them with the
-lanes (`viz.wire`) and fills them in the same way.
+A kind of one's own enters a `Look` here, from the file that registers it (see docs/guides/add-an-instruction.md);
+without one it looks as reduces and steps do. Each text is a template that stands here alone: the browser gets all of
+them with the lanes (`viz.wire`) and fills them in the same way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every table of docs/comparison.md, and the page itself.
+"""Every table of docs/measurements/comparison.md, and the page itself.
 
-    python -m benchmarks.paper.comparison [--traces DIR] [--output docs/comparison.md] [--days N]
+    python -m benchmarks.paper.comparison [--traces DIR] [--output docs/measurements/comparison.md] [--days N]
 
 Settings are the job files beside this one, priced by the analytic model; failures are generated, or read from the
 public traces where they are at hand. Nothing here is measured on GPUs.
@@ -411,7 +411,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(os.environ.get("RECYCLE_TRACES") or HERE.parents[2] / "shared" / "traces")
     parser.add_argument("--traces", type=Path, default=default, help="folder of the public traces; left out if missing")
-    parser.add_argument("--output", type=Path, default=HERE.parents[1] / "docs" / "comparison.md")
+    parser.add_argument("--output", type=Path, default=HERE.parents[1] / "docs" / "measurements" / "comparison.md")
     parser.add_argument("--days", type=float, default=30.0, help="of the generated traces")
     options = parser.parse_args()
     begun = time.process_time()

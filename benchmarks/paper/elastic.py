@@ -1,4 +1,4 @@
-"""Layers that move beside layers that stay: the section of docs/comparison.md on them.
+"""Layers that move beside layers that stay: the section of docs/measurements/comparison.md on them.
 
     python -m benchmarks.paper.elastic [SETTING ...] [--sets N] [--days N]
 

@@ -1,4 +1,5 @@
-"""The pictures of docs/comparison.md, as SVG: goodput, throughput over time above the nodes alive, lost time.
+"""The pictures of docs/measurements/comparison.md, as SVG: goodput, throughput over time above the nodes alive, lost
+time.
 
 Deterministic text, so that a picture changes only when a figure does. `recycle view` draws the same of any comparison.
 """

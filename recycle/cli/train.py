@@ -46,7 +46,10 @@ def _help_faults(is_asked: bool) -> None:
     print(f"A fault is {FAULT_SYNTAX}.")
     titles = ("example", "what happens")
     print_table(titles, ((kind.example, kind.does) for kind in KINDS.values()), left=titles)
-    print(f"Phases: {', '.join(PHASES)}.\nSteps count from 0. docs/faults.md describes how each fault is detected.")
+    print(
+        f"Phases: {', '.join(PHASES)}.\nSteps count from 0."
+        " docs/reference/faults.md describes how each fault is detected."
+    )
     raise typer.Exit
 
 
@@ -194,10 +197,10 @@ def agent(
 ) -> None:
     """Run the agent of one node of a cluster; start one on every node, in any order.
 
-    Agents meet in an etcd, and start and watch the workers of their nodes (docs/cluster.md). SIGTERM or SIGHUP lets the
-    workers of the node leave at the end of an iteration, then the agent ends with exit code 143, after [membership]
-    grace seconds at the latest; a second SIGTERM ends it at once. SIGTERM to all agents ends the run with a checkpoint;
-    started again they go on, with --resume also where the store has lost its data.
+    Agents meet in an etcd, and start and watch the workers of their nodes (docs/guides/cluster.md). SIGTERM or SIGHUP
+    lets the workers of the node leave at the end of an iteration, then the agent ends with exit code 143, after
+    [membership] grace seconds at the latest; a second SIGTERM ends it at once. SIGTERM to all agents ends the run with
+    a checkpoint; started again they go on, with --resume also where the store has lost its data.
 
     Examples:
 

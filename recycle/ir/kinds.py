@@ -4,8 +4,8 @@ A kind is a class of instructions and a row: `@register(InstructionKind(...))` o
 derives from says its operands: `Compute` a stage and a micro-batch, `Transfer` the other worker too, `StageWide` the
 stage alone; `ComputePart` and `StagePart` a bucket besides. The row says the rest: how it is written, what it needs and
 makes, what it costs and holds. The built-in kinds are entered in `recycle.ir.instruction`; a kind of one's own is
-entered the same way, from any file that is imported (see docs/add-an-instruction.md). What others add to a kind stands
-in maps of theirs: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
+entered the same way, from any file that is imported (see docs/guides/add-an-instruction.md). What others add to a
+kind stands in maps of theirs: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
 
 Columns hold the number of a kind, its place in the table. Hot code looks rows up by that number: `is_kind` asks for
 classes, `per_kind` makes an array of a property of all rows.

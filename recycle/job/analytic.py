@@ -269,7 +269,7 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
 
 def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile:
     """The profile of stages with the sums and gathers of a sharded optimizer: their seconds by what leaves a host, and
-    the bytes that a host has beside its sums while it reduces (docs/zero1.md).
+    the bytes that a host has beside its sums while it reduces (docs/guides/sharded-optimizer.md).
 
     Args:
         job: whose number of pipelines is that of the hosts of each stage.

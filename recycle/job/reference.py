@@ -1,6 +1,7 @@
-"""Every key of a job file with meaning, unit, values and default, for `recycle train JOB --explain` and docs/job.md.
+"""Every key of a job file with meaning, unit, values and default, for `recycle train JOB --explain` and
+docs/reference/job.md.
 
-    python -m recycle.job.reference docs/job.md
+    python -m recycle.job.reference docs/reference/job.md
 
 writes the page. All of it comes from the types in `recycle.job.sections` and the docstrings there.
 """
@@ -30,8 +31,8 @@ _INTRODUCTION = """# The job file
 
 A job is one TOML file. `[shape]` is required; every other key has a default. Paths are relative to the folder of the
 file. `recycle train JOB --explain` prints all keys with their values in a job.
-
-This page is written by `python -m recycle.job.reference docs/job.md`, from the types in `recycle/job/sections.py`.
+This page is written by `python -m recycle.job.reference docs/reference/job.md`, from the types in
+`recycle/job/sections.py`.
 """
 
 
@@ -94,7 +95,7 @@ def explain_job(job: Job) -> str:
 
 
 def reference_page() -> str:
-    """The page docs/job.md."""
+    """The page docs/reference/job.md."""
     lines = [_INTRODUCTION]
     for section in msgspec.structs.fields(Sections):
         about = section_about(section.type)
@@ -109,7 +110,7 @@ def reference_page() -> str:
 
 
 def _linked(text: str) -> str:
-    return re.sub(r"docs/([a-z0-9-]+\.md)(?!\])", r"[\1](\1)", text)
+    return re.sub(r"docs/([a-z]+/)([a-z0-9-]+\.md)(?!\])", r"[\2](../\1\2)", text)
 
 
 def _values(kind: Any) -> str:

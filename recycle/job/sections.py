@@ -1,7 +1,7 @@
 """The sections of a job file: every key with its type, its limits and its default, and what it means.
 
 The lines below "Attributes:" of each section, `key (unit): meaning`, are what `recycle train JOB --explain` and
-docs/job.md print (`recycle.job.reference`).
+docs/reference/job.md print (`recycle.job.reference`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Recompute = Literal["none", "full", "layers", "selective"]
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[shape]`: size of the job.
 
-    A worker consists of `tensor_parallel` processes, which fail as one (docs/tensor-parallel.md).
+    A worker consists of `tensor_parallel` processes, which fail as one (docs/guides/tensor-parallel.md).
 
     Attributes:
         pipelines: data-parallel replicas of the model, D.
@@ -74,8 +74,8 @@ class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
         backward_weight (seconds or any unit): W of one micro-batch, the gradients of the weights. B takes I + W.
         link (seconds or any unit): a transfer between two workers.
         step (seconds or any unit): reduction and optimizer step of a stage.
-        profile: path of a profile file (docs/profile.md), in place of the other keys; or "analytic", which computes
-            seconds and bytes from `[model]` and `[analytic]`.
+        profile: path of a profile file (docs/guides/profile.md), in place of the other keys; or "analytic", which
+            computes seconds and bytes from `[model]` and `[analytic]`.
     """
 
     forward: PerStage = 1.0
@@ -91,7 +91,7 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         limit: activations that a worker may hold, one number or a list with one for each rank; or bytes as text such as
-            "20 GiB"; or "auto", what the device has by the profile (docs/memory.md). No limit when left out.
+            "20 GiB"; or "auto", what the device has by the profile (docs/guides/memory.md). No limit when left out.
         activation: bytes of an activation of one micro-batch in a stage, as text such as "2 GiB", for times that are
             written by hand. A profile states its own.
         static: bytes of a stage's parameters, gradients and optimizer state, as text such as "30 GiB", for times that
@@ -124,7 +124,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
         move: whether a live worker may change its stage where that pays: what it gains per iteration, times
             `iterations_between_changes`, must exceed the seconds of copying the stage.
         layout: "elastic" if live workers may host other layers where that is faster than re-routing alone
-            (docs/elastic.md).
+            (docs/guides/elastic.md).
         move_when: when layers move in a job that trains: if the gain is worth the pause, or always.
         iterations_between_changes (iterations): expected iterations from one failure to the next. The default is about
             three hours of iterations of ten seconds, the rate of Llama 3's training (arXiv 2407.21783).
@@ -144,7 +144,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[model]`: a built-in model, or a model that a function builds (docs/models.md).
+    """`[model]`: a built-in model, or a model that a function builds (docs/guides/models.md).
 
     Attributes:
         kind: family of the model. "emulated" computes nothing and takes the times of the profile.
@@ -200,7 +200,7 @@ OF_GPT_DATASET = ("paths", "weights", "split", "samples", "cache", "end_of_docum
 
 
 class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[data]`: what micro-batches hold (docs/data.md).
+    """`[data]`: what micro-batches hold (docs/guides/data.md).
 
     Attributes:
         kind: "text" is bytes of text, "megatron" Megatron-LM's token files, "gpt-dataset" the samples of
@@ -237,7 +237,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[eval]`: evaluation on other data (docs/data.md).
+    """`[eval]`: evaluation on other data (docs/guides/data.md).
 
     Attributes:
         every (iterations): interval of evaluations, of which one also follows the last iteration; 0 for never.
@@ -271,7 +271,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         clip: largest norm of the gradient; a larger one is scaled down.
         precision: type of weights, activations and messages. With "bf16" gradients are summed, and weights updated, in
             fp32.
-        sharded_optimizer: whether the hosts of a stage share its optimizer state (docs/zero1.md).
+        sharded_optimizer: whether the hosts of a stage share its optimizer state (docs/guides/sharded-optimizer.md).
         optimizer_copies: hosts that hold each part of a sharded optimizer state; one less may die without loss.
         copy_bytes (bytes): the most that a worker sends another per iteration for copies of a sharded state after a
             death; as many as fit beside the iteration when left out.
@@ -283,7 +283,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
             skipped, or the run ends.
         threads: threads that torch uses in a process.
         checkpoint_every (iterations): interval of checkpoints, of which one also follows the last iteration of a run
-            that has as many; 0 for never (docs/checkpoints.md).
+            that has as many; 0 for never (docs/guides/checkpoints.md).
         checkpoint_keep: checkpoints that are kept.
         checkpoint_deadline (seconds): time after which a checkpoint that is not complete is given up.
         trace (iterations): of which iterations executed instructions are logged: all, every so many, or none. The
@@ -324,14 +324,14 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[membership]`: when a worker counts as dead, hung or slow, and where agents meet.
 
-    The deadlines are explained in docs/faults.md.
+    The deadlines are explained in docs/reference/faults.md.
 
     Attributes:
         transport: what moves tensors: "gloo", "nccl", the name of an entry point, or "package.module:Class"; "auto" is
-            NCCL where stages compute on GPUs, else gloo (docs/transports.md).
+            NCCL where stages compute on GPUs, else gloo (docs/guides/transports.md).
         store: where agents find their leader: "etcd://host:port[,host:port...]", with `etcds://` for TLS
-            (docs/cluster.md); "launcher" for a run on one machine, which needs no etcd. `recycle train` ignores an
-            etcd.
+            (docs/guides/cluster.md); "launcher" for a run on one machine, which needs no etcd. `recycle train` ignores
+            an etcd.
         store_timeout (seconds): time without an answer after which etcd counts as lost.
         lease (seconds): term of the leader's role in etcd; an agent may be away from the leader for half of it.
         etcd_user: user of etcd; an etcd that is reached over the network needs one, or a certificate.
@@ -354,7 +354,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         grace (seconds): time after which a run, or an agent, that is told to end by a signal has ended, with a
             checkpoint of the last committed step; what the scheduler waits before it kills.
         drift: departure of a worker's times from its peers', or of a stage's from the profile, for which a new plan is
-            made; a share, 0 for never (docs/profile.md).
+            made; a share, 0 for never (docs/guides/profile.md).
         drift_iterations (iterations): window of which more than half must show the departure.
     """
 
@@ -399,9 +399,9 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
 
     With `digests` = N the hosts of each stage compare their parameters and optimizer state every N iterations, and in
     the first iteration of each generation. The last state on which all agreed is kept in memory, twice the state beside
-    it, and training goes back to it where they do not (docs/faults.md). N must divide `[train] checkpoint_every`, so
-    that no checkpoint is gone back to that was not compared. With `[train] sharded_optimizer` the hosts of each shard
-    compare its state, and all hosts of a stage its parameters.
+    it, and training goes back to it where they do not (docs/reference/faults.md). N must divide `[train]
+    checkpoint_every`, so that no checkpoint is gone back to that was not compared. With `[train] sharded_optimizer` the
+    hosts of each shard compare its state, and all hosts of a stage its parameters.
 
     With `every` = N each micro-batch of each stage is run again by a peer once in N iterations, and what comes of it is
     compared.
@@ -426,7 +426,7 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[dials]`: where the curves of a run are shown besides its run directory (docs/dials.md).
+    """`[dials]`: where the curves of a run are shown besides its run directory (docs/guides/dials.md).
 
     Attributes:
         tensorboard: whether TensorBoard's files are written to `tensorboard/` in the run directory.

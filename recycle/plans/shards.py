@@ -1,4 +1,4 @@
-"""Shards: who owns which part of the optimizer's state, where that is sharded (docs/zero1.md).
+"""Shards: who owns which part of the optimizer's state, where that is sharded (docs/guides/sharded-optimizer.md).
 
 The state of a stage is cut into as many shards as the job has pipelines, each with `copies` owners, which all step it;
 the first of them sends the parameters. In a healthy run host i of a stage owns shards i, i - 1, …: each host as many as

@@ -8,8 +8,8 @@ change stage to come to it, as few as that takes, if it pays before the next fai
 copied. A node that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of
 which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill. The
 iteration in progress is repeated; plans are there when a failure strikes, so that planning takes what `[pauses]` says.
-Where the optimizer's state is sharded (docs/zero1.md) the pause also has the copies of what the dead owned, and a stage
-that loses the last owner of a shard sends everybody back to a checkpoint.
+Where the optimizer's state is sharded (docs/guides/sharded-optimizer.md) the pause also has the copies of what the dead
+owned, and a stage that loses the last owner of a shard sends everybody back to a checkpoint.
 
 Its shape and the way it steps are those with the shortest fault-free period that fit: staggered, with the state from
 before a step on the device or on the host (the copy over the host's link then counts as part of the step, as if no wait

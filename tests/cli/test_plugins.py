@@ -47,10 +47,10 @@ class Own({base}):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current directory, with a module of the documentation for each of a family and a kind."""
-    family, _, registration = blocks("docs/add-a-family.md", "python")
+    family, _, registration = blocks("docs/guides/add-a-family.md", "python")
     (tmp_path / "family_alone.py").write_text(family)
     (tmp_path / "own_family.py").write_text(f"{family}\n\n{registration}")
-    (tmp_path / "rerun.py").write_text(blocks("docs/add-an-instruction.md", "python")[0])
+    (tmp_path / "rerun.py").write_text(blocks("docs/guides/add-an-instruction.md", "python")[0])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv(plugins.VARIABLE, "")
@@ -77,7 +77,7 @@ def install(**groups: str) -> None:
 
 def write_checked() -> None:
     """The schedule file with the new kind that the page on instructions writes."""
-    exec(compile(blocks("docs/add-an-instruction.md", "python")[1], "add-an-instruction.md", "exec"), {})
+    exec(compile(blocks("docs/guides/add-an-instruction.md", "python")[1], "add-an-instruction.md", "exec"), {})
 
 
 def test_a_family_and_a_kind_of_named_modules_are_known_to_commands(command: Command) -> None:

@@ -1,4 +1,5 @@
-"""Every kind of fault in every phase, and several at once: what is struck, what came of it, and docs/faults.md of it.
+"""Every kind of fault in every phase, and several at once: what is struck, what came of it, and
+docs/reference/faults.md of it.
 
 A run strikes one kind in one phase after the other, always the same worker, which re-joins in between; steps are
 staggered when it is struck. `python -m tests.exec.fault_matrix` (`make faults`) writes the page's tables anew.
@@ -21,7 +22,7 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
 from tests.exec.runs import assert_same_training, job
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "faults.md"
 JOB = job(
     3,
     2,

@@ -1,4 +1,4 @@
-"""A kind of instruction from one file outside the package, the one printed in docs/add-an-instruction.md."""
+"""A kind of instruction from one file outside the package, the one printed in docs/guides/add-an-instruction.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.test_docs import blocks
 from tests.viz.lanes_bin import decode
 from viz.kinds import LOOKS, table_as_json
 
-FILE, USE = blocks("docs/add-an-instruction.md", "python")
+FILE, USE = blocks("docs/guides/add-an-instruction.md", "python")
 SHAPE = Shape(2, 2, 2)
 PROGRAMS = {
     "0.0": "0F0.0 0F0.1 0RERUN1.1 0B0.0 0B0.1",

@@ -152,8 +152,8 @@ def test_the_explanation_of_a_job_is_itself_a_job_with_every_section() -> None:
 
 
 def test_the_reference_of_the_job_file_is_that_of_the_types() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "job.md").read_text()
-    assert page == reference_page(), "write it again with: python -m recycle.job.reference docs/job.md"
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text()
+    assert page == reference_page(), "write it again with: python -m recycle.job.reference docs/reference/job.md"
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) == sum(len(msgspec.structs.fields(section.type)) for section in msgspec.structs.fields(Job))
     steps = next(row for row in rows if row.startswith("| `steps` | whole number ≥ 1 | iterations | `30` |"))

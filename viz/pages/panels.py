@@ -147,7 +147,7 @@ def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> 
     table = shown.table
     chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
     if not chosen:
-        return [parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")]
+        return [parts.empty(f"No match for {found['query']}.", "docs/guides/viewer.md lists the fields.")]
     unit, rows = shown.unit, []
     for operation in chosen:
         row = explainer.row(table, operation)

@@ -64,7 +64,9 @@ class ValidatePage(Page):
         try:
             file = read_dropped(contents, name)
         except RecycleError as error:
-            lanes = parts.empty(f"{name} could not be read as a schedule.", "docs/file-format.md describes the files.")
+            lanes = parts.empty(
+                f"{name} could not be read as a schedule.", "docs/reference/file-format.md describes the files."
+            )
             return [lanes], [parts.problems([str(error)])], f"{name}: refused", "status"
         left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
         problems = parts.problems([*left_out, *([file.problem] if file.problem else [])])

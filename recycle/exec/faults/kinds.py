@@ -97,7 +97,7 @@ class FaultKind:
     """A row of `KINDS`.
 
     Attributes:
-        does: what it does, for `--help` and docs/faults.md.
+        does: what it does, for `--help` and docs/reference/faults.md.
         example: one as text.
         strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
             run; None for a kind that strikes no worker.
@@ -147,7 +147,7 @@ FLIPPED = {
     "input": Target(),
     "kernel": Target(),
 }
-"""What a `flip` may strike: see docs/faults.md."""
+"""What a `flip` may strike: see docs/reference/faults.md."""
 
 
 def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:

@@ -116,7 +116,7 @@ def train(
         server: forks the workers; one of its own when left out. Several runs may share one, to import once.
         resume: go on from the newest complete checkpoint of the run directory, in this job's shape.
         model, data, loss: functions of one's own, at the top of a module, as `[model] provider`, `[data] provider` and
-            `[train] loss` name them (see docs/models.md).
+            `[train] loss` name them (see docs/guides/models.md).
         evaluation: likewise `[eval] data.provider`.
         stop: set from a signal handler or another thread, has the run end with the iteration at hand or the next, and a
             checkpoint of its state.

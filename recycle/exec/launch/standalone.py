@@ -55,7 +55,8 @@ def run(
             worker and leaves a run directory.
         directory: of the run, for "gloo"; a temporary one when left out.
         model, data, loss: functions of one's own, as `[model] provider`, `[data] provider` and `[train] loss` name
-            them (see docs/models.md); for "gloo" at the top of a module, so that other processes can import them.
+            them (see docs/guides/models.md); for "gloo" at the top of a module, so that other processes can import
+            them.
         evaluation: likewise `[eval] data.provider`.
 
     Returns:

@@ -11,7 +11,7 @@ The first two are ratios, so that neither a job's unit of time nor what slows al
 more than half of the last N iterations depart from what the plan counts on, on one side, by more than a threshold; it
 is then the median of these. So a single odd iteration never counts, a change is seen after N / 2 + 1 iterations, and
 what a new plan was made for is the new reference: the same threshold lies between it and the next plan, whichever way
-the times go. See docs/profile.md for the numbers.
+the times go. See docs/guides/profile.md for the numbers.
 
 A link is slow in an iteration where its messages take `FACTOR` times as long as the profile says, and as those of the
 middle one of all links; where that is `SHARE` of a typical instruction at least; and where the receiver waited: a

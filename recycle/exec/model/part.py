@@ -199,7 +199,8 @@ class StageModule:
             if job.shape.cut or job.planner.layout == "elastic":
                 raise JobError(
                     f"[model] provider: the module of stage {index} has no layers by the name of layers, so the model"
-                    ' cannot be cut anew; name a list of them so (docs/models.md), or write [planner] layout = "fixed"'
+                    " cannot be cut anew; name a list of them so (docs/guides/models.md), or write"
+                    ' [planner] layout = "fixed"'
                 )
             # Names of another stage's module may be the same.
             ends = (SHARED_WEIGHT,) if model.tied else ()

@@ -1,4 +1,4 @@
-"""NCCL communicators for transports between GPUs. Not yet run: it needs several GPUs (see docs/transports.md).
+"""NCCL communicators for transports between GPUs. Not yet run: it needs several GPUs (see docs/guides/transports.md).
 
 What is known of NCCL's failures decides the design. A dead peer leaves kernels that spin for ever and no error, so
 nobody's death is ever learned from NCCL: heartbeats and process ends tell, and the watch thread then aborts every

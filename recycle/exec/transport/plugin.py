@@ -1,7 +1,7 @@
 """What a transport is to everything outside of this folder, `TransportPlugin`, and which there are.
 
 A worker process has one plug-in object, which opens the groups of each generation in turn. To add a transport: a
-subclass in a file of its own, and its line in `TRANSPORTS`; docs/transports.md has an example.
+subclass in a file of its own, and its line in `TRANSPORTS`; docs/guides/transports.md has an example.
 """
 
 from __future__ import annotations

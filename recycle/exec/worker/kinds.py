@@ -1,7 +1,7 @@
 """How the executor runs each kind of instruction.
 
-A kind of one's own enters a function here, from the file that registers it (see docs/add-an-instruction.md). Imports no
-torch, so that such a file can be read by every command.
+A kind of one's own enters a function here, from the file that registers it (see docs/guides/add-an-instruction.md).
+Imports no torch, so that such a file can be read by every command.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -167,3 +169,24 @@ def test_losses_and_states_are_those_of_hosts_that_have_all(
     assert wanted.directory is not None
     folder = f"checkpoints/step-{SHARDED_STEPS - 1:08d}"
     require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))
+
+
+@pytest.mark.soak
+def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None:
+    kills, random = 200, Random(1)
+    workers = [str(random.choice(list(JOB.shape.workers()))) for _ in range(kills)]
+    faults = [
+        text
+        for step, worker in zip(range(1, 4 * kills, 4), workers, strict=True)
+        for text in (f"kill={random.uniform(0.0, 0.05):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
+    ]
+    train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
+    run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
+    assert_same_training(run, calm_run(JOB, launch, 4 * kills))
+    struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
+    found = [event for event in run.events if event["kind"] == "detected"]
+    dead = Counter(event["worker"] for event in found)
+    assert dead <= struck
+    assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may come to strike the same process
+    assert {event["cause"] for event in found} == {"killed by SIGKILL"}
+    assert struck.total() > 0.9 * kills  # some are dead already when their turn comes

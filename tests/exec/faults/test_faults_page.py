@@ -1,4 +1,5 @@
-"""The tables of docs/faults.md are what the kinds of faults do to a run, each struck here where the page says."""
+"""The tables of docs/reference/faults.md are what the kinds of faults do to a run, each struck here where the page
+says."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
     says = dict(zip(MATRIX_HEAD, without_seconds(on_page), strict=True))
     assert {head: says[head] for head in ("kind", *struck, "losses")} == {
         head: row[head] for head in ("kind", *struck, "losses")
-    }, "docs/faults.md is out of date; run: make faults"
+    }, "docs/reference/faults.md is out of date; run: make faults"
     assert all(float(cell) <= limit(name) for cell in on_page[1:-1] if cell != "–")
 
 
