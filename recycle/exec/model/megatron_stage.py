@@ -229,13 +229,10 @@ class MegatronStage(Stage):
     def _run_backward(
         self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, Any]:
-        is_split = cls is BackwardInput
-        making = self._making(micro_batch)
-        with (
-            self._store.record(micro_batch) if is_split else nullcontext(),
-            self._incoming.of(making, "I" if is_split else None),
-        ):
-            return self._backward_from(cls, micro_batch, *held, gradient), None
+        is_split, (entry, output) = cls is BackwardInput, held
+        recording = self._store.record(micro_batch) if is_split else nullcontext()
+        with recording, self._incoming.of(self._making(micro_batch), "I" if is_split else None):
+            return self._backward_from(cls, micro_batch, entry, output, gradient), None
 
     def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
         with self._incoming.of(self._making(micro_batch), "W"):

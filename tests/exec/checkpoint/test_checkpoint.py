@@ -22,7 +22,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job
 from recycle.job.manifest import manifest_text
-from tests.exec.drive import build_pipeline, run_pipelines, small_job
+from tests.exec.drive import run_pipelines, small_job
 from tests.exec.runs import job
 from tests.warm import warm_context
 
@@ -165,24 +165,6 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
     for stage in stages:
         stage.step(step, min(1.0, 0.5 / math.sqrt(norm)))
     return loss, norm
-
-
-@pytest.mark.parametrize(
-    ("keys", "kind"),
-    [({}, {}), ({"tied": True, "dropout": 0.1, "recompute": "full"}, {"precision": "bf16"})],
-)
-def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path, keys: dict, kind: dict) -> None:
-    model = GPT | keys
-    pipeline = build_pipeline(small_job(1, 2, 2, model=model, train=kind))
-    train(pipeline, 0)
-    folder = store(tmp_path, small_job(1, 2, 2, model=model, train=kind), 0, pipeline)
-    expected = train(pipeline, 1)
-    for ranks in (1, 4):
-        other = build_pipeline(small_job(1, ranks, 2, model=model, train=kind))
-        checkpoint.load(folder, other)
-        assert train(other, 1) == expected
-        assert named(other).keys() == named(pipeline).keys()
-        assert all(torch.equal(tensor, named(other)[key]) for key, tensor in named(pipeline).items())
 
 
 def test_what_identity_and_course_of_a_job_are() -> None:

@@ -92,22 +92,6 @@ def test_the_update_is_that_of_plain_adamw() -> None:
     assert optimizer.state_tensors()[3].tolist() == [5.0, 5.0]
 
 
-def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> None:
-    left = UnitOptimizer(parameters(), TRAIN)
-    assert [tensor.shape for tensor in left.state_tensors()] == [(256,), (256,), (256,), (2,)]
-    for copy_at in (0, 2):
-        for iteration in range(copy_at):
-            step(left, iteration, 1.0)
-        right = UnitOptimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
-        for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
-            mine.copy_(theirs)
-        for iteration in range(copy_at, copy_at + 3):
-            step(left, iteration, 0.7)
-            step(right, iteration, 0.7)
-        for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
-            assert torch.equal(mine, theirs)
-
-
 @pytest.mark.parametrize("working_type", [torch.float32, torch.bfloat16])
 def test_a_step_in_pieces_gives_the_same_bits(working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = UnitOptimizer(parameters(), TRAIN, working_type)

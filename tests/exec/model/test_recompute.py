@@ -150,7 +150,6 @@ def test_tensor_ranks_draw_their_own_for_attention_and_alike_for_the_rest() -> N
     assert torch.equal(found[0][1], found[1][1])
 
 
-HALF_STEPS = 5
 HALF = {"precision": "bf16"}
 
 
@@ -167,20 +166,6 @@ def test_working_weights_are_the_rounded_fp32_ones_which_start_as_without() -> N
     assert working.equal(after.bfloat16())
     name = "decoder.layers.0.mlp.linear_fc1.weight"
     assert half.parameters[name].data_ptr() in range(working.data_ptr(), working.data_ptr() + working.nbytes)
-
-
-def test_a_run_through_a_kill_an_undo_and_a_rejoin_has_the_bits_of_one_process(launch: Run) -> None:
-    train = HALF | {"clip": 1e3}
-    of = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4}, train=train)
-    one = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4}, train=train)
-    reference = run(one_f_one_b(one.shape), one, steps=HALF_STEPS)
-    result = launch(of, HALF_STEPS, "nan:0.0@1", "kill:1.1@2", "rejoin:1.1@4")
-    assert result.losses == reference.losses
-    assert result.undone[0] == 1
-    assert result.digests["0.1"] == result.digests["1.1"]
-    vee = job(1, 2, 6, kind="gpt", shape={"chunks": 2}, memory={"limit": 12}, model={"layers": 4}, train=train)
-    assert run(zb_v(vee.shape), vee, steps=HALF_STEPS).losses == reference.losses
-    assert reference.losses[-1] < reference.losses[0]
 
 
 def test_a_device_without_bf16_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

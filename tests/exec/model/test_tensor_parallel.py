@@ -132,24 +132,6 @@ def test_a_run_goes_on_from_its_checkpoint_without_tensor_parallelism(
     assert result.losses[:3] == healthy.losses[:3]
 
 
-def test_a_run_goes_on_with_its_sequences_cut_and_its_checkpoints_are_the_same(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
-    of = gpt(2, 2, 2, 2, shape={"sequence_parallel": True}, train={"checkpoint_every": 3})
-    result = runs(of, interrupted(healthy, tmp_path / "run"), resume=True)
-    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
-    assert result.losses[:3] == healthy.losses[:3]
-    assert healthy.directory is not None
-    ours, theirs = (
-        {path.name: path.stat().st_size for path in (of / "checkpoints" / "step-00000004").iterdir()}
-        for of in (tmp_path / "run", healthy.directory)
-    )
-    assert {name for name in ours if name.endswith(".safetensors")} == {
-        name for name in theirs if name.endswith(".safetensors")
-    }
-    assert all(ours[name] == theirs[name] for name in ours if name.endswith(".safetensors"))
-
-
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
