@@ -163,8 +163,9 @@ def test_of_one_process_states_that_differ_end_the_run(
 
     def update(stage: EmulatedStage, parameters: torch.Tensor, *rest: Any) -> None:
         step(stage, parameters, *rest)
-        parameters[0] += not struck
-        struck.append(1)
+        if len(parameters):  # the embedding has none
+            parameters[0] += not struck
+            struck.append(1)
 
     monkeypatch.setattr(EmulatedStage, "_update", update)
     with pytest.raises(RunError, match=rf"step 2: workers 0.0 and 1.0 hold different states of {part}"):
