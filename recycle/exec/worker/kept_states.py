@@ -19,8 +19,9 @@ import torch
 
 from recycle.exec.checksums import PARAMETERS, Checksum
 from recycle.exec.leader.commit import Comparison
-from recycle.exec.model.integrity import PIECE, RunningChecksum
+from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage, buffers_for, copy_state
+from recycle.exec.model.state.optimizer import piece_of_step
 from recycle.exec.worker.hosted import Hosted, HostedStages
 
 _COPIES = 2
@@ -44,7 +45,9 @@ class StateCopy:
         self._pieces = [
             pair
             for one, other in zip(live, into, strict=True)
-            for pair in zip(torch.split(one.view(-1), PIECE), torch.split(other.view(-1), PIECE), strict=True)
+            for pair in zip(
+                *(torch.split(each.view(-1), piece_of_step(one.device)) for each in (one, other)), strict=True
+            )
         ]
 
     @torch.no_grad()

@@ -165,7 +165,7 @@ def test_in_a_wait_the_state_is_copied_once_its_step_is_committed_and_the_rest_b
         time.sleep(0.001)
         return copy_piece(copy)
 
-    monkeypatch.setattr(kept_states, "PIECE", 256)
+    monkeypatch.setattr(kept_states, "piece_of_step", lambda device: 256)
     monkeypatch.setattr(StateCopy, "piece", piece)
     stages = pipeline("gpt")
     updates = Updates(dict(enumerate(stages)), decided=known.get)
