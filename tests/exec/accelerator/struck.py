@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from recycle.errors import RunError
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.lanes import LaneTransport
+from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.instruction import Instruction
 from recycle.job.shape import Worker
 from tests.exec.accelerator.device import QUEUE, Device, Kernel
@@ -24,6 +27,14 @@ SLOW_SECONDS, SLOW_KERNELS = 0.25, 12
 def named(plugin: type[Simulated]) -> str:
     """What `[membership] transport` says."""
     return f"{plugin.__module__}:{plugin.__name__}"
+
+
+class Lazy(Simulated):
+    """Kernels are loaded at their first use, when the device is idle."""
+
+    @classmethod
+    def make(cls) -> Device:
+        return Device(eager=False)
 
 
 class Full(Simulated):
@@ -55,6 +66,16 @@ class Stuck(Simulated):
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         never = threading.Event()
         return _at(super().open(groups), groups.role, lambda: self.take().launch(never.wait))
+
+
+class Demanding(Simulated):
+    """Refuses a process that lacks what the transport says its environment must have, as NCCL's does."""
+
+    def __init__(self, settings: TransportSettings) -> None:
+        super().__init__(settings)
+        missing = [name for name, value in self.environment.items() if os.environ.get(name) != value]
+        if missing:
+            raise RunError(f"not in the environment: {missing}")
 
 
 class Failing(Simulated):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -13,10 +16,12 @@ import msgspec
 import pytest
 
 from recycle import Job
+from recycle.exec import run as run_in_one_process
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
+from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
-from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Failing, Full, SlowCopies, Stuck, named
+from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, Stuck, named
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import (
     ENDING,
@@ -190,3 +195,35 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may come to strike the same process
     assert {event["cause"] for event in found} == {"killed by SIGKILL"}
     assert struck.total() > 0.9 * kills  # some are dead already when their turn comes
+
+
+def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
+    run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
+    assert_same_training(run, calm_run(small(), launch, SHORT))
+    assert kinds(run).count("detected") == 1
+
+
+def test_a_run_goes_on_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
+    of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
+    launch(of, 5, directory=tmp_path)
+    run = launch(of, SHORT, directory=tmp_path, resume=True)
+    reference = calm_run(small("gpt"), launch, SHORT)
+    assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
+    assert run.digests == reference.digests
+
+
+@pytest.mark.soak
+def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    of = Job.from_toml(
+        "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
+        f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
+    )
+    (tmp_path / "job.toml").write_text(of.to_toml())
+    metrics = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
+    command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    expected = run_in_one_process(zb_h1(of.shape), of, steps=3)
+    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses

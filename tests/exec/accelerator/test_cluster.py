@@ -1,0 +1,40 @@
+"""The simulated accelerator on several nodes: communicators form on a client of etcd, which is no torch store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.exec.accelerator.transport import SIMULATED
+from tests.exec.agents import Cluster
+from tests.exec.etcd_server import EtcdServer
+from tests.exec.runs import Run, job
+
+pytestmark = pytest.mark.process
+
+STEPS = 12
+NODES = {"cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
+
+
+@pytest.fixture
+def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
+    of = job(3, 2, 2, membership={"dead_after": 4.0, "transport": SIMULATED}, **NODES)
+    faults = ("--fault", "kill:1.1@4", "--fault", "rejoin:1.1@8")
+    started = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(STEPS), *faults)
+    yield started
+    started.end()
+
+
+@pytest.mark.soak
+def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run) -> None:
+    for node in range(3):
+        cluster.start(node)
+    cluster.finish()
+    reference = launch(job(3, 2, 2, membership={"dead_after": 60.0}, **NODES), STEPS)
+    assert [line["loss"] for line in cluster.lines("metrics")] == reference.losses
+    assert [event["worker"] for event in cluster.events("detected")] == ["1.1"]
+    assert [event["worker"] for event in cluster.events("rejoined")] == ["1.1"]
+    digests = cluster.events("finished")[-1]["digests"]
+    assert digests == {w: {str(stage): digest for stage, digest in of.items()} for w, of in reference.digests.items()}
