@@ -21,7 +21,7 @@ from recycle.ir.families import FAMILIES
 from recycle.ir.replays import ALWAYS, Rotation
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob, price
-from recycle.plans.replaying import rotation_of
+from recycle.plans.plan import rotation_of
 
 SKIPPED = 5
 """Iterations at the beginning, which form and settle."""

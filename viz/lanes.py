@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
-from recycle.ir.event_graph import durations, event_graph
-from recycle.ir.graph import earliest
+from recycle.ir.event_graph import durations, earliest, event_graph
 from recycle.ir.instruction import Beside, Instruction, OverlappedPair, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule

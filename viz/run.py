@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.executed import executed_timeline
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
-from recycle.ir.trace import Trace, executed_schedule
+from recycle.ir.trace import Trace, executed_schedule, executed_timeline
 from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker

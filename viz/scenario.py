@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from recycle.errors import JobError, PlanError, errors_as
-from recycle.ir.graph import load_compiled
+from recycle.ir.event_graph import load_compiled
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout

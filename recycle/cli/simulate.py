@@ -14,11 +14,11 @@ from recycle.cli import pricing
 from recycle.cli.terminal import Result, print_table, width
 from recycle.ir import formats
 from recycle.ir.check import check
-from recycle.ir.executed import first_impossible
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.native import words
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, Timeline, timeline_of
+from recycle.ir.trace import first_impossible
 from recycle.job.shape import Worker
 
 HINTS = 3

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from recycle.errors import JobError, ScheduleError
-from recycle.ir.event_graph import EventGraph, lowered_graph
+from recycle.ir.event_graph import EventGraph
+from recycle.ir.lower import lowered_graph
 from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.rules.rule import Severity
@@ -61,7 +62,7 @@ def check(
         limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
         byte_limit: bytes that any worker may hold, static bytes of its stages included.
         about_to_run: workers execute the schedule as it is, so that nothing is implied.
-        graph: what `recycle.ir.simulate.lowered_graph` gives for this schedule, if that is known already.
+        graph: what `recycle.ir.lower.lowered_graph` gives for this schedule, if that is known already.
 
     Raises:
         JobError: `limits` has not one number per rank, a limit is negative or no number, or a list of `profile` has not

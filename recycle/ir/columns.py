@@ -21,8 +21,6 @@ from recycle.ir.instruction import (
     Instruction,
     OverlappedPair,
     Receive,
-    ReduceBucket,
-    ReduceGradients,
     Send,
     Transfer,
     is_kind,
@@ -210,22 +208,23 @@ def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
     return columns.worker[rows].astype(np.int64), rows
 
 
-def compute_before(columns: Columns) -> Rows:
-    """For each row the last compute, reduce or step before it in its program, -1 where there is none."""
-    at = np.where(is_kind(columns.kind, Beside), -1, np.arange(len(columns)))
+def rows_before(columns: Columns, among: Flags) -> Rows:
+    """For each row the last of `among` that is before it in its program, -1 where there is none."""
+    at = np.where(among, np.arange(len(columns)), -1)
     before = np.append(-1, np.maximum.accumulate(at)[:-1]) if len(at) else at
     return np.where(before >= columns.offsets[columns.worker], before, -1)
 
 
-def sum_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """(worker, row) of each sum over hosts that a worker begins: they run one after the other, in program order."""
-    rows = np.flatnonzero(is_kind(columns.kind, (ReduceBucket, ReduceGradients)))
-    return columns.worker[rows].astype(np.int64), rows
+def in_order(columns: Columns, among: Flags) -> tuple[Rows, Rows]:
+    """Edges of program order: from each row of `among` to the next one of its worker."""
+    before = rows_before(columns, among)
+    rows = np.flatnonzero(among & (before >= 0))
+    return before[rows], rows
 
 
 def compute_order(columns: Columns) -> tuple[Rows, Rows]:
     """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
-    return consecutive(compute_chains(columns))
+    return in_order(columns, ~is_kind(columns.kind, Beside))
 
 
 def lane_chains(columns: Columns) -> tuple[Rows, Rows]:

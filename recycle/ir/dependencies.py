@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Flags, Rows, occurrences, offsets_of
+from recycle.ir.columns import Flags, Rows, occurrences
 from recycle.ir.instruction import (
     CARRIERS,
     Compute,
@@ -40,7 +40,7 @@ from recycle.ir.instruction import (
     WaitSend,
     WeightPart,
 )
-from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, kinds_where
+from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, makers_of
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch
@@ -219,40 +219,38 @@ def dependencies(schedule: Schedule) -> Dependencies:
 
 
 class _Builder:
-    """Collects edges kind by kind; each method reads the tables above for all rows of one kind."""
+    """Collects edges kind by kind, between pieces of work and joins; each method reads the table above for all pieces
+    of one kind. Joins are numbered behind the pieces until all edges are there."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.shape, self.columns = schedule, schedule.shape, schedule.columns
         self.work = work(schedule)
+        self.of = self.work.of
         self.micro_batches = self.shape.global_micro_batches
+        self.nodes = len(self.work.row)
         self.edges: list[tuple[Rows, Rows, Cause]] = []
         self.carried: list[tuple[Rows, Rows]] = []
         self.missing: list[list[Rows]] = []
         self.away: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
-        valid = np.flatnonzero(self.work.valid)
-        kind = self.work.kind[valid]
-        self._by_kind, self._kind_offsets = valid[np.argsort(kind, kind="stable")], offsets_of(kind, len(KIND_CLASSES))
-        self.producer = {
-            value: self.work.first(self.shape, self._rows(*(cls for cls in KIND_CLASSES if value in cls.row.produces)))
-            for value in ValueKind
-        }
+        self.has_transfers = bool(self.of(Transfer).size)
+        self.producer = {value: self.work.first(self.shape, self.of(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
-        rows = self.nodes = len(self.columns)
-        self.has_transfers = bool(self._rows(Transfer).size)
         for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute | Send)):
             for need in consumer.row.needs:
                 self._consumers(consumer, need)
         for value, (send, receive) in CARRIERS.items():
             self._receivers(send, receive, value)
         self._stage_wide()
+        rows, joins = len(self.columns), self.nodes - len(self.work.row)
+        node = np.append(self.work.row, rows + np.arange(joins))
         sources, targets, causes = zip(*self.edges, strict=True)
-        source, target = np.concatenate(sources), np.concatenate(targets)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
-        carried_source, carried_target = (np.concatenate(ends) for ends in zip(*self.carried, strict=True))
+        source, target = (node[np.concatenate(ends)] for ends in (sources, targets))
+        carried_source, carried_target = (node[np.concatenate(ends)] for ends in zip(*self.carried, strict=True))
         edges = source, target, cause, carried_source, carried_target
-        return Dependencies(rows, self.nodes, *edges, self._unmet(), self.sends, self._crossings())
+        return Dependencies(rows, rows + joins, *edges, self._unmet(), self.sends, self._crossings())
 
     def _unmet(self) -> Unmet:
         none = [np.empty(0, dtype=np.int64)] * 5
@@ -270,120 +268,108 @@ class _Builder:
         row = self.work.row
         return Crossings(value[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
 
-    def _rows(self, *classes: type[Instruction]) -> Rows:
-        """Pieces of work (not rows) of these classes that lie inside the shape."""
-        kinds = [cls.kind for cls in KIND_CLASSES if issubclass(cls, classes)]
-        found = [self._by_kind[self._kind_offsets[kind] : self._kind_offsets[kind + 1]] for kind in kinds]
-        found = [pieces for pieces in found if len(pieces)]
-        return np.sort(np.concatenate(found)) if len(found) > 1 else found[0] if found else self._by_kind[:0]
+    def _miss(self, pieces: Rows, why: Why, value: int, offset: int) -> None:
+        if len(pieces):
+            alike = (np.full(len(pieces), number, dtype=np.int64) for number in (why, value))
+            work = self.work
+            self.missing.append([work.row[pieces], *alike, work.stage[pieces] + offset, work.micro_batch[pieces]])
 
-    def _lookup(self, value: ValueKind, pieces: Rows, offset: int) -> tuple[Rows, Rows]:
-        """The pieces whose need exists at all, and who makes the value (-1: nobody, which is noted as missing)."""
+    def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
+        self.edges.append((source, target, cause))
+
+    def _key(self, pieces: Rows, worker: Rows, offset: int) -> Rows:
+        stage = self.work.stage[pieces] + offset
+        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[pieces]
+
+    def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
+        """A need of a compute or send: met by the local producer, the local receive, or (compute-only) any producer."""
+        worker, (value, offset, origin) = self.work.worker, need
+        pieces = self.of(consumer)
         stage = self.work.stage[pieces] + offset
         exists = (stage >= 0) & (stage < self.shape.stages)
         pieces, stage = pieces[exists], stage[exists]
         made_by = self.producer[value][stage * self.micro_batches + self.work.micro_batch[pieces]]
         self._miss(pieces[made_by < 0], Why.NO_PRODUCER, value, offset)
-        return pieces[made_by >= 0], made_by[made_by >= 0]
-
-    def _miss(self, pieces: Rows, why: Why, value: int, offset: int) -> None:
-        if not len(pieces):
-            return
-        alike = (np.full(len(pieces), number, dtype=np.int64) for number in (why, value))
-        work = self.work
-        self.missing.append([work.row[pieces], *alike, work.stage[pieces] + offset, work.micro_batch[pieces]])
-
-    def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
-        self.edges.append((source, target, cause))
-
-    def _key(self, kind_pieces: Rows, worker: Rows, stage: Rows) -> Rows:
-        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[kind_pieces]
-
-    def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
-        """A need of a compute or send: met by the local producer, the local receive, or (compute-only) any producer."""
-        row, worker = self.work.row, self.work.worker
-        value, offset, origin = need
-        pieces, made_by = self._lookup(value, self._rows(consumer), offset)
+        pieces, made_by = pieces[made_by >= 0], made_by[made_by >= 0]
         local = worker[pieces] == worker[made_by]
-        self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
+        self._edge(made_by[local], pieces[local], Cause.DATA)
         pieces, made_by = pieces[~local], made_by[~local]
         if origin != Origin.ANY_WORKER:
             self._miss(pieces, Why.NOT_LOCAL, value, offset)
             return
         if not self.has_transfers:
-            self._edge(row[made_by], row[pieces], Cause.DATA)
+            self._edge(made_by, pieces, Cause.DATA)
             self.away.append((pieces, made_by, np.full(len(pieces), value, dtype=np.int64)))
             return
         receive = CARRIERS[value][1]
-        receives = self._rows(receive)
+        receives = self.of(receive)
         received = find(
-            self._key(receives, worker[receives], self.work.stage[receives] + receive.row.needs[0].offset),
-            self._key(pieces, worker[pieces], self.work.stage[pieces] + offset),
+            self._key(receives, worker[receives], receive.row.needs[0].offset),
+            self._key(pieces, worker[pieces], offset),
         )
-        there = received >= 0
-        self._edge(row[np.where(there, np.append(receives, -1)[received], made_by)], row[pieces], Cause.DATA)
-        self._miss(pieces[~there], Why.NOT_RECEIVED, value, offset)
+        self._edge(np.where(received >= 0, np.append(receives, -1)[received], made_by), pieces, Cause.DATA)
+        self._miss(pieces[received < 0], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         """The n-th receive of a value from a peer pairs with the peer's n-th send of that value to here."""
-        row, worker, stage = self.work.row, self.work.worker, self.work.stage
-        offset = receive.row.needs[0].offset
-        sends, receives = self._rows(send), self._rows(receive)
+        row, worker, offset = self.work.row, self.work.worker, receive.row.needs[0].offset
+        sends, receives = self.of(send), self.of(receive)
         peer = self.columns.peer.astype(np.int64)
         lane = self.shape.worker_count
-        send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], stage[sends])
-        keys = self._key(receives, peer[row[receives]] * lane + worker[receives], stage[receives] + offset)
+        send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], 0)
+        keys = self._key(receives, peer[row[receives]] * lane + worker[receives], offset)
         most = len(sends) + len(receives) + 1
         sent, received, lone = _matched(
             sends, send_keys * most + occurrences(send_keys), receives, keys * most + occurrences(keys)
         )
-        self._edge(row[sent], row[received], Cause.TRANSFER)
+        self._edge(sent, received, Cause.TRANSFER)
         self.sends[row[received]] = row[sent]
         self._miss(lone, Why.NO_SEND, value, offset)
 
     def _stage_wide(self) -> None:
         """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration."""
-        row, stage, shape = self.work.row, self.work.stage, self.shape
+        stage, shape = self.work.stage, self.shape
         group, host = tie_groups(shape.stages, self.schedule.ties), self.work.worker * shape.stages + stage
-        gradients = self._rows(*kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces))
-        reduces, steps = self._rows(ReduceGradients), self._rows(OptimizerStep)
-        begins = self._rows(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
+        gradients = self.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
+        reduces, steps = self.of(ReduceGradients), self.of(OptimizerStep)
+        begins = self.of(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
         self._join(gradients, group[stage[gradients]], reduces, group[stage[reduces]], Cause.REDUCE)
         commit, all_steps = self.nodes, self.nodes + 1
         self.nodes += 2
-        self._edge(row[reduces], np.full(len(reduces), commit), Cause.REDUCE)
+        self._edge(reduces, np.full(len(reduces), commit), Cause.REDUCE)
         apart = reduces[np.isin(stage[reduces], self._reduced_apart(group, np.unique(host[reduces])))]
         self._join(apart[:0], stage[:0], apart, stage[apart], Cause.REDUCE)  # waits for their arrivals alone
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
-            firsts, thens = self._rows(follower.row.follows), self._rows(follower)
+            firsts, thens = self.of(follower.row.follows), self.of(follower)
             key = host * (self.micro_batches + 1) + self.work.micro_batch
             before, after, lone = _matched(firsts, key[firsts], thens, key[thens])
             cause = Cause.STEP
             if issubclass(follower, WaitSend):  # a value may be sent to several workers
                 after, before, _ = _matched(thens, key[thens], firsts, key[firsts])
                 cause = Cause.DATA
-            self._edge(row[before], row[after], cause)
+            self._edge(before, after, cause)
             self._miss(lone, Why.NO_PREDECESSOR, -1, 0)
         self._buckets(host, gradients, reduces)
-        gathers = self._rows(GatherParameters)
+        gathers = self.of(GatherParameters)
         self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)
-        self._carry(gathers, begins, host)
-        self._edge(row[steps], np.full(len(steps), all_steps), Cause.STEP)
+        # What begins in the next iteration waits for the first of these of its stage on its worker.
+        self.carried.append(_matched(gathers, host[gathers], begins, host[begins])[:2])
+        self._edge(steps, np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
-            self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
-            self.carried.append((np.full(len(begins), all_steps), row[begins]))
+            self._edge(np.full(len(steps), commit), steps, Cause.STEP)
+            self.carried.append((np.full(len(begins), all_steps), begins))
         else:
-            self.carried.append((np.full(len(steps), commit), row[steps]))
-            self._carry(steps, begins, host)
+            self.carried.append((np.full(len(steps), commit), steps))
+            self.carried.append(_matched(steps, host[steps], begins, host[begins])[:2])
 
     def _buckets(self, host: Rows, gradients: Rows, reduces: Rows) -> None:
         """REDUCE_BUCKET, and the REDUCE_GRAD that ends the sums.
 
         Of what adds to all buckets of a stage, each worker's last one stands for all: they are in its program's order.
         """
-        row, buckets, sums = self.work.row, self.schedule.buckets, self._rows(ReduceBucket)
+        row, buckets, sums = self.work.row, self.schedule.buckets, self.of(ReduceBucket)
         if not len(sums):
             return
         key = self.work.stage * buckets + self.work.bucket
@@ -396,20 +382,15 @@ class _Builder:
         self._join(adds, keys, sums, key[sums], Cause.REDUCE)
         # Of several reduces of a stage on one worker, which is an error, the first one ends the sums.
         ends, begun, _ = _matched(reduces, host[reduces], sums, host[sums])
-        self._edge(row[begun], row[ends], Cause.REDUCE)
+        self._edge(begun, ends, Cause.REDUCE)
 
     def _join(self, sources: Rows, source_keys: Rows, targets: Rows, target_keys: Rows, cause: Cause) -> None:
         """Each target waits for all sources of its key, through one join per key of targets."""
         keys, place = np.unique(target_keys, return_inverse=True)
-        self._edge(self.nodes + place, self.work.row[targets], cause)
+        self._edge(self.nodes + place, targets, cause)
         join = find(keys, source_keys)
-        self._edge(self.work.row[sources[join >= 0]], self.nodes + join[join >= 0], cause)
+        self._edge(sources[join >= 0], self.nodes + join[join >= 0], cause)
         self.nodes += len(keys)
-
-    def _carry(self, firsts: Rows, thens: Rows, host: Rows) -> None:
-        """What begins in the next iteration waits for the first of these of its stage on its worker."""
-        before, after, _ = _matched(firsts, host[firsts], thens, host[thens])
-        self.carried.append((self.work.row[before], self.work.row[after]))
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
         """The stages of which some worker reduces another tied stage too, ascending; `hosts` as worker * S + stage.

@@ -279,6 +279,11 @@ def kinds_where(holds: Callable[[InstructionKind], bool]) -> tuple[type[Instruct
     return tuple(cls for cls in KIND_CLASSES if holds(cls.row))
 
 
+def makers_of(value: ValueKind) -> tuple[type[Instruction], ...]:
+    """The kinds that make such a value."""
+    return kinds_where(lambda row: value in row.produces)
+
+
 def per_kind(of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
     """A number of each kind, as an array to be indexed by a column of kinds."""
     return np.array([of(cls) for cls in KIND_CLASSES], dtype=dtype)

@@ -30,7 +30,7 @@ import numpy as np
 
 from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies, find
-from recycle.ir.graph import topological_order
+from recycle.ir.event_graph import EventGraph, event_graph, topological_order
 from recycle.ir.instruction import (
     CARRIERS,
     Backward,
@@ -47,7 +47,7 @@ from recycle.ir.instruction import (
     WeightPart,
     is_kind,
 )
-from recycle.ir.kinds import ValueKind, kinds_where
+from recycle.ir.kinds import ValueKind, kinds_where, makers_of
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 
@@ -78,6 +78,17 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
             schedule, came_from = add(schedule)
             origin = np.append(origin, -1)[came_from]
     return schedule, origin
+
+
+def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
+    """The event graph of a schedule as `lower` writes it out, for who simulates and checks the same schedule.
+
+    Args:
+        schedule: lowered or compute-only.
+        serialised: as in `event_edges`.
+    """
+    lowered, origin = lower_with_origin(schedule)
+    return replace(event_graph(lowered, serialised), origin=origin)
 
 
 def implied_kinds() -> tuple[type[Instruction], ...]:
@@ -215,7 +226,7 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 def _last_gradients(schedule: Schedule) -> Rows:
     """The last row of each worker and stage that adds to the stage's gradients."""
     pieces = work(schedule)
-    at = pieces.of(*_adding())
+    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
     host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
     order = np.lexsort((pieces.row[at], host))
     last = np.diff(host[order], append=-1) != 0
@@ -234,7 +245,7 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
     stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
     pieces, offsets = work(schedule), schedule.columns.offsets
-    at = pieces.of(*_adding())
+    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
     host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
     at, host = at[host >= 0], host[host >= 0]
     is_part = pieces.kind[at] == WeightPart.kind
@@ -250,10 +261,6 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
 def buckets_of(columns: Columns) -> int:
     """In how many buckets each stage is reduced, as written in lowered programs."""
     return int((columns.bucket + 1 + (columns.kind == ReduceBucket.kind)).max(initial=1))
-
-
-def _adding() -> tuple[type[Instruction], ...]:
-    return kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces)
 
 
 def with_barrier(schedule: Schedule) -> Schedule:

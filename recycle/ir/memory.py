@@ -11,7 +11,7 @@ import numpy as np
 from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPair, Part
-from recycle.ir.kinds import is_kind, kinds_where, per_kind
+from recycle.ir.kinds import is_kind, kinds_where, makers_of, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
@@ -64,7 +64,7 @@ def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
     pieces, micro_batches = work(schedule), schedule.shape.global_micro_batches
     key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * micro_batches + pieces.micro_batch
     holders = pieces.of(cls)
-    makers = pieces.of(*kinds_where(lambda row: value in row.produces))
+    makers = pieces.of(*makers_of(value))
     _, first, second = np.intersect1d(key[holders] + offset * micro_batches, key[makers], return_indices=True)
     return pieces.row[holders[first]], pieces.row[makers[second]]
 

@@ -4,47 +4,75 @@ Every micro-batch of every stage is replayed once in `rounds` iterations, by ano
 that ran it; the peers of a host take turns with what it ran. All workers do theirs in the same iterations,
 because an iteration takes as long as its slowest worker.
 
-A replay goes into the first gap that holds it (replay_places.py). Where there is none it goes behind the worker's
+A replay goes into the first gap that holds it. Where there is none it goes behind the worker's
 computing, before the stage is reduced, where it lengthens the iteration by what no later gap takes up. Either way all
 that it needs comes before it in one order that respects every dependency, and nobody waits for it but its own worker.
 So replays can be added to a valid schedule, and taken out again, in any number: one lowered schedule holds those of all
 iterations, and what runs in one of them is that schedule without the others. Both ends of a transfer leave together, so
 lanes keep their order.
 
-Which of them leave the period as it is, is found on the graph of the schedule with all, which is made once. What runs
-in one round is a part of that: its edges between rows that stay, and the chains of workers and lanes that close over
-those that do not. So a round is timed without being written out.
+A gap begins behind all that the replay needs and has room for an activation, in the timeline of the schedule without
+any replay. So all that it needs comes before it in one order that respects every dependency.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Literal
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Ints, Rows
+from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
-from recycle.ir.dependencies import Dependencies, dependencies, find
-from recycle.ir.event_graph import EventGraph, event_edges, event_graph
-from recycle.ir.graph import group_edges, load_compiled
-from recycle.ir.instruction import CARRIERS, Instruction, Replay, StageWide, Transfer, is_kind
-from recycle.ir.lower import lower
-from recycle.ir.memory import TOLERANCE
-from recycle.ir.replay_places import ALWAYS as ALWAYS
-from recycle.ir.replay_places import NO_TURNS, Turns, assigned_to_peers, inserted, who_ran
-from recycle.ir.replay_places import Checked as Checked
+from recycle.ir.dependencies import dependencies, find
+from recycle.ir.event_graph import event_graph, load_compiled
+from recycle.ir.instruction import CARRIERS, Forward, Instruction, ReduceGradients, Replay, StageWide, Transfer
+from recycle.ir.kinds import Beside, is_kind, makers_of
+from recycle.ir.lower import insert, lower, lower_with_origin
+from recycle.ir.memory import TOLERANCE, held_before
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
+from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
+ALWAYS = -1
+"""The round of what runs in every iteration."""
 _FEW_EVENTS = 5 * COMPILE_FROM
 """Rows that are timed in all, up to which plain Python is faster than loading compiled loops."""
 MOST_ROUNDS = 1_000_000
 """Iterations in which all have their turn, at most."""
+
+
+class Checked(NamedTuple):
+    """What a replay checks: a stage's work on a micro-batch."""
+
+    stage: int
+    micro_batch: MicroBatch
+
+
+class Turns(NamedTuple):
+    """Replays and when they have their turn, as columns, by worker and round.
+
+    Attributes:
+        worker: index of the one that replays. stage, micro_batch: what; the micro-batch as global id.
+        round: it runs in the iterations whose number leaves this when divided by the rounds, or `ALWAYS`.
+    """
+
+    worker: Rows
+    stage: Rows
+    micro_batch: Rows
+    round: Rows
+
+    def take(self, places: Rows | Flags) -> Turns:
+        """Those in these places."""
+        return Turns(*(column[places] for column in self))
+
+
+NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +202,8 @@ def with_replays(
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
-    ran, shape = who_ran(base), base.shape
-    turns, rounds = assigned_to_peers(base, ran, every) if every else (NO_TURNS, 0)
+    ran, shape = _who_ran(base), base.shape
+    turns, rounds = _assigned_to_peers(base, ran, every) if every else (NO_TURNS, 0)
     rotation = _rotation(base, profile, rounds, turns)
     if every == "gaps" and room is not None and len(room) in (0, rounds):
         placed = zip(turns.stage.tolist(), turns.round.tolist(), strict=True)
@@ -200,7 +228,7 @@ def with_replays(
 
 def _rotation(base: Schedule, profile: Profile, rounds: int, turns: Turns) -> Rotation:
     by_worker = turns.take(np.lexsort((turns.round, turns.worker)))
-    return Rotation(lower(inserted(base, profile, by_worker)), rounds, by_worker)
+    return Rotation(lower(_inserted(base, profile, by_worker)), rounds, by_worker)
 
 
 def _without_transfers(schedule: Schedule) -> Schedule:
@@ -221,15 +249,14 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) ->
         whole: lowered, with the replays of all turns.
         of_rows: of each of its rows the number of the only turn that it is there for, -1 for what always runs.
     """
-    graph = event_graph(whole)
     stage, number = turns.stage, turns.round
     rounds = np.unique(number[number != ALWAYS]).tolist()
-    if len(graph.order) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
+    if len(whole.columns) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
         load_compiled()
 
     def period(stays: Flags) -> float:
-        kept = np.append(stays, True)[of_rows]
-        return time_graph(_part_of(graph, kept), profile).period
+        kept = np.flatnonzero(np.append(stays, True)[of_rows])
+        return time_graph(event_graph(replace(whole, columns=whole.columns.take(kept))), profile).period
 
     stays: Flags = number == ALWAYS
     longest = period(stays) * (1 + TOLERANCE)
@@ -251,36 +278,134 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) ->
     return stays
 
 
-def _part_of(graph: EventGraph, kept: Flags) -> EventGraph:
-    """The graph of a lowered schedule without some rows, such that none that stays needs one of them.
+def _who_ran(schedule: Schedule) -> Rows:
+    """Worker index of who runs the forward of each [stage, micro-batch]; -1 for nobody."""
+    pieces, shape = work(schedule), schedule.shape
+    first = pieces.first(shape, pieces.of(Forward))
+    return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
+
+
+def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
+    """(what each worker replays of what its peers ran, over how many iterations it is spread).
+
+    The peers of a host take turns with what it ran; of what a worker replays, one of each peer comes first.
 
     Args:
-        kept: of each row whether it stays.
+        ran: as of `_who_ran`.
+        every: as of `with_replays`.
     """
-    whole, within = graph.schedule, graph.dependencies
-    rows, joins = np.flatnonzero(kept), within.nodes - within.rows
-    number = np.full(within.nodes, -1, dtype=np.int64)
-    number[rows] = np.arange(len(rows))
-    number[within.rows :] = len(rows) + np.arange(joins)
-    columns = whole.columns.take(rows)
-    source, target = number[within.source], number[within.target]
-    edges = (source >= 0) & (target >= 0)
-    carried_source, carried_target = number[within.carried_source], number[within.carried_target]
-    carried = (carried_source >= 0) & (carried_target >= 0)
-    sends = within.sends[rows]
-    part = Dependencies(
-        len(rows),
-        len(rows) + joins,
-        source[edges],
-        target[edges],
-        within.cause[edges],
-        carried_source[carried],
-        carried_target[carried],
-        within.missing,
-        np.where(sends >= 0, number[sends], -1),
-        within.crossings,
-    )
-    source, target, _ = event_edges(columns, part, graph.serialised)
-    offsets, sources = group_edges(source, target, part.nodes)
-    order = number[graph.order]
-    return EventGraph(replace(whole, columns=columns), part, offsets, sources, order[order >= 0], graph.serialised)
+    stage, micro_batch = np.nonzero(ran >= 0)
+    host = ran[stage, micro_batch]
+    place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)
+    for s in range(schedule.shape.stages):
+        mine, hosts = stage == s, np.array(list(map(schedule.shape.worker_index, schedule.hosts(s))))
+        if len(hosts) > 1:
+            after = np.searchsorted(hosts, host[mine]) + 1 + place[mine] % (len(hosts) - 1)
+            peer[mine] = hosts[after % len(hosts)]
+    order = np.lexsort((micro_batch, stage, place, peer))
+    order = order[peer[order] >= 0]
+    count = np.bincount(peer[order], minlength=1)
+    rounds = int(count.max()) if every == "gaps" else every
+    turn = occurrences(peer[order]) * rounds // count[peer[order]]
+    return Turns(peer[order], stage[order], micro_batch[order], turn), rounds
+
+
+def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
+    """The schedule with a replay for each turn.
+
+    Args:
+        schedule: compute-only.
+        turns: those of one round share gaps, others do not see each other.
+    """
+    if not len(turns.worker):
+        return schedule
+    before = _places(schedule, profile_of_cut(profile, schedule.shape), turns)
+    by_place = np.lexsort((before, turns.worker))
+    worker, stage, micro_batch, _ = turns.take(by_place)
+    pipeline, index = np.divmod(micro_batch, schedule.shape.micro_batches)
+    added = {"kind": np.full(len(stage), Replay.kind), "stage": stage, "pipeline": pipeline, "index": index}
+    return insert(schedule, worker, before[by_place], added)[0]
+
+
+def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
+    """(start, end, place in one order of all that respects every dependency) of each row, without replays."""
+    lowered, origin = lower_with_origin(schedule)
+    graph = event_graph(lowered)
+    timeline = time_graph(graph, profile)
+    rows = len(lowered.columns)
+    rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
+    rank[graph.order] = np.arange(len(graph.order))
+    place = np.empty(rows, dtype=np.int64)
+    place[np.lexsort((rank[:rows], timeline.start))] = np.arange(rows)
+    given, count = np.flatnonzero(origin >= 0), len(schedule.columns)
+    start, end, order = np.full(count, np.inf), np.zeros(count), np.zeros(count, dtype=np.int64)
+    np.minimum.at(start, origin[given], timeline.start[given])
+    np.maximum.at(end, origin[given], timeline.end[given])
+    np.maximum.at(order, origin[given], place[given])
+    return start, end, order
+
+
+def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
+    """The row that each replay comes before."""
+    shape, c = schedule.shape, schedule.columns
+    starts, ends, order = _times_without(schedule, profile)
+    beside, reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind
+    busy_until = np.where(beside, 0.0, ends)
+    # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
+    weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
+    measures = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
+    held, peak = np.array([before for _, _, before in measures]), np.zeros((len(measures), shape.worker_count))
+    for most, (added, _, before) in zip(peak, measures, strict=True):
+        np.maximum.at(most, c.worker, before + added)
+
+    @cache
+    def candidates(w: int, stage: int) -> tuple[Rows, Floats, int]:
+        """(rows of a worker that replays of a stage may come before, when it is idle before each, the row behind all
+        computing, before which a replay comes that no gap holds)."""
+        mine = slice(*c.offsets[w : w + 2].tolist())
+        holds = held[:, mine].T + weights[:, stage] <= peak[:, w] * (1 + TOLERANCE)
+        until = np.append(np.flatnonzero(reduces[mine] & (c.stage[mine] == stage)), mine.stop - mine.start)[0]
+        at = np.flatnonzero((holds.all(axis=1) & ~beside[mine])[:until])
+        idle = np.append(0.0, np.maximum.accumulate(busy_until[mine]))
+        return mine.start + at, idle[at], int(mine.start + until)
+
+    speed = np.array([profile.speed_of(worker) for worker in shape.workers()])
+    seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
+    ready, behind = _ready(schedule, profile, turns, ends, order)
+    found, taken = np.empty(len(turns.worker), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
+    columns = (turns.worker, turns.stage, turns.round, ready, behind, seconds[turns.stage] * speed[turns.worker])
+    for place, (w, s, of, available, after, needed) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        rows, idle, last = candidates(w, s)
+        begins = np.maximum(idle, available)
+        free = taken.setdefault((w, of), {})
+        for row, since in free.items():
+            begins[rows == row] = max(since, available)
+        fitting = np.flatnonzero((starts[rows] - begins >= needed * (1 - TOLERANCE)) & (order[rows] > after))
+        found[place] = last
+        if len(fitting):
+            found[place] = row = int(rows[fitting[0]])
+            free[row] = float(begins[fitting[0]]) + needed
+    return found
+
+
+def _ready(schedule: Schedule, profile: Profile, turns: Turns, ends: Floats, order: Rows) -> tuple[Floats, Rows]:
+    """(when all that each replay needs is there, the last place in the order that has some of it made)."""
+    pieces, shape = work(schedule), schedule.shape
+    ready, behind = np.zeros(len(turns.worker)), np.full(len(turns.worker), -1, dtype=np.int64)
+    for need in Replay.row.needs:
+        makers = pieces.first(shape, pieces.of(*makers_of(need.value))).reshape(shape.stages, -1)
+        of = turns.stage + need.offset
+        there = np.flatnonzero((of >= 0) & (of < shape.stages))
+        made = makers[of[there], turns.micro_batch[there]]
+        there, maker = there[made >= 0], pieces.row[made[made >= 0]]
+        sender, receiver, boundary = (
+            schedule.columns.worker[maker],
+            turns.worker[there],
+            of[there] - max(need.offset, 0),
+        )
+        way = profile.transfer_seconds(shape, sender, receiver, boundary)
+        ready[there] = np.maximum(ready[there], ends[maker] + np.where(sender == receiver, 0.0, way))
+        behind[there] = np.maximum(behind[there], order[maker])
+    return ready, behind

@@ -241,12 +241,6 @@ class Schedule:
     def stages_of(self, worker: Worker) -> tuple[int, ...]:
         return self.placement[self.shape.worker_index(worker)]
 
-    def units_of(self, worker: Worker) -> tuple[int, int] | None:
-        """The units of the model between the first and the last that a worker hosts where the shape has a cut: from
-        the first up to but without the last. None without a cut, or where it hosts nothing."""
-        runs = self.unit_runs(worker)
-        return (runs[0][0], runs[-1][1]) if runs else None
-
     def unit_runs(self, worker: Worker) -> tuple[tuple[int, int], ...]:
         """The units that a worker hosts where the shape has a cut, as few runs of neighbours as can be: each from its
         first up to but without its last. Nothing without a cut."""
@@ -307,18 +301,8 @@ class Schedule:
         """
         with errors_as(ScheduleError, name):
             file = native.decode(text, most)
-            schedule = cls.from_text(
-                Shape.from_json(file.shape),
-                file.programs,
-                placement=None if file.placement is None else dict(file.placement.items()),
-                failed=file.failed,
-                optimizer=file.optimizer,
-                ties=file.ties,
-                buckets=file.buckets,
-                gathers=file.gathers,
-                forward_only=file.forward_only,
-                metadata=file.metadata,
-            )
+            options: Any = {name: getattr(file, name) for name in _Options.__annotations__}
+            schedule = cls.from_text(Shape.from_json(file.shape), file.programs, **options)
             if most is not None:
                 schedule.require_small(most)
             return schedule

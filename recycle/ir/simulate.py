@@ -24,10 +24,19 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.columns import Floats
 from recycle.ir.dependencies import Cause
-from recycle.ir.event_graph import EventGraph, Times, durations, event_graph, lowered_graph
+from recycle.ir.event_graph import (
+    EventGraph,
+    Times,
+    durations,
+    earliest,
+    earliest_ranked,
+    event_graph,
+    group_edges,
+    period_of,
+)
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.graph import earliest, earliest_ranked, group_edges, period_of
 from recycle.ir.instruction import KIND_CLASSES, Beside, Compute, OverlappedPair, Send, StageWide, is_kind
+from recycle.ir.lower import lowered_graph
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.pieces import incomplete_count

@@ -1,22 +1,32 @@
 """Plans: schedules for failure vectors as files, who plays which role in them, and the library that finds them.
 
-`plan` is one file, `roles` says what it serves and how, `moves` who may change stage, `library` keeps the
-plans of a job, `cache` those of all jobs. Written by `solve`, read by `exec` and the viewer.
+`plan` is one file, `roles` says what it serves, how, and who may change stage, `library` keeps the plans of a job and
+those of all jobs. Written by `solve`, read by `exec` and the viewer.
 """
 
-from recycle.plans.cache import cache_directory, cache_path, cached_plan, errors, plan_key
-from recycle.plans.library import Entry, PlanLibrary
-from recycle.plans.moves import Move, arrange, moves_needed, touched
+from recycle.plans.library import (
+    Entry,
+    PlanLibrary,
+    cache_directory,
+    cache_path,
+    cached_plan,
+    errors,
+    plan_key,
+)
 from recycle.plans.plan import LayoutLimit, Plan, RaisedLimit, schedule_hash, with_updates_of
 from recycle.plans.roles import (
+    Move,
     Vector,
+    arrange,
     assign_roles,
     count_vectors,
     dead_roles,
     failure_vector,
     likely_vectors,
+    moves_needed,
     rename,
     require_hosts,
+    touched,
 )
 
 __all__ = [

@@ -9,6 +9,8 @@ Limits: a lookup believes the manifest; whatever runs a schedule checks it once 
 A set whose vector has no plan is served by a plan for more dead workers: the live ones beyond it stand idle, or move
 to the stage that lacks them (`[planner] move`). The most-hit stage rules the period, so little is lost by that where
 the library holds the vectors (k, ..., k).
+
+Beside libraries, plans outlive a run in the user's cache: one file per plan, named by everything that it depends on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,16 @@ import numpy as np
 
 from recycle.errors import PlanError, RecycleError, ScheduleError
 from recycle.files import read_whole, write_whole
+from recycle.ir.check import check
+from recycle.ir.event_graph import EventGraph
+from recycle.ir.lower import lowered_graph
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans.cache import cached_plan, errors, is_true
-from recycle.plans.moves import Arrangement, Move, arrange, roles_after
-from recycle.plans.plan import VERSION, Plan, figures, pack, unpack
-from recycle.plans.roles import Vector, failure_vector
+from recycle.plans.plan import VERSION, Plan, figures
+from recycle.plans.roles import Arrangement, Move, Vector, arrange, failure_vector, roles_after
 
 MANIFEST = "manifest.json"
 FORMAT = "recycle-plan-library"
@@ -41,6 +46,73 @@ LOADED = 32
 """Plans kept in memory once they are read."""
 MOST = 4
 """Plans that are tried without moves, and as many with moves, best period first."""
+
+
+BESIDE = ("ahead", "move", "iterations_between_changes")
+"""Keys of `[planner]` that say which vectors to plan, not how: the plan of a vector does not depend on them."""
+
+
+def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
+    """Content hash of everything that a plan of `vector` depends on: the cache's file name."""
+    asked = {
+        "version": VERSION,
+        "shape": msgspec.to_builtins(job.grid),
+        "profile": job.prices.digest(),
+        "limits": job.limits,
+        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in BESIDE},
+        "vector": list(vector),
+    }
+    if job.ties:
+        asked["ties"] = job.ties
+    if job.train.reduce_buckets > 1:
+        asked["buckets"] = job.train.reduce_buckets
+    if job.train.sharded_optimizer:
+        asked["gathers"] = True
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where plans outlive a run: $RECYCLE_CACHE/plans, else $XDG_CACHE_HOME/recycle/plans, else ~/.cache."""
+    if environment.get("RECYCLE_CACHE"):
+        return Path(environment["RECYCLE_CACHE"]) / "plans"
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path(environment.get("HOME") or Path.home()) / ".cache") / "recycle" / "plans"
+
+
+def cache_path(directory: str | Path, job: PricedJob, vector: Sequence[int]) -> Path:
+    """File of the plan of `vector` in a cache directory."""
+    return Path(directory) / f"{plan_key(job, vector)}.json"
+
+
+def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan | None:
+    """The plan in `path` if it is whole, of this job and vector, valid, and its figures are true; else None."""
+    try:
+        plan = Plan.load(path)
+        fits = (plan.shape, plan.vector, _key_of_plan(plan)) == (job.shape, tuple(vector), job_key(job))
+        return plan if fits and is_true(plan, job) else None
+    except RecycleError:
+        return None
+
+
+def is_true(plan: Plan, job: PricedJob) -> bool:
+    """Whether a plan of the job passes `check` under its limits, and takes as long as it says."""
+    graph = lowered_graph(plan.schedule)
+    if errors(plan.schedule, job, graph):
+        return False
+    timeline = time_graph(graph, job.prices)
+    stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
+    return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
+
+
+def errors(schedule: Schedule, job: PricedJob | None, graph: EventGraph | None = None) -> list[str]:
+    """What `check` has against running the schedule, under the job's limits if there is one; empty when nothing.
+
+    Args:
+        graph: as of `check`.
+    """
+    profile, limits = (None, None) if job is None else (job.prices, job.limits)
+    found = check(schedule, profile=profile, limits=limits, graph=graph)
+    return [finding.message for finding in found if finding.severity == "error"]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -55,7 +127,6 @@ class Entry(msgspec.Struct, frozen=True):
         profile: digest of the profile that it was planned with.
         job: hash of all that the plan must fit: shape, profile, limits and techniques.
         quick: no search has been made yet, and one might find a better plan.
-        columns: hash of the packed programs beside the file; empty where there are none.
     """
 
     vector: Vector
@@ -70,10 +141,9 @@ class Entry(msgspec.Struct, frozen=True):
     profile: str
     job: str
     quick: bool = False
-    columns: str = ""
 
     @classmethod
-    def of(cls, plan: Plan, file: str = "", digest: str = "", columns: str = "") -> Entry:
+    def of(cls, plan: Plan, file: str = "", digest: str = "") -> Entry:
         return cls(
             **{**figures(plan), "vector": plan.vector},
             file=file,
@@ -82,7 +152,6 @@ class Entry(msgspec.Struct, frozen=True):
             profile=plan.profile,
             job=_key_of_plan(plan),
             quick=bool(plan.planner.get("quick")) and plan.gap > 0,
-            columns=columns,
         )
 
     @property
@@ -152,7 +221,6 @@ class PlanLibrary:
         self._stamp: tuple[int, ...] | None = None
         self._entries: dict[Vector, Entry] = {}
         self._is_listed = False
-        self._usable: tuple[list[Entry], Any, Any] | None = None
         self._loaded: dict[str, Plan] = {}
 
     @cached_property
@@ -194,18 +262,13 @@ class PlanLibrary:
             self.prepare()
         text = plan.text()
         digest = _digest(text.encode())
-        packed = pack(plan.schedule)
-        entry = Entry.of(plan, f"{digest}.json", digest, "" if packed is None else _digest(packed))
+        entry = Entry.of(plan, f"{digest}.json", digest)
         write_whole(self.directory / entry.file, text)
-        if packed is not None:
-            with contextlib.suppress(RecycleError):  # a cache of what the file says
-                write_whole(self._packed(entry), packed)
         entries = dict(self.entries())
         before = entries.get(entry.vector)
         self._write({**entries, entry.vector: entry})
         if before is not None and before.file != entry.file:
             self._file(before).unlink(missing_ok=True)
-            self._packed(before).unlink(missing_ok=True)
         return entry
 
     def entries(self) -> dict[Vector, Entry]:
@@ -218,7 +281,7 @@ class PlanLibrary:
                 listed = read.plans if (read.format, read.version) == (FORMAT, VERSION) else None
             self._is_listed = listed is not None
             self._entries = self._adopt(set()) if listed is None else {entry.vector: entry for entry in listed}
-            self._stamp, self._usable = stamp, None
+            self._stamp = stamp
         return self._entries
 
     def _now(self) -> tuple[int, ...]:
@@ -231,7 +294,7 @@ class PlanLibrary:
 
     def usable(self) -> list[Entry]:
         """The plans for the library's job, fewest failures first."""
-        return self._table()[0]
+        return sorted(filter(self._fits, self.entries().values()), key=_by_failures)
 
     def vectors(self) -> list[Vector]:
         """Vectors that have a plan for the library's job, fewest failures first."""
@@ -257,9 +320,8 @@ class PlanLibrary:
             content = self._verified(self._file(entry), entry.digest)
             if content is None:
                 return None
-            packed = self._verified(self._packed(entry), entry.columns) if entry.columns else None
             try:
-                plan = Plan.from_text(content, entry.file) if packed is None else unpack(content, packed, entry.file)
+                plan = Plan.from_text(content, entry.file)
             except RecycleError:
                 return None
             if plan.vector != entry.vector or _key_of_plan(plan) != entry.job:
@@ -277,13 +339,10 @@ class PlanLibrary:
         plan = None if entry is None else self.read(entry)
         if entry is None or plan is None or self.job is None or not is_true(plan, self.job):
             return None
-        return plan if Entry.of(plan, entry.file, entry.digest, entry.columns) == entry else None
+        return plan if Entry.of(plan, entry.file, entry.digest) == entry else None
 
     def _file(self, entry: Entry) -> Path:
         return self.directory / Path(entry.file).name  # the manifest may name a file elsewhere
-
-    def _packed(self, entry: Entry) -> Path:
-        return self.directory / f"{Path(entry.file).stem}.columns"
 
     @staticmethod
     def _verified(path: Path, digest: str) -> bytes | None:
@@ -332,7 +391,9 @@ class PlanLibrary:
 
     def _nearest(self, shape: Shape, failed: frozenset[Worker], vector: Vector) -> Iterator[tuple[Entry, Arrangement]]:
         """The best few plans that can be filled, some of them by moves, and how; the best of all first."""
-        entries, vectors, periods = self._table(shape.ranks)
+        entries = [entry for entry in self.usable() if len(entry.vector) == shape.ranks]
+        vectors = np.array([entry.vector for entry in entries], dtype=np.int64).reshape(-1, shape.ranks)
+        periods = [entry.period for entry in entries]
         short = np.maximum(np.array(vector) - vectors, 0).sum(axis=1)
         spare = np.maximum(vectors - np.array(vector), 0).sum(axis=1)
         order = np.lexsort((spare, short, periods))
@@ -350,18 +411,6 @@ class PlanLibrary:
             scored.append((period, int(short[i]), int(spare[i]), i))
         for *_, i in sorted(scored):
             yield entries[i], arrange(shape, failed, entries[i].vector, profile)
-
-    def _table(self, ranks: int | None = None) -> tuple[list[Entry], Any, Any]:
-        """Usable entries with their vectors and periods as arrays."""
-        entries = self.entries()
-        if self._usable is None:
-            usable = sorted(filter(self._fits, entries.values()), key=_by_failures)
-            self._usable = (usable, None, None)
-        if ranks is not None and self._usable[1] is None:
-            usable = [entry for entry in self._usable[0] if len(entry.vector) == ranks]
-            vectors = np.array([entry.vector for entry in usable], dtype=np.int64).reshape(len(usable), ranks)
-            self._usable = (usable, vectors, np.array([entry.period for entry in usable]))
-        return self._usable
 
     def _fits(self, entry: Entry | None) -> bool:
         return entry is not None and (self.key is None or entry.job == self.key)
@@ -393,4 +442,4 @@ class PlanLibrary:
         manifest = _Manifest(FORMAT, VERSION, sorted(entries.values(), key=_by_failures))
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         write_whole(self.directory / MANIFEST, text.decode() + "\n")
-        self._entries, self._usable, self._stamp, self._is_listed = entries, None, self._now(), True
+        self._entries, self._stamp, self._is_listed = entries, self._now(), True

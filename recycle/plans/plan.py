@@ -5,42 +5,40 @@ interchangeable, so any set of dead processes with that vector is served by the 
 what, survivors keeping their own positions wherever they can. A plan file *is* a native schedule file whose metadata
 holds what the planner knows (period, bound, vector, ...), so `check`, `simulate` and the viewer read it as it is.
 
-Beside its file a library keeps a plan's programs as packed columns, which it reads in a millisecond or two: parsing the
-text of 25,000 instructions takes most of the ten that a lookup may. They are int32, little-endian: the offsets of the
-programs, then kind, stage, pipeline and index of every instruction. Limits: compute-only programs without overlapped
-pairs, which is what planners write.
+The replays of a plan: `[integrity] every` in the gaps of its schedule, the same for everybody who works them out.
+
+Which stages have room in which iterations is found by timing the schedule once per round. Who makes a plan does that
+and notes it in the plan (`with_room`), so that nobody has to when a worker has died. It holds for the plan with its
+peers renamed: where peers are not alike, plans are made for the workers themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
-from recycle.ir.columns import Columns
-from recycle.ir.instruction import GatherParameters
+from recycle.ir.instruction import GatherParameters, Replay
 from recycle.ir.kinds import is_kind
-from recycle.ir.lower import implied_kinds
+from recycle.ir.lower import implied_kinds, lower
+from recycle.ir.replays import Checked, Rotation, with_replays
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, price
+from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans.moves import Move
-from recycle.plans.roles import Vector, align, assign_roles, rename
+from recycle.plans.roles import Move, Vector, align, assign_roles, rename
 
 VERSION = 1
 """Of the metadata of a plan file, and of the planner's results that the cache may hold."""
-_PACKED = ("kind", "stage", "pipeline", "index")
-_PROGRAMS = b'  "programs": {'
 
 
 class RaisedLimit(msgspec.Struct, frozen=True):
@@ -299,18 +297,43 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
     return replace(schedule, ties=ties)
 
 
-def pack(schedule: Schedule) -> bytes | None:
-    """The packed programs; None where an instruction says more than they hold."""
-    c = schedule.columns
-    if (c.peer >= 0).any() or (c.stage2 >= 0).any() or (c.bucket >= 0).any():
+_ROOM = "room_for_replays"
+
+
+def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation | None:
+    """The schedule with the job's replays; None where nothing is ever replayed.
+
+    A schedule of the user's own may hold replays itself, which run in every iteration.
+
+    Args:
+        disputed: what all other hosts replay besides, in every iteration.
+    """
+    every = job.integrity.every
+    if every or disputed:
+        profile = profile_of_layout(job, price(job).prices, schedule.shape)
+        return with_replays(schedule, every, profile, disputed, _room_of(schedule) if every == "gaps" else None)
+    if (schedule.columns.kind == Replay.kind).any():
+        return Rotation(lower(schedule), 0)
+    return None
+
+
+def programs_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation:
+    """What runs by a schedule: `rotation_of`, or the schedule itself in every iteration where nothing is replayed."""
+    return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
+
+
+def with_room(schedule: Schedule, job: Job) -> Schedule:
+    """The schedule with a note of which stages have room for replays, where the job asks for replays in gaps."""
+    if job.integrity.every != "gaps" or _room_of(schedule) is not None:
+        return schedule
+    rotation = rotation_of(with_updates_of(schedule, job), job)
+    assert rotation is not None, "there is a rate"
+    return replace(schedule, metadata={**schedule.metadata, _ROOM: rotation.room()})
+
+
+def _room_of(schedule: Schedule) -> list[list[int]] | None:
+    """What the schedule says of it; None where it says nothing that it could."""
+    try:
+        return msgspec.convert(schedule.metadata.get(_ROOM), list[list[int]])
+    except msgspec.ValidationError:
         return None
-    return np.concatenate([c.offsets, *(getattr(c, name) for name in _PACKED)]).astype("<i4").tobytes()
-
-
-def unpack(text: bytes, packed: bytes, name: str) -> Plan:
-    """The plan whose file holds `text` and whose programs are `packed`. Raises ScheduleError or PlanError."""
-    head = Plan.from_text(text[: text.index(_PROGRAMS)] + b'"programs": {}}', name)
-    numbers = np.frombuffer(packed, dtype="<i4")
-    offsets, rows = np.split(numbers, [head.shape.worker_count + 1])
-    columns = Columns.from_arrays(offsets, **dict(zip(_PACKED, rows.reshape(len(_PACKED), -1), strict=True)))
-    return replace(head, schedule=replace(head.schedule, columns=columns))

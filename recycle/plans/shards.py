@@ -6,7 +6,7 @@ every other. Of a shard whose owner dies the others go on, and the live host tha
 depend on who is alive and on nothing else, and every process derives them for itself. Two owners of one shard share a
 node only where no other node has a live host.
 
-Where layers may move it is the state of each unit that is cut like this (`UnitShards`), and the owners depend on who
+Where layers may move it is the state of each unit that is cut like this, and the owners depend on who
 hosts the unit by the plan besides.
 
 Shard i of unit u has the same elements whoever hosts the unit, in whichever stage. So a move copies whole shards
@@ -25,7 +25,7 @@ host them: `shards @0123456789abcdef -1.1`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -33,7 +33,7 @@ from recycle.errors import JobError, RunError
 from recycle.ir.schedule import Schedule
 from recycle.job.sections import Sections
 from recycle.job.shape import Worker, node_of
-from recycle.plans.hosting import Hosts, layers_of, stage_units, unit_name
+from recycle.plans.hosting import Hosts, joined, layers_of, stage_units, unit_name
 
 Owners = tuple[tuple[Worker, ...], ...]
 """Of each shard of a stage, who owns it, the first first."""
@@ -96,44 +96,46 @@ class ShardHosts(Hosts):
         shards: that these are of.
     """
 
-    shards: StageShards = field(kw_only=True, compare=False, repr=False)
+    shards: Shards = field(kw_only=True, compare=False, repr=False)
 
 
-class StageShards:
-    """The shards of a job's stages, numbered through: shard i of stage s of D pipelines is s * D + i.
+class Shards:
+    """The shards of a job's parts of the model, numbered through: shard i of part p of D pipelines is p * D + i.
+
+    The parts are the model's units where layers may move, else its stages.
 
     Args:
         job: its `[train]` section says how many copies there are, `[cluster]` which workers share a node.
-        hosts: of the stages, dead workers too.
+        hosting: who hosts what by the plan; where shards are of stages, dead workers too.
 
     Attributes:
-        count: of the shards of a part of the model, which is a stage here.
+        hosting: as given.
+        count: of the shards of a part of the model.
 
     Raises:
-        JobError: a stage has not as many hosts as the job has pipelines.
+        JobError: shards are of stages, of which one has not as many hosts as the job has pipelines.
     """
 
-    def __init__(self, job: Sections, hosts: Mapping[int, Sequence[Worker]]) -> None:
-        self._begin(job, hosts, {stage: range(stage, stage + 1) for stage in sorted(hosts)})
-        for stage, of in self._given.items():
-            if len(of) != self.count:
-                raise JobError(
-                    f"[train] sharded_optimizer: stage {stage} has {len(of)} hosts, dead ones too, and needs one in"
-                    f" each of {self.count} pipelines; use another schedule, or set it to false"
-                )
-
-    def _begin(self, job: Sections, given: Mapping[int, Sequence[Worker]], stages: Mapping[int, range]) -> None:
-        """What all kinds of parts have.
-
-        Args:
-            given: part -> its hosts in a healthy run.
-            stages: stage -> its parts.
-        """
+    def __init__(self, job: Sections, hosting: Hosts) -> None:
+        self.hosting, self._are_of_units = hosting, has_unit_shards(job)
         self._copies, self.count = job.train.optimizer_copies, job.shape.pipelines
-        self._given = {part: sorted(of) for part, of in sorted(given.items())}
-        self._stages = dict(stages)
         shape, per_node = job.shape, job.cluster.workers_per_node
         self._nodes = node_of(shape, per_node) if per_node > 1 and shape.pipelines > 1 else None
+        self._found: dict[frozenset[Worker], dict[int, Owners]] = {}
+        # Part -> its hosts, in a healthy run and by the plan; stage, by the plan and as the job gives it -> its parts.
+        if self._are_of_units:
+            self._given, self._there = _hosts_of_units(Hosts.at_start(job, None)), _hosts_of_units(hosting)
+            self._stages = _unit_ranges(layers_of(job, hosting.cut))
+            self._stages_of_job = _unit_ranges(layers_of(job))
+            return
+        self._given = self._there = hosting.hosts_of_stages()
+        self._stages = self._stages_of_job = {stage: range(stage, stage + 1) for stage in sorted(self._given)}
+        for stage, hosts in sorted(self._given.items()):
+            if len(hosts) != self.count:
+                raise JobError(
+                    f"[train] sharded_optimizer: stage {stage} has {len(hosts)} hosts, dead ones too, and needs one in"
+                    f" each of {self.count} pipelines; use another schedule, or set it to false"
+                )
 
     def number(self, part: int, place: int) -> int:
         """Of a shard, in the whole model."""
@@ -161,11 +163,12 @@ class StageShards:
     def named(self, number: int) -> str:
         """A shard in words."""
         part, place = self.place(number)
-        return f"shard {place} of stage {part}"
+        return f"shard {place} of {unit_name(part, self.hosting.count) if self._are_of_units else f'stage {part}'}"
 
-    def moves(self, then: StageShards, live: Collection[Worker]) -> bool:
+    def moves(self, then: Shards, live: Collection[Worker]) -> bool:
         """Whether one of these workers hosts other parts of the model by the plan of `then` than by this one's."""
-        return False
+        here, there = self.hosting.units, then.hosting.units
+        return self._are_of_units and any(there.get(worker) != here.get(worker) for worker in live)
 
     def owners(self, live: Collection[Worker]) -> dict[int, Owners]:
         """Stage -> the owners of its shards, in order, when these workers are alive."""
@@ -173,7 +176,14 @@ class StageShards:
 
     def _owners(self, live: Collection[Worker]) -> dict[int, Owners]:
         """Part -> the owners of its shards."""
-        return {part: owners_of(hosts, live, self._copies, self._nodes) for part, hosts in self._given.items()}
+        key = frozenset(live)
+        if key not in self._found:
+            found = self._found[key] = {}
+            for part, hosts in self._given.items():
+                first = part % len(hosts) if self._are_of_units else 0
+                ring = [*hosts[first:], *hosts[:first]]
+                found[part] = owners_of(ring, key, self._copies, self._nodes, self._there.get(part, []))
+        return self._found[key]
 
     def _by_stage(self, of_parts: Mapping[int, Owners]) -> dict[int, Owners]:
         return {
@@ -202,14 +212,10 @@ class StageShards:
         for part, owners in self._owners(live).items():
             for place, mine in enumerate(owners):
                 number = self.number(part, place)
-                holders = [host for host in self._hosts(part) if number in holds.get(host, ())]
+                holders = [host for host in self._there.get(part, []) if number in holds.get(host, ())]
                 for owner in mine if set(mine) <= set(holders) else holders:
                     found[owner].append(number)
         return self.as_hosts(found)
-
-    def _hosts(self, part: int) -> Sequence[Worker]:
-        """Who hosts a part by the plan."""
-        return self._given[part]
 
     def in_order(self, live: Collection[Worker], held: Hosts) -> dict[int, Owners]:
         """Stage -> of each of its shards, who of the live workers holds it; first those who are to own it."""
@@ -230,7 +236,7 @@ class StageShards:
         """What processes own that begin: each any shard of its stages, since all can make the initial state."""
         everything: dict[Worker, list[int]] = {}
         for part in self._given:
-            for host in self._hosts(part):
+            for host in self._there.get(part, []):
                 everything.setdefault(host, []).extend(self.number(part, place) for place in range(self.count))
         return self.as_hosts(everything)
 
@@ -240,31 +246,17 @@ class StageShards:
         Args:
             held: what workers hold; what they own when left out.
         """
-        of_parts = self._in_order(live, held or self.owned(live))
-        return {stage: min(len(h) for part in parts for h in of_parts[part]) - 1 for stage, parts in self._told()}
-
-    def _told(self) -> Iterable[tuple[int, range]]:
-        """The stages that users know, each with its parts."""
-        return self._stages.items()
+        owners = self._in_order(live, held or self.owned(live))
+        return {
+            stage: min(len(mine) for part in parts for mine in owners[part]) - 1
+            for stage, parts in self._stages_of_job.items()
+        }
 
     def as_hosts(self, shards: Mapping[Worker, Collection[int]]) -> ShardHosts:
         """Workers with the numbers of shards that each has, with shards in the place of units and of stages."""
         count = self.count * (max(self._given, default=-1) + 1)
-        ranges = {worker: tuple(_ranges(sorted(mine))) for worker, mine in shards.items()}
+        ranges = {worker: joined((number, number + 1) for number in mine) for worker, mine in shards.items()}
         return ShardHosts(count, ranges, {w: tuple(sorted(mine)) for w, mine in shards.items()}, shards=self)
-
-
-def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as ranges, each with its end behind the last."""
-    begin = end = -1
-    for number in numbers:
-        if number != end:
-            if begin >= 0:
-                yield begin, end
-            begin = number
-        end = number + 1
-    if begin >= 0:
-        yield begin, end
 
 
 def has_unit_shards(job: Sections) -> bool:
@@ -272,86 +264,24 @@ def has_unit_shards(job: Sections) -> bool:
     return job.train.sharded_optimizer and (job.planner.layout == "elastic" or job.planner.move)
 
 
-def shards_of(job: Sections, hosting: Hosts) -> StageShards:
-    """The shards of a job.
-
-    Args:
-        hosting: who hosts what; where shards are of stages, dead workers too.
-
-    Raises:
-        JobError: as `StageShards`.
-    """
-    return UnitShards(job, hosting) if has_unit_shards(job) else StageShards(job, hosting.hosts_of_stages())
-
-
-def shards_of_schedule(job: Sections, schedule: Schedule, roles: Mapping[Worker, Worker] | None = None) -> StageShards:
+def shards_of_schedule(job: Sections, schedule: Schedule, roles: Mapping[Worker, Worker] | None = None) -> Shards:
     """The shards of what runs by a schedule.
 
     Args:
         roles: of each live worker; itself when left out.
 
     Raises:
-        JobError: as `StageShards`.
+        JobError: as `Shards`.
     """
-    if has_unit_shards(job):
-        roles = roles or {worker: worker for worker in schedule.live}
-        stages = {worker: tuple(sorted(schedule.stages_of(role))) for worker, role in roles.items()}
-        return UnitShards(job, Hosts.of(job, stages, schedule.shape.cut))
-    hosts: dict[int, list[Worker]] = {}
-    for worker, of in zip(schedule.shape.workers(), schedule.placement, strict=True):
-        for stage in of:
-            hosts.setdefault(stage, []).append(worker)
-    return StageShards(job, hosts)
+    if not has_unit_shards(job):
+        roles = {worker: worker for worker in schedule.shape.workers()}  # dead ones too, all by their own positions
+    roles = roles or {worker: worker for worker in schedule.live}
+    stages = {worker: tuple(sorted(schedule.stages_of(role))) for worker, role in roles.items()}
+    return Shards(job, Hosts.of(job, stages, schedule.shape.cut))
 
 
-class UnitShards(StageShards):
-    """The shards of a model's units, numbered through: shard i of unit u is u * D + i.
-
-    Args:
-        job: as of `StageShards`.
-        hosting: who hosts what by the plan.
-
-    Attributes:
-        hosting: as given.
-    """
-
-    def __init__(self, job: Sections, hosting: Hosts) -> None:
-        self.hosting, self._units = hosting, hosting.count
-        given = Hosts.at_start(job, None)
-        stages = {s: range(*units) for s, units in enumerate(stage_units(layers_of(job, hosting.cut)))}
-        self._begin(job, _hosts_of_units(given), stages)
-        self._of_job = {s: range(*units) for s, units in enumerate(stage_units(layers_of(job)))}
-        self._there = _hosts_of_units(hosting)
-        self._found: dict[frozenset[Worker], dict[int, Owners]] = {}
-
-    def named(self, number: int) -> str:
-        unit, place = self.place(number)
-        return f"shard {place} of {unit_name(unit, self._units)}"
-
-    def moves(self, then: StageShards, live: Collection[Worker]) -> bool:
-        assert isinstance(then, UnitShards)
-        return any(then.hosting.units.get(worker) != self.hosting.units.get(worker) for worker in live)
-
-    def _owners(self, live: Collection[Worker]) -> dict[int, Owners]:
-        key = frozenset(live)
-        if key not in self._found:
-            self._found[key] = {
-                unit: owners_of(_turned(hosts, unit), key, self._copies, self._nodes, self._hosts(unit))
-                for unit, hosts in self._given.items()
-            }
-        return self._found[key]
-
-    def _hosts(self, part: int) -> Sequence[Worker]:
-        return self._there.get(part, [])
-
-    def _told(self) -> Iterable[tuple[int, range]]:
-        return self._of_job.items()
-
-
-def _turned(hosts: Sequence[Worker], by: int) -> list[Worker]:
-    """A ring that begins elsewhere."""
-    by %= len(hosts)
-    return [*hosts[by:], *hosts[:by]]
+def _unit_ranges(layers: Sequence[int]) -> dict[int, range]:
+    return {stage: range(*units) for stage, units in enumerate(stage_units(layers))}
 
 
 def _hosts_of_units(hosting: Hosts) -> dict[int, list[Worker]]:
@@ -366,7 +296,7 @@ _NAME = "shards"
 _PLAN, _DEAD, LACKS, _HAS_BESIDES = "@", "-", "~", "+"
 
 
-def text_of(shards: StageShards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
+def text_of(shards: Shards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
     """The text of what live workers hold.
 
     Args:
@@ -390,7 +320,7 @@ def plan_of(text: str) -> str:
     return next((word[1:] for word in text.split(" ") if word[:1] == _PLAN), "")
 
 
-def held_by(shards: StageShards, workers: Collection[Worker], text: str) -> ShardHosts:
+def held_by(shards: Shards, workers: Collection[Worker], text: str) -> ShardHosts:
     """What live workers hold by a text, given the shards of its plan. Raises RunError where it is none."""
     name, *words = text.split(" ")
     if name != _NAME:

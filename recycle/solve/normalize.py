@@ -1,7 +1,7 @@
 """Failure normalization: from any set of dead workers to a vector whose plan is worth having.
 
 Peers are alike, so a set of dead workers is its vector (k_0 ... k_{P-1}): same vector, same plan, nothing copied.
-Beyond that a live worker may change stage (`plans/moves.py`). Every vector with the same number of dead is within reach
+Beyond that a live worker may change stage (`plans/roles.py`). Every vector with the same number of dead is within reach
 then, and the most-hit stage rules the period, through ceil(D m / (D - k)) and the round trip of early stages.
 
 `StageBounds` holds a lower bound on the period for every stage and number of dead. A threshold on the period then says

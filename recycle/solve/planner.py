@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from recycle.errors import PlanError
-from recycle.ir.event_graph import lowered_graph
+from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price

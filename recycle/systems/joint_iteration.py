@@ -27,8 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from recycle.ir.event_graph import durations, event_graph
-from recycle.ir.graph import earliest
+from recycle.ir.event_graph import durations, earliest, event_graph
 from recycle.ir.instruction import (
     Compute,
     Forward,

@@ -288,7 +288,7 @@ import contextlib, gc, io, sys, time
 from pathlib import Path
 from recycle.cli import main
 from recycle.errors import RecycleError
-from recycle.ir.graph import compile_all
+from recycle.ir.event_graph import compile_all
 from viz.dropped import inspect
 compile_all()
 for path in sys.argv[2:]:

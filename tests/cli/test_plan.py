@@ -307,7 +307,7 @@ def test_a_library_full_of_garbage_is_filled_all_the_same_and_left_alone(plan, t
 
 def test_a_manifest_of_another_job_counts_for_nothing_but_is_kept(plan, tmp_path):
     def written():
-        return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "plans").glob("*.columns")}
+        return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "plans").glob("[0-9a-f]*.json")}
 
     plan(TINY, "--failures 1 --library plans")
     found = plan(TINY.replace("ranks = 2", "ranks = 3"), "--failures 1 --library plans --json").json

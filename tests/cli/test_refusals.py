@@ -10,7 +10,7 @@ from recycle import Link, Profile, Schedule, Shape
 from recycle.ir.families import FAMILIES, one_f_one_b
 from tests.cli.command import Command
 from tests.hugging_face.written import write_model
-from tests.ir.families.chunks import ANY, chunks_of
+from tests.ir.families import ANY, chunks_of
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 SHAPE = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"

@@ -16,7 +16,7 @@ from recycle.cli.app import COMMANDS, command_of
 from recycle.exec.faults.kinds import KINDS
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
 from tests.cli.command import Command
-from tests.ir.families.chunks import chunks_of
+from tests.ir.families import chunks_of
 
 SCRIPT = Path(sys.executable).parent / "recycle"
 

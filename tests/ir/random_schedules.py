@@ -15,11 +15,9 @@ from recycle.ir.instruction import (
     Backward,
     BackwardInput,
     BackwardWeight,
-    Compute,
     Forward,
     Instruction,
     OverlappedPair,
-    RedundantForward,
     Send,
     SendActivation,
     Transfer,
@@ -95,27 +93,6 @@ def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> d
     return {**programs, worker: merged}
 
 
-def with_redundancy(rng: random.Random, schedule: Schedule) -> Schedule:
-    """The schedule with copies of the next stage on some workers, and some forwards of these run again, each anywhere
-    between the worker's own forward and backward of the micro-batch."""
-    programs = {worker: list(schedule.program(worker)) for worker in schedule.live}
-    placement = {worker: list(schedule.stages_of(worker)) for worker in schedule.shape.workers()}
-    for worker, program in programs.items():
-        for stage in schedule.stages_of(worker):
-            if stage + 1 == schedule.shape.stages or stage + 1 in placement[worker] or rng.random() < 0.5:
-                continue
-            placement[worker].append(stage + 1)
-            done = [one.micro_batch for one in _pieces(program) if isinstance(one, Forward) and one.stage == stage]
-            for micro_batch in done:
-                if rng.random() < 0.7:
-                    first = _place(program, stage, micro_batch, Forward)
-                    last = _place(program, stage, micro_batch, Backward, BackwardInput)
-                    program.insert(rng.randint(first + 1, last), RedundantForward(stage + 1, micro_batch))
-    return Schedule.build(
-        schedule.shape, programs, placement=placement, failed=schedule.failed, optimizer=schedule.optimizer
-    )
-
-
 def with_waits(rng: random.Random, schedule: Schedule) -> Schedule:
     """The lowered schedule whose workers wait for the arrival of some of what they send, each anywhere behind it."""
     programs = {worker: list(schedule.program(worker)) for worker in schedule.live}
@@ -126,22 +103,6 @@ def with_waits(rng: random.Random, schedule: Schedule) -> Schedule:
             program.insert(place, wait(send.stage, send.micro_batch))
     return Schedule.build(
         schedule.shape, programs, placement=schedule.placement, failed=schedule.failed, optimizer=schedule.optimizer
-    )
-
-
-def _pieces(program: list[Instruction]) -> list[Compute]:
-    """The computes of a program, pairs taken apart."""
-    found: list[Compute] = []
-    for one in program:
-        found += [one.forward, one.backward] if isinstance(one, OverlappedPair) else [one]  # type: ignore[list-item]
-    return found
-
-
-def _place(program: list[Instruction], stage: int, micro_batch: MicroBatch, *kinds: type[Compute]) -> int:
-    return next(
-        n
-        for n, one in enumerate(program)
-        if any(isinstance(x, kinds) and (x.stage, x.micro_batch) == (stage, micro_batch) for x in _pieces([one]))
     )
 
 

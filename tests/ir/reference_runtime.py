@@ -18,7 +18,6 @@ from recycle.ir.instruction import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
-    RedundantForward,
     SendActivation,
     SendGradient,
     Transfer,
@@ -96,7 +95,9 @@ class Runtime:
             pair = (worker, instruction.peer)
             crossing = (*pair, stage if isinstance(instruction, SendActivation) else stage - 1)
             if crossing not in self.crossing:
-                self.crossing[crossing] = transfer_seconds(self.profile, *crossing)
+                shape, (sender, receiver, boundary) = self.schedule.shape, crossing
+                ends = ([shape.worker_index(sender)], [shape.worker_index(receiver)])
+                (self.crossing[crossing],) = self.profile.transfer_seconds(shape, *ends, [boundary])
             end = max(self.made[value][0], self.lane.get(pair, 0.0)) + self.crossing[crossing]
             self.lane[pair] = self.arrived[(*value, instruction.peer)] = end
             return True
@@ -120,8 +121,7 @@ class Runtime:
         for piece in pieces:
             stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
             made = "A" if isinstance(piece, Forward) else "W" if isinstance(piece, BackwardWeight) else "G"
-            if not isinstance(piece, RedundantForward):
-                self.made[made, stage, micro_batch] = (end, worker)
+            self.made[made, stage, micro_batch] = (end, worker)
             if isinstance(piece, Backward | BackwardWeight):
                 self.left[stage] -= 1
                 self.gradient_end[stage] = max(self.gradient_end[stage], end)
@@ -131,7 +131,6 @@ class Runtime:
         """Seconds of a compute at speed 1."""
         names = {
             Forward: ("forward",),
-            RedundantForward: ("forward",),
             Backward: ("backward_input", "backward_weight"),
             BackwardInput: ("backward_input",),
             BackwardWeight: ("backward_weight",),
@@ -141,7 +140,7 @@ class Runtime:
     def ready(self, worker: Worker, piece: Instruction) -> float | None:
         """When what a compute needs from others is there, None while it is not."""
         stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
-        if isinstance(piece, Forward | RedundantForward):
+        if isinstance(piece, Forward):
             carried = 0.0
             if not self.first:
                 barrier = self.schedule.optimizer == "barrier"
@@ -156,21 +155,6 @@ class Runtime:
         """When a value is there on a worker, None while it is not."""
         end, maker = self.made.get((kind, stage, micro_batch), (None, None))
         return end if maker == worker else self.arrived.get((kind, stage, micro_batch, worker))
-
-
-def transfer_seconds(profile: Profile, sender: Worker, receiver: Worker, crossed: int) -> float:
-    """Seconds of one transfer of what stage `crossed` hands on, or of the gradient for it."""
-    fitting = []
-    for pair, link in profile.links.items():
-        numbers = [number for worker in pair.split(">") for number in worker.split(".")]
-        if all(number in ("*", str(actual)) for number, actual in zip(numbers, (*sender, *receiver), strict=True)):
-            fitting.append((numbers.count("*"), [number == "*" for number in numbers], link))
-    latency, bandwidth = profile.latency, profile.bandwidth
-    if fitting:
-        best = min(fitting, key=lambda entry: entry[:2])[2]
-        latency, bandwidth = best.latency, best.bandwidth
-    message = profile.message[crossed] if isinstance(profile.message, list) else profile.message
-    return latency if bandwidth is None else latency + message / bandwidth
 
 
 def _ends_gradient(instruction: Instruction, stage: int) -> bool:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
-import re
 import sys
-from base64 import b64decode
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.cli import main
 from recycle.exec import run
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.exec.worker.kinds import RELEASES, RUNS, run_of
+from recycle.exec.worker.kinds import RELEASES, RUNS
 from recycle.ir.instruction import KIND_CLASSES, Compute, OptimizerStep, StageWide, parse_instruction
 from recycle.ir.kinds import InstructionKind, register, unregister
 from recycle.ir.rules import KIND_RULES, all_rules
 from tests.exec.runs import job
 from tests.kinds import forget
 from tests.test_docs import blocks
-from tests.viz.lanes_bin import decode
 from viz.kinds import LOOKS, table_as_json
 
 FILE, USE = blocks("docs/guides/add-an-instruction.md", "python")
@@ -112,34 +106,6 @@ def test_its_own_rule_is_checked(rerun: ModuleType, worker: str, program: str, m
     assert (finding.rule, finding.worker, finding.position, finding.message) == ("rerun", worker, 2, message)
 
 
-def test_the_common_rules_know_it(rerun: ModuleType) -> None:
-    elsewhere = PROGRAMS | {"0.1": "1F0.0 1B0.0 0RERUN1.0 1F0.1 1B0.1"}
-    (finding,) = check(Schedule.from_text(SHAPE, elsewhere))
-    assert (finding.rule, finding.instruction) == ("not-hosted", "0RERUN1.0")
-    lowered = lower(Schedule.from_text(SHAPE, PROGRAMS)).text()
-    unsent = lowered | {"0.0": lowered["0.0"].replace("1RECV_F1.1@1.0 ", "")}
-    unsent["1.0"] = unsent["1.0"].replace("0SEND_F1.1@0.0 ", "")
-    (finding,) = check(Schedule.from_text(SHAPE, unsent))
-    assert (finding.rule, finding.instruction) == ("no-transfer", "0RERUN1.1")
-
-
-def test_the_viewer_draws_it_in_both_forms(schedule: Schedule) -> None:
-    schedule.save("checked.json")
-    for name in ("checked.svg", "checked.html"):
-        with pytest.raises(SystemExit) as ended:
-            main(["view", "checked.json", "--export", name])
-        assert ended.value.code in (0, None)
-    drawn = Path("checked.svg").read_text()
-    assert "0RERUN1.1" in drawn
-    assert "forward of a peer, run again to check it" in drawn
-    assert ">C1.1<" in drawn
-    (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', Path("checked.html").read_text())
-    lanes = decode(gzip.decompress(b64decode(held)))
-    number = next(i for i, kind in enumerate(lanes["description"]["kinds"]) if kind["token"] == "RERUN")
-    (at,) = np.flatnonzero(lanes["kind"] == number).tolist()
-    assert (lanes["stage"][at], lanes["pipeline"][at], lanes["micro_batch"][at]) == (0, 1, 1)
-
-
 def test_it_runs_on_real_stages_and_finds_a_wrong_output(
     rerun: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,12 +157,3 @@ def test_executor_checker_and_viewer_know_every_kind() -> None:
     assert set(RELEASES) == {cls for cls in kinds if cls.row.released_by is not None}
     assert set(KIND_RULES) <= kinds
     assert {rule for rules in KIND_RULES.values() for rule in rules} <= set(all_rules())
-
-
-def test_a_kind_that_nothing_runs_is_refused_by_name() -> None:
-    own = register(InstructionKind(token="OWN", title="own"))(type("Own", (Compute,), {"__slots__": ()}))
-    try:
-        with pytest.raises(RunError, match="OWN: nothing says how to run it"):
-            run_of(own)
-    finally:
-        unregister(own)

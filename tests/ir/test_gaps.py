@@ -1,17 +1,24 @@
-"""Gaps: golden causes, exact tiling, and each cause against a slow reading of its definition on random schedules."""
+"""Gaps: golden causes, exact tiling, and each cause against a slow reading of its definition on random schedules.
+
+Slack: an instruction may start that much later, and not a bit more, before the iteration takes longer.
+
+An executed iteration answers like the plan that it followed, and contradictory clocks are found out.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Schedule, Shape, Timeline, Worker, simulate
+from recycle import Profile, Shape, Timeline, Worker, lower, simulate
 from recycle.ir.dependencies import Value, needs, produced
+from recycle.ir.event_graph import earliest, event_graph
 from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.instruction import (
@@ -26,6 +33,9 @@ from recycle.ir.instruction import (
     ReduceGradients,
     Transfer,
 )
+from recycle.ir.simulate import slack
+from recycle.ir.trace import Trace, executed_timeline, first_impossible, transfer_leads
+from recycle.runs import logs
 from tests.ir.random_schedules import random_profile, random_schedule
 
 bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -59,17 +69,6 @@ def test_the_gaps_of_1f1b_say_what_is_made_late_what_is_under_way_and_what_could
         (18.5, 26, "NOTHING_LEFT", "", "", ""),
     ]
     assert told(timeline, "0.2")[2] == (5, 8, "ORDER", "2B0.0", "3B0.0", "2F0.2")
-
-
-@pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
-def test_nothing_to_time_has_no_gaps() -> None:
-    assert len(simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).gaps()) == 0
-    assert len(simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0)).gaps([9, 9])) == 0
-
-
-def test_the_longest_gaps_of_a_cause_come_longest_first() -> None:
-    longest = simulate(one_f_one_b(Shape(1, 4, 8))).gaps().longest(GapCause.ORDER, 2)
-    assert [(str(gap.worker), gap.end - gap.start) for gap in longest] == [("0.0", 6), ("0.1", 4)]
 
 
 @bounded
@@ -192,3 +191,69 @@ def peak(program: list[Instruction], profile: Profile, weights: list[float]) -> 
         share = {Backward: 1.0, BackwardInput: 1 - profile.weight_stash, BackwardWeight: profile.weight_stash}
         held -= sum(share.get(type(piece), 0.0) * weights[piece.stage] for piece in parts)
     return most
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@given(st.integers(0, 10**6))
+def test_starting_so_much_later_costs_nothing_and_more_costs_as_much(seed: int) -> None:
+    rng = random.Random(seed)
+    schedule = random_schedule(rng)
+    timeline = simulate(schedule, random_profile(rng, schedule))
+    free = slack(timeline)
+    graph = event_graph(timeline.schedule)
+    seconds = np.zeros(graph.dependencies.nodes)
+    seconds[: len(free)] = timeline.end - timeline.start
+    for row in rng.sample(range(len(free)), min(5, len(free))):
+        for later, expected in ((free[row], 0.0), (free[row] + 1.0, 1.0)):
+            release = np.zeros(len(seconds))
+            release[row] = timeline.start[row] + later
+            start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, release)
+            assert np.isclose((start + seconds).max() - timeline.end.max(), expected, atol=1e-9)
+
+
+SHAPE = Shape(pipelines=2, ranks=3, micro_batches=3)
+PROFILE = Profile.uniform(link=0.25)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., Trace]:
+    """Writes a timeline as an executor would, receives announced when the worker comes to them, and reads it back."""
+
+    def write(timeline: Timeline, shift: dict[str, float]) -> Trace:
+        schedule = timeline.schedule
+        for w, worker in enumerate(SHAPE.workers()):
+            late, now, ran = 100.0 + shift.get(str(worker), 0.0), 0.0, []
+            for row in range(int(schedule.columns.offsets[w]), int(schedule.columns.offsets[w + 1])):
+                instruction = schedule.instruction(row)
+                start, end = timeline.start[row], timeline.end[row]
+                if "RECV" in str(instruction):
+                    start = end = now
+                if "SEND" in str(instruction):
+                    end = start
+                ran.append((instruction, late + start, late + end))
+                now = max(now, end)
+            logs.append_iteration(logs.log_path(tmp_path, worker), 0, 0, worker, ran)
+        return logs.read_logs(tmp_path, SHAPE).window(0, 0)
+
+    return write
+
+
+def test_what_ran_as_planned_has_the_plans_times_and_bubbles(record: Callable[..., Trace]) -> None:
+    planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
+    ran = executed_timeline(record(planned, {}), PROFILE)
+    assert ran.schedule == planned.schedule
+    assert ran.makespan == pytest.approx(planned.makespan)
+    waiting = planned.gaps().seconds
+    executed = ran.gaps().seconds
+    assert executed == pytest.approx(waiting)
+    assert first_impossible(ran) is None
+    assert transfer_leads(ran).min() == pytest.approx(0.25)
+
+
+def test_a_value_used_before_it_was_sent_is_found(record: Callable[..., Trace]) -> None:
+    planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
+    ran = executed_timeline(record(planned, {"1.1": 5.0}), PROFILE)
+    found = first_impossible(ran)
+    assert found is not None
+    assert ran.schedule.position(found.producer)[0] == Worker(1, 1)
+    assert found.seconds == pytest.approx(4.75)

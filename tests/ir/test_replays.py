@@ -8,11 +8,10 @@ from collections import Counter
 import pytest
 
 from recycle import MicroBatch, Profile, Schedule, Shape, Worker, check, simulate
-from recycle.ir.families import one_f_one_b, zb_h1, zb_v
+from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.instruction import Compute, Forward, OverlappedPair, Replay
 from recycle.ir.lower import lower, with_barrier
 from recycle.ir.replays import ALWAYS, Checked, Rotation, with_replays
-from recycle.ir.schedule import loop_placement
 from tests.ir.random_schedules import random_profile, random_schedule
 
 
@@ -86,15 +85,6 @@ def test_a_host_is_checked_by_all_its_peers_in_turn() -> None:
     assert [len(rotation.checked(n)) for n in range(6)] == [8] * 6
 
 
-def test_of_fewer_iterations_than_micro_batches_each_has_several_and_of_more_some_have_none() -> None:
-    schedule = one_f_one_b(Shape(3, 4, 6))
-    assert [len(with_replays(schedule, 2).checked(n)) for n in range(4)] == [36] * 4
-    assert [len(with_replays(schedule, 12).checked(n)) for n in range(4)] == [12, 0, 12, 0]
-    rare, worker = with_replays(schedule, 2**31 - 1), Worker(1, 2)
-    assert len({id(rare.program(worker, iteration)) for iteration in range(1, 1000)}) == 1
-    assert len(rare.program(worker, 0)) > len(rare.program(worker, 1)) == len(lower(schedule).program(worker))
-
-
 def test_gaps_hold_those_of_the_later_stages_of_1f1b_and_none_of_the_first() -> None:
     """Each of 6 micro-batches takes 3 slots at each of 4 stages. Worker 0.0 has no gap of 3 behind the first gradient;
     a later stage has the gap before its first input, which ends later the later it stands."""
@@ -137,25 +127,6 @@ def test_what_is_disputed_is_replayed_by_all_other_hosts_in_every_iteration() ->
     alone = with_replays(schedule, 0, disputed=[disputed])
     assert (alone.rounds, set(alone.turns.round.tolist())) == (0, {ALWAYS})
     assert alone.checked(7) == {disputed}
-
-
-def test_without_peers_or_without_a_rate_nothing_changes() -> None:
-    alone = one_f_one_b(Shape(1, 3, 4))
-    assert with_replays(alone, 5).whole == lower(alone)
-    assert with_replays(one_f_one_b(Shape(2, 3, 4)), 0).whole == lower(one_f_one_b(Shape(2, 3, 4)))
-
-
-def test_transfers_that_others_need_too_stay_when_the_replay_has_not_its_turn() -> None:
-    """On the V a worker hosts two stages, and may get a value for its own work that a replay of its needs as well."""
-    schedule = zb_v(Shape(2, 2, 4, 2))
-    assert schedule.placement != loop_placement(schedule.shape)
-    rotation = with_replays(schedule, 16)
-    plain = Counter(word for word in lower(schedule).words())
-    for iteration in range(16):
-        here = Counter(word for word in rotation.schedule(iteration).words() if "REPLAY" not in word)
-        extra = here - plain
-        assert plain <= here
-        assert sum(extra.values()) <= 4 * len(rotation.checked(iteration))
 
 
 def test_a_schedule_may_hold_replays_itself() -> None:

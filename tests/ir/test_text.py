@@ -1,4 +1,7 @@
-"""Whole programs as text and back: the fast way and the one instruction at a time agree, and errors have a place."""
+"""Whole programs as text and back: the fast way and the one instruction at a time agree, and errors have a place.
+
+Instructions: the text is the identity, and reads back; what is no instruction is refused with a reason.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Schedule, Shape, Worker, lower
-from recycle.errors import ScheduleError
+from recycle import Schedule, ScheduleError, Shape, Worker, lower
 from recycle.ir import native
 from recycle.ir.columns import columns_of
-from recycle.ir.instruction import parse_instruction
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    OverlappedPair,
+    parse_instruction,
+)
 from recycle.ir.native import parse, render
 from tests.ir.random_schedules import random_schedule
 
@@ -42,18 +48,6 @@ def test_the_fast_parser_reads_what_the_instruction_parser_reads(rng: random.Ran
     assert fast == schedule.columns
 
 
-@pytest.mark.parametrize(
-    "program",
-    ["", "0STEP", "0F0.0", "0F0.0 0STEP", "(0F0.1;0B0.0)", "0STEP (0F0.1;0B0.0) 0RECV_B0.1@1.1", "007F0.00"],
-)
-def test_programs_at_the_edges_are_read_in_one_go(program: str) -> None:
-    shape = Shape(2, 2, 2)
-    columns = native._parse_canonical(shape, ["", program, "", program])
-    assert columns is not None
-    wanted = [parse_instruction(word) for word in program.split()]
-    assert columns == columns_of(shape, {Worker(0, 1): wanted, Worker(1, 1): wanted})
-
-
 @pytest.mark.parametrize("program", ["0F0.0  0B0.0", " 0F0.0 0B0.0", "0F0.0 0B0.0 ", "0F0.0\t0B0.0", "0F0\n0B0"])
 def test_other_white_space_and_a_missing_pipeline_are_read_too(program: str) -> None:
     assert Schedule.from_text(Shape(1, 1, 1), {"0.0": program}).text() == {"0.0": "0F0.0 0B0.0"}
@@ -76,3 +70,47 @@ def test_other_white_space_and_a_missing_pipeline_are_read_too(program: str) -> 
 def test_an_error_names_worker_and_position(program: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         parse(Shape(1, 2, 1), {Worker(0, 0): "0F0.0", Worker(0, 1): program})
+
+
+TEXTS = (
+    "2F1.5", "2B1.5", "2I1.5", "2W1.5", "(2F1.5;2B1.3)", "2SEND_F1.5@0.3", "3RECV_F1.5@1.2", "3SEND_B1.5@1.2",
+    "2RECV_B1.5@0.3", "2REDUCE_GRAD", "2STEP", "2R1.5", "2REPLAY1.5", "2W_PART1.5/0",
+    "2REDUCE_BUCKET/63", "2GATHER_PARAMS", "2WAIT_SEND_F1.5", "2WAIT_SEND_B1.5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_and_repr_read_back(text: str) -> None:
+    instruction = parse_instruction(text)
+    assert str(instruction) == repr(instruction) == text
+    assert parse_instruction(str(instruction)) == instruction
+
+
+def test_the_texts_above_cover_every_kind_and_the_table_is_indexed_by_kind() -> None:
+    assert {parse_instruction(text).kind for text in TEXTS} == set(range(len(KIND_CLASSES)))
+    assert [cls.kind for cls in KIND_CLASSES] == list(range(len(KIND_CLASSES)))
+
+
+def test_a_pair_is_one_F_and_one_B_in_either_order() -> None:
+    pair = parse_instruction("(2B1.3;2F1.5)")
+    assert isinstance(pair, OverlappedPair)
+    assert str(pair) == "(2F1.5;2B1.3)"
+    for text in ("(2F1.5;2F1.3)", "(2F1.5;2I1.3)", "(2F1.5;2STEP)", "(2F1.5;(2F1.5;2B1.3))", "(2F1.5)"):
+        with pytest.raises(ScheduleError):
+            parse_instruction(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("1F0.0junk", "is not an instruction"), ("0f0.0", "is not an instruction"), ("-1F0.0", "is not an instruction"),
+        ("0BW0.0", "is not an instruction"), ("", "is not an instruction"), ("٣F0.0", "is not an instruction"),
+        ("0F", "the micro-batch is missing"), ("0SEND_F0.0", "the other worker is missing"),
+        ("0REDUCE_GRAD0.1", "takes no micro-batch"), ("0STEP@0.1", "takes no micro-batch"),
+        ("0F0.0@0.1", "is local and takes no @worker"), ("0F0.99999999999", "more than 9 digits"),
+        ("9" * 5000 + "F0.0", "more than 9 digits"),
+    ],
+)  # fmt: skip
+def test_what_is_no_instruction_is_refused_with_the_reason(text: str, complaint: str) -> None:
+    with pytest.raises(ScheduleError, match=complaint):
+        parse_instruction(text)

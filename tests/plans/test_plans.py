@@ -3,13 +3,13 @@ import itertools
 import json
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.errors import PlanError, RecycleError, ScheduleError
+from recycle.errors import PlanError
 from recycle.ir.check import check
+from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
@@ -18,7 +18,6 @@ from recycle.plans import (
     Plan,
     PlanLibrary,
     assign_roles,
-    cache_directory,
     cache_path,
     cached_plan,
     count_vectors,
@@ -27,36 +26,21 @@ from recycle.plans import (
     likely_vectors,
     rename,
 )
-from recycle.plans.plan import pack
 from recycle.solve.planner import plan_vector
-from tests.solve.jobs import job, small_jobs, worked_example
+from tests.solve.jobs import job, small_jobs
 
 TINY = job(3, 2, 2, 3)
 
 
-def test_a_plan_file_is_a_schedule_file_and_reads_back_equal(tmp_path):
+def test_a_plan_file_is_a_schedule_file_with_the_hash_of_what_runs(tmp_path):
     plan = plan_vector(TINY, (1, 0), quick=True)
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan or Plan.load(tmp_path / "plan.json").text() == plan.text()
-    schedule = Schedule.load(tmp_path / "plan.json")
-    assert schedule == plan.schedule
-    assert schedule.metadata["vector"] == [1, 0]
-    assert {"period", "makespan", "lower_bound", "gap", "seconds", "profile", "limits"} <= set(schedule.metadata)
-
-
-def test_the_hash_is_of_what_runs_and_not_of_how_long_planning_took():
-    plan = plan_vector(TINY, (1, 0), quick=True)
-    again = plan_vector(TINY, (1, 0), quick=True)
-    assert plan.hash == again.hash == Plan.from_text(plan.text()).hash
-    assert plan.hash != plan_vector(TINY, (0, 1), quick=True).hash
-
-
-def test_a_schedule_that_is_no_plan_is_refused():
-    schedule = plan_vector(TINY, (0, 0), quick=True).schedule
+    assert Plan.load(tmp_path / "plan.json").text() == plan.text()
+    assert Schedule.load(tmp_path / "plan.json") == plan.schedule
+    again, other = plan_vector(TINY, (1, 0), quick=True), plan_vector(TINY, (0, 1), quick=True)
+    assert plan.hash == again.hash == Plan.from_text(plan.text()).hash != other.hash
     with pytest.raises(PlanError, match="is a schedule but not a plan"):
-        Plan.from_schedule(schedule, "some file")
-    with pytest.raises(ScheduleError, match="x: not valid JSON"):
-        Plan.from_text("{", "x")
+        Plan.from_schedule(plan.schedule, "some file")
 
 
 def test_survivors_keep_their_positions():
@@ -66,6 +50,11 @@ def test_survivors_keep_their_positions():
     assert moved == {"3.0": "1.0", "2.1": "0.1"}
     with pytest.raises(PlanError, match=r"vector \(1, 2\) cannot serve"):
         assign_roles(shape, dead_roles(shape, (1, 2)), [Worker(1, 0)])
+    with pytest.raises(PlanError, match="roles of stage 0 are no permutation"):
+        rename(one_f_one_b(shape), {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(1, 0)})
+    for vector in ((1,), (5, 0), (4, 0), (-1, 0)):
+        with pytest.raises(PlanError):
+            dead_roles(shape, vector)
 
 
 @pytest.mark.search
@@ -92,12 +81,6 @@ def test_a_renamed_plan_re_routes_what_was_home_to_the_dead_worker():
         for worker, stage in itertools.product(schedule.live, range(4)):
             homes = {i.micro_batch.pipeline for i in schedule.program(worker) if i.stage == stage}
             assert homes <= {worker.pipeline, dead.pipeline if stage == 2 else worker.pipeline}
-
-
-def test_roles_that_are_no_permutation_are_refused():
-    schedule = plan_vector(TINY, (0, 0), quick=True).schedule
-    with pytest.raises(PlanError, match="roles of stage 0 are no permutation"):
-        rename(schedule, {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(1, 0)})
 
 
 def test_a_library_looks_up_any_set_of_dead_workers(tmp_path):
@@ -187,27 +170,6 @@ def test_a_library_whose_manifest_is_lost_is_found_again_from_its_files(tmp_path
     assert library.lookup([Worker(2, 0)])[0].period == 9
 
 
-def test_packed_programs_are_read_as_the_text_is_and_never_when_they_are_damaged(tmp_path):
-    made = worked_example(6)
-    plan = plan_vector(made, (0, 0, 1, 0), quick=True)
-    PlanLibrary(tmp_path, made).add(plan)
-    (packed,) = tmp_path.glob("*.columns")
-    whole = packed.read_bytes()
-    assert len(whole) == 4 * (13 + 4 * len(plan.schedule.columns))
-    swapped = np.frombuffer(whole, dtype="<i4").copy()
-    swapped[13 + len(plan.schedule.columns)] += 1
-    for content in (whole, whole[:100], b"", swapped.tobytes()):
-        packed.write_bytes(content)
-        read = PlanLibrary(tmp_path, made).get((0, 0, 1, 0))
-        assert read is not None
-        assert (read.schedule, read.hash, read.text()) == (plan.schedule, plan.hash, plan.text())
-    packed.unlink()
-    read = PlanLibrary(tmp_path, made).get((0, 0, 1, 0))
-    assert read is not None
-    assert read.schedule == plan.schedule
-    assert pack(lower(plan.schedule)) is None
-
-
 def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
     made = job(3, 4, 6, 4, chunks=2, steps=3000)
     library = PlanLibrary(tmp_path, made)
@@ -215,8 +177,7 @@ def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
     searched = library.add(plan_vector(made, (0, 0, 1, 0)))
     assert (hurried.quick, searched.quick) == (True, False)
     assert searched.period < hurried.period
-    stem = searched.file.removesuffix(".json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{stem}.columns", f"{stem}.json", "manifest.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [searched.file, "manifest.json"]
     assert PlanLibrary(tmp_path, made).entry((0, 0, 1, 0)) == searched
 
 
@@ -240,12 +201,6 @@ def test_an_invalid_plan_is_not_stored(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_library_that_cannot_be_written_is_one_message(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(PlanError, match="cannot be made a plan library"):
-        PlanLibrary(tmp_path / "file" / "library", TINY).prepare()
-
-
 def test_the_cache_key_follows_everything_a_plan_depends_on(tmp_path):
     jobs = [TINY, job(3, 2, 2, 4), job(3, 2, 3, 3), job(3, 2, 2, 3, forward=2.0), job(3, 2, 2, 3, seed=1)]
     paths = {cache_path(tmp_path, made, (1, 0)) for made in jobs} | {cache_path(tmp_path, TINY, (0, 1))}
@@ -254,17 +209,10 @@ def test_the_cache_key_follows_everything_a_plan_depends_on(tmp_path):
     assert cached_plan(tmp_path / "absent.json", TINY, (1, 0)) is None
 
 
-def test_the_cache_lies_where_the_environment_says():
-    assert str(cache_directory({"HOME": "/h"})) == "/h/.cache/recycle/plans"
-    assert str(cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "/x"})) == "/x/recycle/plans"
-    assert str(cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "/x", "RECYCLE_CACHE": "/r"})) == "/r/plans"
-
-
-def test_vectors_of_impossible_sets_are_refused():
-    assert failure_vector(TINY.shape, [Worker(0, 1), Worker(2, 1)]) == (0, 2)
-    for vector in ((1,), (4, 0), (3, 0), (-1, 0)):
-        with pytest.raises(RecycleError):
-            dead_roles(TINY.shape, vector)
+@pytest.mark.parametrize("shape", [Shape(2, 2, 2), Shape(3, 4, 1), Shape(5, 2, 1), Shape(1, 3, 1)])
+def test_vectors_are_counted_without_being_made(shape):
+    found = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
+    assert count_vectors(shape, 6) == [found[dead] for dead in range(7)]
 
 
 def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
@@ -272,9 +220,3 @@ def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
     assert found == [(0, 0), (1, 0), (0, 1), (1, 1)]
     spread = list(likely_vectors(Shape(4, 3, 1), 2))[4:]
     assert spread == [(1, 1, 0), (1, 0, 1), (0, 1, 1), (2, 0, 0), (0, 2, 0), (0, 0, 2)]  # 16 sets each, then 6
-
-
-@pytest.mark.parametrize("shape", [Shape(2, 2, 2), Shape(3, 4, 1), Shape(5, 2, 1), Shape(1, 3, 1)])
-def test_vectors_are_counted_without_being_made(shape):
-    found = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
-    assert count_vectors(shape, 6) == [found[dead] for dead in range(7)]

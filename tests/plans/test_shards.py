@@ -1,16 +1,22 @@
-"""Who owns which shard of a stage's optimizer state: properties of the rule, whoever is dead."""
+"""Who owns which shard of a stage's optimizer state: properties of the rule, whoever is dead.
+
+Units: which of them a stage is made of, and which each worker of a schedule hosts.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recycle import Schedule, Shape, Worker
+from recycle.ir.families import one_f_one_b, zb_v
 from recycle.job import Job
-from recycle.job.shape import Worker
-from recycle.plans.hosting import Hosts
-from recycle.plans.shards import StageShards, owners_of, shards_of
+from recycle.plans.hosting import Hosts, UnitRange, joined, layers_in, stage_units, stages_by_rank, without
+from recycle.plans.shards import Shards, owners_of
+from tests.exec.runs import job
 
 HOSTS = [Worker(pipeline, 1) for pipeline in range(8)]
 
@@ -54,15 +60,6 @@ def test_a_death_takes_no_shard_from_a_healthy_runs_owners(
     assert owners_of(hosts, hosts, copies) == healthy, "who comes back has what it had"
 
 
-def test_a_ring_of_two_copies() -> None:
-    a, b, c = HOSTS[:3]
-    assert owners_of([a, b, c], [a, b, c], 2) == ((a, b), (b, c), (c, a))
-    assert owners_of([a, b, c], [a, c], 2) == ((a, c), (c, a), (c, a))
-    assert owners_of([a, b, c], [c], 2) == ((c,), (c,), (c,))
-    four = owners_of(HOSTS[:4], [*HOSTS[:1], *HOSTS[2:4]], 2)
-    assert sorted(Counter(owner for mine in four for owner in mine).values()) == [2, 3, 3]
-
-
 @given(st.integers(2, 6), st.integers(2, 3), st.data())
 def test_owners_of_a_shard_are_on_different_nodes_while_there_are_any(
     nodes: int, copies: int, data: st.DataObject
@@ -94,7 +91,7 @@ sharded_optimizer = true
 
 
 def test_shards_are_numbered_through_the_model_and_held_like_units() -> None:
-    shards = StageShards(JOB, Hosts.at_start(JOB, None).hosts_of_stages())
+    shards = Shards(JOB, Hosts.at_start(JOB, None))
     assert shards.number(2, 1) == 7
     assert shards.place(7) == (2, 1)
     assert shards.named(7) == "shard 1 of stage 2"
@@ -112,7 +109,7 @@ def test_shards_are_numbered_through_the_model_and_held_like_units() -> None:
 
 def test_nodes_are_those_of_the_job() -> None:
     job = Job.from_toml(JOB.to_toml().replace("workers_per_node = 1", "workers_per_node = 3"))
-    shards = StageShards(job, Hosts.at_start(job, None).hosts_of_stages())
+    shards = Shards(job, Hosts.at_start(job, None))
     # Two nodes: workers 0.0, 0.1 and 1.0 on one, 1.1, 2.0 and 2.1 on the other.
     a, b, c = (Worker(pipeline, 0) for pipeline in range(3))
     assert shards.owners(list(job.shape.workers()))[0] == ((a, c), (b, c), (c, a))
@@ -139,14 +136,14 @@ sharded_optimizer = true
 @given(st.data())
 def test_shards_of_units_stay_with_who_hosts_them_in_the_given_stages(data: st.DataObject) -> None:
     everybody = list(ELASTIC.shape.workers())
-    given = shards_of(ELASTIC, Hosts.at_start(ELASTIC, None))
+    given = Shards(ELASTIC, Hosts.at_start(ELASTIC, None))
     healthy = given.owned(everybody)
     assert {len(mine) for mine in healthy.stages.values()} == {4}, "two units, two shards of each"
     live = sorted(data.draw(st.lists(st.sampled_from(everybody), min_size=2, unique=True)))
     pairs = data.draw(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), min_size=len(live), max_size=len(live)))
     stages = dict(zip(live, pairs, strict=True))
     hosting = Hosts.of(ELASTIC, stages)
-    then = shards_of(ELASTIC, hosting)
+    then = Shards(ELASTIC, hosting)
     hosts = {stage: {worker for worker in live if stage in stages[worker]} for stage in (0, 1)}
     for stage, owners in then.owners(live).items():
         for number, mine in zip(then.numbers(stage), owners, strict=True):
@@ -158,7 +155,7 @@ def test_shards_of_units_stay_with_who_hosts_them_in_the_given_stages(data: st.D
 
 
 def test_shards_of_units_are_named_by_their_unit_and_told_by_stage() -> None:
-    of = shards_of(ELASTIC, Hosts.at_start(ELASTIC, None))
+    of = Shards(ELASTIC, Hosts.at_start(ELASTIC, None))
     assert [of.named(number) for number in (0, 4, 8, 11)] == [
         "shard 0 of the embedding",
         "shard 1 of layer 0",
@@ -170,5 +167,64 @@ def test_shards_of_units_are_named_by_their_unit_and_told_by_stage() -> None:
     assert of.stage_of(7) == 1
     assert of.spare(everybody) == {0: 1, 1: 1}
     cut = Hosts.of(ELASTIC, {Worker(0, 0): (0, 1), Worker(1, 0): (0,), Worker(2, 1): (1,)}, (1, 1))
-    assert shards_of(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0), Worker(2, 1)]) == {0: 1, 1: 1}
-    assert shards_of(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0)]) == {0: 1, 1: 0}
+    assert Shards(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0), Worker(2, 1)]) == {0: 1, 1: 1}
+    assert Shards(ELASTIC, cut).spare([Worker(0, 0), Worker(1, 0)]) == {0: 1, 1: 0}
+
+
+CUT = Shape(2, 2, 1, cut=(1, 2, 1))
+CHAIN = {"0.0": [0], "1.0": [1], "0.1": [2]}
+
+
+def units(ranges: tuple[UnitRange, ...]) -> set[int]:
+    return {unit for begin, end in ranges for unit in range(begin, end)}
+
+
+def test_the_embedding_goes_with_the_first_stage_and_the_head_with_the_last() -> None:
+    assert stage_units([2, 2]) == [(0, 3), (3, 6)]
+    assert stage_units([3]) == [(0, 5)]
+    assert stage_units([0, 2, 0, 1]) == [(0, 1), (1, 3), (3, 3), (3, 5)]
+    assert [layers_in(of, 6) for of in stage_units([2, 2])] == [(0, 2), (2, 4)]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9))
+def test_every_unit_is_in_one_stage(layers: list[int]) -> None:
+    found = [unit for begin, end in stage_units(layers) for unit in range(begin, end)]
+    assert found == list(range(sum(layers) + 2))
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6).map(joined)
+
+
+@given(RANGES, RANGES)
+def test_ranges_are_sets_of_units_in_as_few_pieces_as_can_be(
+    one: tuple[UnitRange, ...], other: tuple[UnitRange, ...]
+) -> None:
+    left = without(one, other)
+    assert units(left) == units(one) - units(other)
+    assert units(joined([*one, *other])) == units(one) | units(other)
+    assert all(first[1] < second[0] for first, second in pairwise(left))
+
+
+def test_neighbouring_stages_of_a_worker_are_one_range() -> None:
+    of = job(2, 2, 1, model={"layers": 4})
+    schedule = Schedule.from_text(CUT, {}, placement={"0.0": [0, 1], "0.1": [2], "1.0": [0], "1.1": [1, 2]})
+    assert Hosts.of_schedule(of, schedule).units == {
+        Worker(0, 0): ((0, 4),),
+        Worker(0, 1): ((4, 6),),
+        Worker(1, 0): ((0, 2),),
+        Worker(1, 1): ((2, 6),),
+    }
+    assert [schedule.unit_runs(worker) for worker in schedule.live] == [((0, 3),), ((3, 4),), ((0, 1),), ((1, 4),)]
+
+
+def test_who_a_schedule_leaves_out_starts_with_what_its_peers_host_or_with_nothing() -> None:
+    of = job(2, 2, 1, model={"layers": 4})
+    usual = one_f_one_b(of.shape)
+    assert Hosts.at_start(of, usual) == Hosts.at_start(of, None)
+    chain = Schedule.from_text(CUT, {}, placement=CHAIN, failed=["1.1"])
+    assert Hosts.at_start(of, chain).stages == {Worker(0, 0): (0,), Worker(0, 1): (2,), Worker(1, 0): (1,)}
+    vee = zb_v(job(2, 2, 4, shape={"chunks": 2}).shape)
+    assert stages_by_rank(vee) == {0: (0, 3), 1: (1, 2)}
+    assert stages_by_rank(chain) is None
+    unlike = Schedule.from_text(of.shape, {}, placement={"1.1": [0, 1]})
+    assert stages_by_rank(unlike) is None

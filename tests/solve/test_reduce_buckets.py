@@ -15,7 +15,7 @@ from recycle.errors import JobError, ScheduleError
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob
 from recycle.plans import Plan, PlanLibrary, cache_path, cached_plan
-from recycle.plans.cache import is_true
+from recycle.plans.library import is_true
 from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.bounds import closed_form, lower_bound

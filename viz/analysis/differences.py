@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
 from recycle.ir.kinds import Compute, StageWide, ValueKind, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
+from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import range_statistics
 from viz.analysis.waits import name

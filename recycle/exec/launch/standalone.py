@@ -30,7 +30,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import Worker
-from recycle.plans.replaying import programs_of
+from recycle.plans.plan import programs_of
 
 
 def run(

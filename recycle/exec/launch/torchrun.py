@@ -43,7 +43,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.plugins import load_plugins
 from recycle.job import Job
 from recycle.job.shape import Worker
-from recycle.plans.replaying import programs_of
+from recycle.plans.plan import programs_of
 
 _Report = TypeVar("_Report")
 REPORT_SECONDS = 600.0

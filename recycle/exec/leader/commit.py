@@ -45,7 +45,7 @@ from recycle.exec.protocol import (
 from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.shards import shards_of
+from recycle.plans.shards import Shards
 
 _Parts = Sequence[float]
 _Values: TypeAlias = tuple[_Parts | None, _Parts | None, int | None, tuple[int, int] | None]
@@ -219,7 +219,7 @@ def names_of_numbers(job: Job) -> Callable[[int], str]:
     """What gives the words for a number that reports have: of a stage, or of a shard where the optimizer is sharded."""
     if not job.train.sharded_optimizer:
         return stage_name
-    shards = shards_of(job, Hosts.at_start(job, None))
+    shards = Shards(job, Hosts.at_start(job, None))
     return lambda number: shards.named(number) if number < PARAMETERS else stage_name(number)
 
 

@@ -17,7 +17,7 @@ from recycle.job.sections import Sections
 from recycle.job.shape import Worker
 from recycle.plans.edge_coloring import color_edges
 from recycle.plans.hosting import Hosts, UnitRange, is_same, joined, layers_in, unit_name, without
-from recycle.plans.shards import LACKS, ShardHosts, StageShards, has_unit_shards, held_by, plan_of, shards_of, text_of
+from recycle.plans.shards import LACKS, ShardHosts, Shards, has_unit_shards, held_by, plan_of, text_of
 
 
 class Holdings:
@@ -161,11 +161,11 @@ class ShardHoldings(Holdings):
 
     def __init__(self, job: Sections, initial: Hosts, workers: Collection[Worker]) -> None:
         self._job, self._started, self._workers = job, initial, sorted(workers)
-        self._given = shards_of(job, initial)
+        self._given = Shards(job, initial)
         super().__init__(self._given.anything())
 
     @property
-    def _shards(self) -> StageShards:
+    def _shards(self) -> Shards:
         """As workers host their units now."""
         return _shards_of(self.hosts)
 
@@ -175,10 +175,10 @@ class ShardHoldings(Holdings):
             return then.owned(live)
         return then.acting(live, lambda worker: self.hosts.stages.get(worker, ()))
 
-    def _shards_by(self, hosts: Hosts | None) -> StageShards:
+    def _shards_by(self, hosts: Hosts | None) -> Shards:
         if hosts is None or is_same(hosts, self._started) or not has_unit_shards(self._job):
             return self._given
-        return shards_of(self._job, hosts)
+        return Shards(self._job, hosts)
 
     def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
         return copies_between(_shards_of(wanted).owned(live), live, live, lambda worker: wanted.units[worker])
@@ -232,7 +232,7 @@ class ShardHoldings(Holdings):
         return self._shards.spare(live, self.hosts)
 
 
-def _shards_of(hosts: Hosts) -> StageShards:
+def _shards_of(hosts: Hosts) -> Shards:
     assert isinstance(hosts, ShardHosts)
     return hosts.shards
 

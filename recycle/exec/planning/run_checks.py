@@ -17,7 +17,7 @@ from recycle.job.pricing import byte_limit, profile_of_layout
 from recycle.job.profile import Profile
 from recycle.plans import with_updates_of
 from recycle.plans.hosting import layers_of
-from recycle.plans.replaying import rotation_of, with_room
+from recycle.plans.plan import rotation_of, with_room
 
 
 class ScheduleFacts(Struct, frozen=True):

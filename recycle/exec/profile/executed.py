@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.executed import WorkerTimes, stage_times, worker_times
 from recycle.ir.instruction import GatherParameters, Instruction, ReduceGradients
 from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Schedule
-from recycle.ir.trace import Trace
+from recycle.ir.trace import Trace, WorkerTimes, stage_times, worker_times
 from recycle.job import Job, price
 from recycle.job.profile import Link, Profile
 from recycle.runs.logs import load_trace, plan_file, read_lines

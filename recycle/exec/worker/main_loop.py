@@ -40,7 +40,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
 from recycle.plans import schedule_hash
-from recycle.plans.replaying import programs_of
+from recycle.plans.plan import programs_of
 from recycle.runs.logs import plan_file
 
 PATIENCE_SECONDS = 60.0

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.errors import ScheduleError
 from recycle.ir.columns import Columns, columns_of, is_nothing, occurrences
@@ -37,7 +38,7 @@ def every_pipeline(
 
 def in_turn(
     shape: Shape,
-    orders: Sequence[Sequence[int]],
+    orders: Iterable[npt.ArrayLike],
     work: Sequence[tuple[type[Compute], Sequence[int]]],
     **options: Any,
 ) -> Schedule:
@@ -48,9 +49,10 @@ def in_turn(
         work: of each number the class, and the stage on each rank.
         options: optimizer, metadata and stages, as of `every_pipeline`.
     """
-    number, rank = np.concatenate(orders), np.repeat(np.arange(shape.ranks), list(map(len, orders)))
+    programs = [np.asarray(order, np.int64) for order in orders]
+    number, rank = np.concatenate(programs), np.repeat(np.arange(shape.ranks), list(map(len, programs)))
     columns = Columns.from_arrays(
-        np.cumsum([0, *map(len, orders)]),
+        np.cumsum([0, *map(len, programs)]),
         kind=np.array([cls.kind for cls, _ in work])[number],
         stage=np.array([stages for _, stages in work])[number, rank],
         pipeline=np.zeros(len(number), dtype=np.int32),

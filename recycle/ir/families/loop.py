@@ -54,7 +54,6 @@ case where that term is the largest. With fewer micro-batches the warm-up is cut
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -126,12 +125,14 @@ def _alternating(
     shape: Shape, forwards: list[tuple[int, int]], warm_up: Rows, optimizer: Optimizer, metadata: dict[str, Any]
 ) -> Schedule:
     """The schedule with so many forwards before each rank's first backward; `forwards` as of `units`."""
-    down = [chunk for chunk, _ in forwards]
-    up = [2 * shape.chunks - 1 - chunk for chunk in down]  # with the chunks mirrored
-    orders = []
-    for first in np.minimum(len(down), warm_up).tolist():
-        steady = chain.from_iterable(zip(down[first:], up, strict=False))
-        orders.append([*down[:first], *steady, *up[len(down) - first :]])
+    down = np.array([chunk for chunk, _ in forwards])
+    up = 2 * shape.chunks - 1 - down  # with the chunks mirrored
+    count = len(down)
+    orders = np.empty((shape.ranks, 2 * count), dtype=np.int64)
+    for order, first in zip(orders, np.minimum(count, warm_up).tolist(), strict=True):
+        last = 2 * count - first
+        order[:first], order[last:] = down[:first], up[count - first :]
+        order[first:last:2], order[first + 1 : last : 2] = down[first:], up[: count - first]
     chunks = [range(chunk * shape.ranks, (chunk + 1) * shape.ranks) for chunk in range(shape.chunks)]
     work = [(cls, stages) for cls in (Forward, Backward) for stages in chunks]
     return in_turn(shape, orders, work, optimizer=optimizer, metadata=metadata)

@@ -19,11 +19,10 @@ from itertools import zip_longest
 from recycle.errors import ScheduleError
 from recycle.files import MOST_BYTES
 from recycle.ir import columns
-from recycle.ir.executed import executed_profile, executed_timeline
 from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
-from recycle.ir.trace import Trace
+from recycle.ir.trace import Trace, executed_profile, executed_timeline
 from recycle.job.profile import Profile
 
 SMALL = 2**20

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -220,13 +221,7 @@ def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int,
 
 
 def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
-    """Places of the first two stages of `sequence` that `other` (stage -> row) has the other way round."""
-    row = np.array([other.get(stage, -1) for stage in sequence])
-    both = np.flatnonzero(row >= 0)
-    row = row[both]
-    least_behind = np.minimum.accumulate(row[::-1])[::-1]
-    swapped = np.flatnonzero(least_behind < row)
-    if not len(swapped):
-        return None
-    behind = swapped[0] + np.flatnonzero(row[swapped[0] :] < row[swapped[0]])[0]
-    return int(both[swapped[0]]), int(both[behind])
+    """Places of the first neighbours, of the stages of both, that `other` (stage -> row) has the other way round."""
+    both = [place for place, stage in enumerate(sequence) if stage in other]
+    pairs = ((here, there) for here, there in pairwise(both) if other[sequence[there]] < other[sequence[here]])
+    return next(pairs, None)

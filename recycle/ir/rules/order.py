@@ -13,8 +13,7 @@ import numpy as np
 
 from recycle.ir.columns import Flags, Rows, compute_order
 from recycle.ir.dependencies import Cause
-from recycle.ir.event_graph import EventGraph, event_graph
-from recycle.ir.graph import group_edges, topological_order
+from recycle.ir.event_graph import EventGraph, event_graph, group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
 from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
@@ -22,10 +21,6 @@ from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
 """Independent cycles that are reported at most."""
-_STARTS = 8
-"""Instructions of a cycle from which a shorter one is looked for."""
-_MOST_VISITED = 1_000_000
-"""Instructions that are looked at for a shorter cycle, in all."""
 _TOLD = 40
 """Instructions of a cycle that a message names, half of them from its beginning, half from its end."""
 
@@ -155,26 +150,19 @@ def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
 
 
 def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
-    """A shortest cycle through one of the first nodes of `cycle`, by breadth-first search as far as it goes."""
-    best, left = cycle, _MOST_VISITED
-    for start in cycle[:_STARTS]:
-        came_from: dict[int, int] = {}
-        queue = deque([start])
-        while queue and start not in came_from and left > 0:
-            node = queue.popleft()
-            left -= 1
-            for previous in before[offsets[node] : offsets[node + 1]].tolist():
-                if previous not in came_from:
-                    came_from[previous] = node
-                    queue.append(previous)
-        if start not in came_from:
-            break
-        path = [start]
-        while came_from[path[-1]] != start:
-            path.append(came_from[path[-1]])
-        if len(path) < len(best):
-            best = [start, *reversed(path[1:])]
-    return best
+    """A shortest cycle through the first node of `cycle`, by breadth-first search."""
+    start, came_from = cycle[0], dict[int, int]()
+    queue = deque([start])
+    while start not in came_from:
+        node = queue.popleft()
+        for previous in before[offsets[node] : offsets[node + 1]].tolist():
+            if previous not in came_from:
+                came_from[previous] = node
+                queue.append(previous)
+    path = [start]
+    while came_from[path[-1]] != start:
+        path.append(came_from[path[-1]])
+    return [start, *reversed(path[1:])]
 
 
 def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], message: str, hint: str) -> Defect:

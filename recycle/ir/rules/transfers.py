@@ -7,27 +7,25 @@ say) is reported once, by its nearest cause, and not again for each of its ends.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.ir.columns import Flags, Ints, Rows
 from recycle.ir.dependencies import Unmet, Why
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
-    Backward,
-    BackwardInput,
     Compute,
-    Forward,
     Receive,
     Send,
     Transfer,
     is_kind,
 )
-from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
+from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind, makers_of
 from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
 from recycle.job.shape import MicroBatch, Worker
 
@@ -119,18 +117,17 @@ def _examined(inspection: Inspection) -> _TransferExamination:
     return examination
 
 
-_CONSUMER = np.array([-receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
-"""`ValueKind` -> where a transfer brings such a value: the stage, relative to that which makes it."""
 _CARRIED, _MAKER = (np.zeros(MOST_KINDS, dtype=np.int64) for _ in range(2))
 """Number of a transfer's kind -> what it carries; the stage that makes that, relative to the transfer's own."""
 for _end in chain.from_iterable(CARRIERS.values()):
     _CARRIED[_end.kind], _MAKER[_end.kind] = _end.row.needs[0].value, _end.row.needs[0].offset
-_SIDES = {ValueKind.ACTIVATION: (Forward,), ValueKind.INPUT_GRADIENT: (Backward, BackwardInput)}
-"""What makes and needs a value that is transferred."""
 
 
 class _TransferExamination:
     """Looks for defects of transfers, from the nearest causes to the farthest, and reports each value once.
+
+    A value is a number: its place in a table of (what it is, the stage that makes it, micro-batch) that has a row more
+    at both ends of the model, where no stage is.
 
     Attributes:
         found: code of the rule that reports it -> defects.
@@ -140,45 +137,42 @@ class _TransferExamination:
         self.inspection, self.shape = inspection, inspection.schedule.shape
         self.columns = inspection.schedule.columns
         self.found: dict[str, list[Defect]] = {}
-        self._span = (self.shape.stages + 2) * self.shape.global_micro_batches
-        self._reported = np.zeros(len(CARRIERS) * self._span, np.bool_)
+        self._table = len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches
         if inspection.has_transfers:
+            pieces = inspection.pieces
+            rows = [np.append(pieces.row, -1)[pieces.first(self.shape, pieces.of(*makers_of(v)))] for v in CARRIERS]
+            # Given row that makes each value, and that needs it: the first of several, -1 for none; and whether a
+            # defect of the value is reported, or one of its maker or its user, from which others follow.
+            self._maker, self._user = self._by_value(rows, -1)
+            self._reported = np.logical_or(*self._by_value([inspection.broken] * len(CARRIERS), False))
             self._examine()
+
+    def _by_value(self, cells: Sequence[npt.NDArray[Any]], nothing: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """What each kind of value has per cell, by the value that the cell makes, and by the one that it needs."""
+        inner = np.reshape(cells, (len(CARRIERS), self.shape.stages, -1))
+        made = np.pad(inner, ((0, 0), (1, 1), (0, 0)), constant_values=nothing)
+        toward = (receive.row.needs[0].offset for _, receive in CARRIERS.values())
+        needed = [np.roll(of, offset, axis=0) for of, offset in zip(made, toward, strict=True)]
+        return made.ravel(), np.ravel(needed)
 
     def values(self, rows: Rows) -> Rows:
         """What the transfers in given rows carry."""
         kind, pieces = self.columns.kind[rows], self.inspection.pieces
         return self._values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
 
-    def _values(self, kind: Rows, stage: Rows, micro_batch: Rows) -> Rows:
-        """Values as one number each.
+    def _values(self, kind: Rows | int, stage: Rows, micro_batch: Rows) -> Rows:
+        """Values, given what they are, the stages that make them, also -1 and P * V, and their global micro-batches."""
+        _, stages, micro_batches = self._table
+        return (kind * stages + stage + 1) * micro_batches + micro_batch
 
-        Args:
-            kind: `ValueKind`.
-            stage, micro_batch: who makes it, -1 or P * V where there is no such stage; the micro-batch as global id.
-        """
-        return kind * self._span + (stage + 1) * self.shape.global_micro_batches + micro_batch
-
-    def _read(self, value: int, onward: bool = False) -> tuple[ValueKind, int, MicroBatch]:
-        """(kind, the stage that makes it, or `onward` the one that needs it, micro-batch) of a value."""
-        kind, rest = divmod(int(value), self._span)
-        stage, micro_batch = divmod(rest, self.shape.global_micro_batches)
-        return ValueKind(kind), stage - 1 + int(_CONSUMER[kind]) * onward, self.inspection.micro_batch(micro_batch)
-
-    def _runs_at(self, values: Rows, onward: bool) -> Rows:
-        """The kind and the cell that makes each value, or `onward` the one that needs it, as one number; -1 where the
-        model has no such stage."""
-        kind, rest = np.divmod(values, self._span)
-        cell = rest + (_CONSUMER[kind] * onward - 1) * self.shape.global_micro_batches
-        cells = self.inspection.cells
-        return np.where((cell >= 0) & (cell < cells), kind * cells + cell, -1)
+    def _read(self, value: int) -> tuple[ValueKind, int, MicroBatch]:
+        """(kind, the stage that makes it, micro-batch) of a value."""
+        kind, stage, micro_batch = np.unravel_index(value, self._table)
+        return ValueKind(int(kind)), int(stage) - 1, self.inspection.micro_batch(int(micro_batch))
 
     def are_reported(self, values: Rows) -> Flags:
-        """Whether a defect of each value is reported, or its producer or consumer has one from which others follow."""
+        """Whether no more need be said of each value."""
         reported: Flags = self._reported[values]
-        for onward in (False, True):
-            at = self._runs_at(values, onward)
-            reported = reported | ((at >= 0) & self.inspection.broken[at % self.inspection.cells])
         return reported
 
     def _examine(self) -> None:
@@ -206,7 +200,7 @@ class _TransferExamination:
 
     def _fresh(self, values: Rows) -> Rows:
         """The places of the values that are not reported already, each value once; they are reported then."""
-        fresh = np.flatnonzero(~self.are_reported(values))
+        fresh = np.flatnonzero(~self._reported[values])
         self._reported[values[fresh]] = True
         return fresh[np.sort(firsts(values[fresh])[1])]
 
@@ -239,7 +233,7 @@ class _TransferExamination:
             return f"worker {place.others[0].worker} makes" if place.others else "nobody makes"
 
         message = "{maker} this value, not worker {worker}"
-        hint, first = "move the send to the worker that runs its producer", self._first_row(values)
+        hint, first = "move the send to the worker that runs its producer", self._maker[values]
         self._report("not-made-here", Defect(message, hint, rows, others=first, tells={"maker": maker}))
 
     def _given(self, unmet: Unmet) -> tuple[Rows, Rows]:
@@ -249,22 +243,8 @@ class _TransferExamination:
         fresh = self._fresh(values)
         return self.inspection.origin[unmet.row[fresh]], values[fresh]
 
-    @cached_property
-    def _runs(self) -> Rows:
-        """The first row of each kind of value and cell that makes it, or needs it from another stage, -1 for none; and
-        -1 behind them."""
-        pieces = self.inspection.pieces
-        firsts = [pieces.first(self.shape, pieces.of(*classes)) for classes in _SIDES.values()]
-        found: Rows = np.append(pieces.row, -1)[np.append(np.concatenate(firsts), -1)]
-        return found
-
-    def _first_row(self, values: Rows, onward: bool = False) -> Rows:
-        """Row that makes each value, or `onward` the one that needs it: the first of several, -1 for none."""
-        return self._runs[self._runs_at(values, onward)] if len(values) else values
-
-    def _is_run_by(self, workers: Rows | Ints, values: Rows, onward: bool = False) -> Flags:
-        """Whether each of the workers makes the value, or `onward` needs it."""
-        rows = self._first_row(values, onward)
+    def _is_run_by(self, workers: Rows | Ints, rows: Rows) -> Flags:
+        """Whether each of these rows, if it is one, is on that worker."""
         found: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
         return found
 
@@ -278,9 +258,10 @@ class _TransferExamination:
             return self.shape.worker_at(peers[place.index])
 
         def remedy(place: Place) -> str:
-            kind, stage, micro_batch = self._read(values[place.index], onward)
+            kind, stage, micro_batch = self._read(values[place.index])
             end = CARRIERS[kind][onward]
             receives = issubclass(end, Receive)
+            stage -= end.row.needs[0].offset
             if not 0 <= stage < self.shape.stages:
                 needs, this = ("needs", "send") if receives else ("makes", "receive")
                 return f"no stage {needs} this value: remove the {this}"
@@ -288,7 +269,7 @@ class _TransferExamination:
             where = "before its consumer" if receives else "behind its producer"
             return f"add {stage}{end.token}{micro_batch}@{worker} to worker {peer(place)} {where}"
 
-        message, others = f"worker {{peer}} never {verb} it", self._first_row(values, onward)
+        message, others = f"worker {{peer}} never {verb} it", (self._user if onward else self._maker)[values]
         tells = {"peer": peer, "remedy": remedy}
         self._report(code, Defect(message, "{remedy}", rows, others=others, tells=tells))
 
@@ -303,12 +284,11 @@ class _TransferExamination:
         if not len(values):
             return
         # The end that disagrees with where the value is made and needed is the wrong one.
-        is_needed = self._is_run_by(c.worker[receives], values, onward=True)
-        send_fits = self._is_run_by(c.worker[sends], values)
-        send_fits &= self._is_run_by(c.peer[sends], values, onward=True)
+        user = self._user[values]
+        is_needed = self._is_run_by(c.worker[receives], user)
+        send_fits = self._is_run_by(c.worker[sends], self._maker[values]) & self._is_run_by(c.peer[sends], user)
         blamed = send_fits | ~is_needed
         rows, others = np.where(blamed, receives, sends), np.where(blamed, sends, receives)
-        user = self._first_row(values, onward=True)
         moved = np.where(user >= 0, c.worker[user], c.worker[receives])
         named = np.where(blamed, c.worker[sends], c.worker[receives])
         right = np.where(is_needed, named, moved)
@@ -330,28 +310,20 @@ class _TransferExamination:
 
         tells: Tells = {"lacks": lacks, "ends": ends}
         message = "it needs {lacks}, and no transfer brings it here"
-        hint, first = "add a {ends[0]} there and a {ends[1]} here", self._first_row(values)
+        hint, first = "add a {ends[0]} there and a {ends[1]} here", self._maker[values]
         self._report("no-transfer", Defect(message, hint, rows, others=first, tells=tells))
 
     def _unused(self, rows: Rows) -> None:
-        pieces, c = self.inspection.pieces, self.columns
-        for value, (_, receive) in CARRIERS.items():
-            needed = []
-            for cls in KIND_CLASSES:
-                for need in cls.row.needs if issubclass(cls, Compute) else ():
-                    if (need.value, need.origin) == (value, Origin.ANY_WORKER):
-                        users = pieces.of(cls)
-                        needed.append(self._made_for(users, need.offset))
-            mine = rows[c.kind[rows] == receive.kind]
-            brought = self._made_for(mine, receive.row.needs[0].offset)
-            unused = mine[~np.isin(brought, np.concatenate(needed))]
-            unused = unused[self._fresh(self.values(unused))]
-
-            message = "nothing on worker {worker} needs this value"
-            self._report("unused-transfer", Defect(message, "remove the receive and its send", unused))
-
-    def _made_for(self, pieces: Rows, offset: int) -> Rows:
-        """The worker of each piece, and the value that the stage `offset` from it makes of its micro-batch, as one
-        number."""
-        made = self.inspection.cell[pieces] + offset * self.shape.global_micro_batches
-        return made * self.shape.worker_count + self.inspection.pieces.worker[pieces]
+        pieces, workers = self.inspection.pieces, self.shape.worker_count
+        needed = []
+        for cls in KIND_CLASSES:
+            for need in cls.row.needs if issubclass(cls, Compute) else ():
+                if need.origin == Origin.ANY_WORKER:
+                    users = pieces.of(cls)
+                    values = self._values(need.value, pieces.stage[users] + need.offset, pieces.micro_batch[users])
+                    needed.append(values * workers + pieces.worker[users])
+        brought = self.values(rows)
+        unused = rows[~np.isin(brought * workers + self.columns.worker[rows], np.concatenate(needed))]
+        unused = unused[self._fresh(self.values(unused))]
+        message = "nothing on worker {worker} needs this value"
+        self._report("unused-transfer", Defect(message, "remove the receive and its send", unused))

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from recycle.ir import graph
+from recycle.ir import event_graph
 from recycle.job import Job, price
 from recycle.solve.assignment import possible_assignments
 from recycle.solve.problem import Problem
@@ -34,7 +34,7 @@ def compile_all() -> None:
     anneal(problem, order, timing.due, timing.period, steps=1)
     inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
     all_are_called()
-    graph.compile_all()
+    event_graph.compile_all()
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
+from recycle.ir.event_graph import load_compiled
 from recycle.ir.families import one_f_one_b
-from recycle.ir.graph import load_compiled
 from recycle.job.layers import ring_seconds
 from recycle.job.shape import Shape
 from recycle.systems.grids import CheckpointedSystem

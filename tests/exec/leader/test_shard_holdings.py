@@ -13,7 +13,7 @@ from recycle.exec.protocol import Copied, Copy
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans.hosting import Hosts
-from recycle.plans.shards import StageShards
+from recycle.plans.shards import Shards
 from tests.exec.runs import job
 from tests.exec.sharded import sharded
 
@@ -118,13 +118,13 @@ def test_who_holds_what_it_is_not_to_own_goes_on_as_long_as_somebody_has_yet_to_
         of.copied(Worker.parse(copy.worker), (copy.first, copy.last))
     assert of.spare(left) == {0: 1}
     after = of.wanted(None, left, left)
-    assert after == StageShards(FOUR, {0: everybody}).owned(left), "then it is theirs who are to own it"
+    assert after == Shards(FOUR, Hosts.at_start(FOUR, None)).owned(left), "then it is theirs who are to own it"
 
 
 def test_a_stage_needs_a_host_in_each_pipeline() -> None:
-    hosts = Hosts.at_start(JOB, None).hosts_of_stages()
+    stages = dict(Hosts.at_start(JOB, None).stages) | {Worker(2, 1): ()}
     with pytest.raises(JobError, match=r"stage 1 has 2 hosts, dead ones too, and needs one in each of 3 pipelines"):
-        StageShards(JOB, hosts | {1: hosts[1][:2]})
+        Shards(JOB, Hosts.of(JOB, stages))
 
 
 def elastic() -> PricedJob:

@@ -10,7 +10,7 @@ from recycle.exec.planning.planner_process import Question, answer
 from recycle.ir import replays
 from recycle.ir.replays import Checked, with_replays
 from recycle.plans import Plan
-from recycle.plans.replaying import rotation_of
+from recycle.plans.plan import rotation_of
 from tests.exec.runs import job
 
 
@@ -26,7 +26,7 @@ def test_who_makes_a_plan_notes_which_stages_have_room_for_replays_and_nobody_ti
         anew = with_replays(schedule, "gaps", of.prices)
         assert len(anew.turns.round)
         with monkeypatch.context() as patched:
-            patched.setattr(replays, "time_graph", lambda *_: pytest.fail("rounds are timed"))
+            patched.setattr(replays, "_that_fit", lambda *_: pytest.fail("rounds are timed"))
             rotation = rotation_of(schedule, of)
             disputed = rotation_of(schedule, of, [Checked(0, MicroBatch(0, 0))])
         assert rotation is not None

@@ -1,4 +1,7 @@
-"""Orders of the families: as the papers draw them, as torch and Megatron build them; and what is refused."""
+"""Orders of the families: as the papers draw them, as torch and Megatron build them; and what is refused.
+
+What every family owes for every shape: a refusal by name, or a schedule in which the checker finds nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from recycle import MicroBatch, ScheduleError, Shape, Worker
-from recycle.ir.families import FAMILIES, interleaved
-from recycle.ir.families.every_pipeline import every_pipeline
-from recycle.ir.instruction import Backward, Forward, OverlappedPair
-from tests.ir.families.chunks import chunks_of
+from recycle import Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle.ir.families import FAMILIES
+from recycle.ir.instruction import Forward, OverlappedPair
+from tests.ir.families import chunks_of
 
 ORDERS = {
     ("gpipe", 2, 2): ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"],
@@ -82,20 +86,6 @@ def test_what_a_family_cannot_do_is_refused(family: str, shape: Shape, options: 
         FAMILIES[family](shape, **options)
 
 
-def test_a_group_size_is_told() -> None:
-    told = interleaved(Shape(1, 2, 5, 2), group_size=3).metadata
-    assert told == {"family": "interleaved", "group_size": 3}
-
-
-def test_the_programs_of_one_pipeline_are_copied_with_both_halves_of_a_pair() -> None:
-    first, second = MicroBatch(0, 0), MicroBatch(0, 1)
-    pair = OverlappedPair(Forward(0, second), Backward(0, first))
-    programs = [[Forward(0, first), pair, Backward(0, second)]]
-    schedule = every_pipeline(Shape(3, 1, 2), programs, optimizer="barrier", metadata={"family": "pair"})
-    assert schedule.text() == {f"{k}.0": f"0F{k}.0 (0F{k}.1;0B{k}.0) 0B{k}.1" for k in range(3)}
-    assert (schedule.optimizer, schedule.metadata) == ("barrier", {"family": "pair"})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_large_job_is_built_in_a_moment(family: str) -> None:
@@ -105,3 +95,51 @@ def test_a_large_job_is_built_in_a_moment(family: str) -> None:
     assert time.process_time() - began < (4 if family in ("v-half", "v-min") else 1)
     forwards = np.isin(schedule.columns.kind, (Forward.kind, OverlappedPair.kind)).sum()
     assert forwards == shape.stages * shape.global_micro_batches
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[str, Shape]:
+    """A family and a shape, mostly with a number of chunks that the family takes."""
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    chunks = draw(st.sampled_from([chunks_of(family)] * 4 + [1, 2, 3]))
+    return family, Shape(draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(1, 14)), chunks)
+
+
+def built(family: str, shape: Shape) -> Schedule | str:
+    """The schedule, or the message with which the family refuses the shape."""
+    try:
+        return FAMILIES[family](shape)
+    except ScheduleError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_a_shape_is_refused_in_one_line_or_gives_a_valid_schedule(
+    case: tuple[str, Shape],
+) -> None:
+    family, shape = case
+    schedule = built(family, shape)
+    if isinstance(schedule, str):
+        assert schedule.startswith(f"{family}: needs ")
+        assert "\n" not in schedule
+        return
+    assert schedule.metadata["family"] == family
+    assert check(schedule) == []
+    lowered = lower(schedule)
+    assert check(lowered, about_to_run=True) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_d_pipelines_give_the_figures_of_one(case: tuple[str, Shape]) -> None:
+    family, shape = case
+    one, many = built(family, Shape(1, shape.ranks, shape.micro_batches, shape.chunks)), built(family, shape)
+    if isinstance(one, str) or isinstance(many, str):
+        assert one == many
+        return
+    alone, together = simulate(one), simulate(many)
+    assert (together.makespan, together.period) == (alone.makespan, alone.period)
+    assert together.inner_bubble == alone.inner_bubble * shape.pipelines
+    assert together.peak_activations == alone.peak_activations * shape.pipelines

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, RecycleError, Schedule, Shape, Timeline, simulate
-from recycle.ir.executed import executed_timeline
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.gaps import GapCause
+from recycle.ir.trace import executed_timeline
 from tests.ir.random_schedules import random_profile, random_schedule
 from viz.analysis.differences import (
     align,
