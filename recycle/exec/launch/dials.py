@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle.errors import JobError, first_line
-from recycle.exec.model.state.optimizer import learning_rate
+from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.job import Job
 from recycle.job.analytic import model_flops
 

@@ -13,7 +13,8 @@ from recycle import Job, JobError
 from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.state import optimizer as module
 from recycle.exec.model.state.accumulate import ExactSum, FastSum, FlatLayout, grid_exponent
-from recycle.exec.model.state.optimizer import Mean, StateNames, UnitOptimizer, decays, learning_rate
+from recycle.exec.model.state.learning_rate import learning_rate
+from recycle.exec.model.state.optimizer import Mean, StateNames, UnitOptimizer, decays
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import TrainSection
 
