@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Shape
+from recycle.cli.app import COMMANDS, command_of
 from recycle.ir.families import FAMILIES
 from viz.export import export, html
 from viz.numbers import percent
@@ -112,6 +113,7 @@ def write_pages(pages: Path) -> None:
     (pages / "playground" / "viewer.html").write_text(playground())
     (pages / "playground.md").write_text(PLAYGROUND_PAGE)
     (pages / "api.md").write_text(reference())
+    (pages / "commands.md").write_text(commands())
 
 
 def relinked(text: str, folder: Path, place: Path, pages: Path) -> str:
@@ -189,9 +191,29 @@ def reference() -> str:
     return "\n".join(lines)
 
 
+def commands() -> str:
+    """The page of all commands with their options, from what `--help` prints."""
+    lines = ["# Commands", ""]
+    for name in COMMANDS:
+        command = command_of(name)
+        context = command.make_context(name, [], resilient_parsing=True)
+        usage = " ".join(command.collect_usage_pieces(context))
+        lines += [f"## recycle {name}", "", f"`recycle {name} {usage}`", "", command.help or "", ""]
+        lines += ["| option | meaning | default |", "|---|---|---|"]
+        for parameter in command.params:
+            names = ", ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts))
+            given = parameter.default
+            default = "" if given in (None, False, (), []) or not isinstance(given, str | int | float) else f"`{given}`"
+            about = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {names} | {about} | {default} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def configuration(out: Path) -> str:
     """The settings of mkdocs."""
-    navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md", "  - Playground: playground.md"]
+    navigation = ["nav:", "  - Start: index.md", "  - Getting started: getting-started.md"]
+    navigation += ["  - Gallery: gallery.md", "  - Playground: playground.md"]
     for folder, heading in FOLDERS.items():
         pages = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
         navigation += [f"  - {heading}:", *(f"    - {folder}/{page}" for page in pages)]
@@ -214,6 +236,7 @@ def configuration(out: Path) -> str:
             # One entry may describe several parameters, "model, data, loss: ...".
             "      docstring_options: {warn_unknown_params: false, warn_missing_types: false}}}}}",
             *navigation,
+            "  - Commands: commands.md",
             "  - API: api.md",
             "",
         ]

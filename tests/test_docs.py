@@ -84,7 +84,12 @@ def test_the_tests_that_the_support_page_names_are_there() -> None:
 
 
 def test_every_cause_of_a_gap_is_on_its_page() -> None:
-    table = (DOCS / "guides" / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
+    table = (
+        (DOCS / "guides" / "read-a-timeline.md")
+        .read_text()
+        .split("| cause |")[1]
+        .split("Where several causes apply")[0]
+    )
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 
@@ -118,13 +123,20 @@ def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None
 
 
 def test_the_profile_of_the_profile_page_can_be_read_and_every_key_is_in_its_table() -> None:
-    (text,) = blocks("docs/guides/profile.md", "json")
-    profile = Profile.from_bytes(text.encode(), "docs/guides/profile.md")
+    (text,) = blocks("docs/reference/profile-file.md", "json")
+    profile = Profile.from_bytes(text.encode(), "docs/reference/profile-file.md")
     profile.require(Shape(2, 2, 1))
-    table = (DOCS / "guides" / "profile.md").read_text().split("| key | value |")[1].split("\n\n")[0]
+    table = (DOCS / "reference" / "profile-file.md").read_text().split("| key | value |")[1].split("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     keys = [key for cell in cells for key in re.findall("`(.*?)`", cell)]
     assert sorted(keys) == sorted(field.name for field in fields(Profile))
+
+
+def test_every_kind_of_event_is_on_its_page() -> None:
+    table = (DOCS / "reference" / "events.md").read_text().split("| kind |")[1].split("\n\n")[0]
+    code = "\n".join(path.read_text() for path in (ROOT / "recycle" / "exec").rglob("*.py"))
+    written = re.findall(r"(?:\blog|\b_?event)\(\s*\"([a-z-]+)\"", code)
+    assert set(written) - set(re.findall(r"^\| `([a-z-]+)` \|", table, flags=re.MULTILINE)) == set()
 
 
 def test_every_instruction_on_the_format_page_can_be_read() -> None:

@@ -86,6 +86,7 @@ NOT_RUN = {
 }
 """Pattern of a command -> why it is not run here, or where it is."""
 SHORTER = (
+    (r"@5-20\b", "@1-2"),
     (r"@10\b|@5\b", "@1"),
     (r"@20\b|@40\b|@9\b", "@2"),
     (r"--punish 20,7", "--punish 2,7"),
@@ -228,6 +229,11 @@ def prepare(place: str, command: Command) -> None:
     elif place == "add-an-instruction.md":
         runpy.run_path("use.py")
         Path("job.toml").write_text(EMULATED.replace("ranks = 3", "ranks = 2"))
+    elif place == "getting-started.md":
+        (model,), (job,) = (blocks("docs/getting-started.md", language) for language in ("python", "toml"))
+        job = job.replace("checkpoint_every = 20", "checkpoint_every = 1")  # as few steps are trained here
+        for name, text in (("my_model.py", model), ("my_job.toml", job), ("my_text.txt", "Some text. " * 1000)):
+            Path(name).write_text(text)
     elif place in ("compare.md", "compare"):
         for name in ("fault_trace.json", "p3-trace.csv"):
             Path(name).write_bytes(Path("events.csv").read_bytes())
@@ -245,7 +251,7 @@ def prepare(place: str, command: Command) -> None:
         shutil.rmtree("runs/mine")
     elif place in ("profile.md", "plan", "view"):
         assert command("plan", "job.toml", "--failures", "1", "--library", "plans").status == 0
-    if place in ("plan", "read-a-timeline.md"):
+    if place in ("plan", "plan.md", "read-a-timeline.md"):
         for name in ("measured.json", "profile.json"):
             Path(name).write_text("{}")
     if place in ("profile", "profile.md", "simulate"):

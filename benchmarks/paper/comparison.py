@@ -61,45 +61,40 @@ def healthy(every: dict[str, Setting]) -> str:
     return table(["setting", "GPUs", "1F1B", "zero-bubble", *NAMES], rows)
 
 
-def misfits(every: dict[str, Setting]) -> list[str]:
-    found = []
+def misfits(every: dict[str, Setting]) -> str:
+    rows = []
     for name, setting in every.items():
         for system in NAMES:
             state = KNOWN[system](setting).begin(setting.all_nodes)
             if isinstance(state, DoesNotFit):
-                found.append(
-                    f"- {name}, {system}: {state.reason}: {state.needed / 1e9:.0f} GB, and {state.cap / 1e9:.0f} GB are"
-                    f" there."
-                )
-    return found
+                grid, _, _ = state.reason.partition(":")
+                rows.append([name, system, grid, f"{state.needed / 1e9:.0f}", f"{state.cap / 1e9:.0f}"])
+    return table(["setting", "system", "grid", "GB needed", "GB available"], rows)
 
 
 def dead_shares(every: dict[str, Setting]) -> str:
     """Throughput over that of the fault-scaled 1F1B, mean over random dead sets; for ReCycle over zero-bubble too."""
     names = [name for name in NAMES if name not in ("hot_spare", "live_migration")]
-    rows, behind = [], []
+    rows: dict[tuple[str, int], list[str]] = {}
+    behind: dict[tuple[str, int], str] = {}
     for name, setting in every.items():
         for one in at_dead_shares(setting, names, SEEDS):
             plain, split = one.of_scaled["1f1b"], one.of_scaled["zero-bubble"]
             ratios = [f"{plain[system]:.3f}" if plain[system] else "-" for system in names]
             best = max(names, key=lambda system: plain[system])
+            key, dead = (name, one.dead), f"{one.dead} of {setting.nodes}"
             if plain[best] > plain["recycle"] * 1.0005:
-                behind.append(
-                    f"{name} at {one.share:.2%}: {best} has {plain[best] / plain['recycle']:.3f} times as much"
-                )
-            rows.append(
-                [name, f"{one.share:.2%}", f"{one.dead} of {setting.nodes}", *ratios, f"{split['recycle']:.3f}"]
-            )
+                behind[key] = f"- {name}, {dead} dead: {best} has {plain[best] / plain['recycle']:.3f} times as much."
+            rows[key] = [name, dead, *ratios, f"{split['recycle']:.3f}"]
     words = [
         "",
-        "ReCycle is behind where the shape with the best healthy period has few pipelines or few bubbles; sample"
-        " dropping is ahead where pipelines are short, at the price of the batch:",
+        "ReCycle is slower in these cases, where its fastest fault-free shape has few pipelines or few bubbles. Sample"
+        " dropping reduces the batch.",
         "",
-        *(f"- {row}." for row in behind),
+        *behind.values(),
     ]
-    return table(["setting", "dead", "nodes", *names, "recycle / zero-bubble"], rows) + "\n".join(
-        words if behind else []
-    )
+    shown = table(["setting", "dead nodes", *names, "recycle / zero-bubble"], rows.values())
+    return shown + "\n".join(words if behind else [])
 
 
 def ladder(every: dict[str, Setting]) -> str:
@@ -143,11 +138,11 @@ class Verdicts:
     def words(self) -> str:
         ahead = self.rows - len(self.behind)
         lines = [
-            f"ReCycle has the highest goodput in {ahead} of the {self.rows} rows below that compare goodput:"
-            f" {min(self.over_oobleck):.2f} to {max(self.over_oobleck):.2f} times Oobleck's (published: up to 1.46)"
-            f" and, where Bamboo fits with the activations of 1F1B, {min(self.over_bamboo):.2f} to"
-            f" {max(self.over_bamboo):.2f} times Bamboo's (published: up to 1.64). With Bamboo's own buffers, one per"
-            " micro-batch, none of these settings fits."
+            f"ReCycle has the highest goodput in {ahead} of {self.rows} rows: {min(self.over_oobleck):.2f} to"
+            f" {max(self.over_oobleck):.2f} times that of Oobleck (published: up to 1.46), and"
+            f" {min(self.over_bamboo):.2f} to {max(self.over_bamboo):.2f} times that of Bamboo with the activations"
+            " of 1F1B (published: up to 1.64). Bamboo with one buffer per micro-batch fits into memory in none of"
+            " the settings."
         ]
         return "\n".join(lines + [f"- Behind: {row}." for row in self.behind])
 
@@ -308,6 +303,14 @@ def ways(every: dict[str, Setting]) -> str:
     return ", ".join(f"{name} {way}" for name, way in named.items())
 
 
+def assumed(every: dict[str, Setting]) -> str:
+    """What the times and bytes of each setting are computed from; what is the same for all is stated once."""
+    lines = {name: assumptions(setting.job) for name, setting in every.items()}
+    shared = [line for line in next(iter(lines.values())) if all(line in others for others in lines.values())]
+    rows = [f"- **{name}**: {'; '.join(line for line in own if line not in shared)}." for name, own in lines.items()]
+    return "\n".join([*rows, f"- all: {'; '.join(shared)}."])
+
+
 HARD = "gpt3_6_7b at ten times the usual failure rate"
 
 
@@ -318,57 +321,57 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
     (hard,) = compare(every["gpt3_6_7b"], [Generator(days=days, rate=42, seed=1).trace(32)], NAMES)
     parts = [
         "# Resilience systems compared",
-        "Written by `python -m benchmarks.paper.comparison`; every figure is simulated, on profiles from an analytic"
-        " model, and none is measured on GPUs. What a system is, and what is assumed of it, stands in its file in"
-        " `recycle/systems/`. All get the same nodes, layers, links, memory, batch, failures and pauses. Systems"
-        " choose their own shape on the same GPUs, and spares count as GPUs.",
+        "This page compares systems that survive failures by simulation. `python -m benchmarks.paper.comparison`"
+        " writes it. Times and bytes come from an analytic model; nothing was measured on GPUs. All systems get the"
+        " same nodes, layers, links, memory, batch, failures and pauses. Each chooses its shape on the same GPUs;"
+        " spares count as GPUs. The files in `recycle/systems/` state the assumptions about each system.",
         "VERDICT",
-        "Why other than published: the claims are maxima of settings that are not public, and the ratio hangs on"
-        " bubbles. With as many micro-batches as stages it is about as large as claimed (see *Bubbles*), most of it"
-        " from splitting the backward pass, failures or not; batches of hundreds of samples on 32 GPUs leave few."
-        " Oobleck chooses its templates by its own planning model, which assumes four micro-batches per stage: where"
-        " there are more it may start a little behind the best 1F1B grid.",
-        "Memory decides some rows: ReCycle alone holds the state before a staggered step, 14 bytes of a parameter"
-        " beside 18, and with it fewer activations. So it chooses, like its shape, where that is kept: on the GPU, on"
-        " the host, or nowhere, and then all stages step together. A copy to the host moves 14 bytes of a parameter"
-        " over PCIe at 25 GB/s, and all of that counts as part of the step, as if no wait hid any of it. Chosen here:"
-        f" {ways(every)}.",
+        "The settings of the published maxima are not public. The ratios depend on bubbles: with as many"
+        " micro-batches as stages they are about as large as published (see *Bubbles*), and most of the gain comes"
+        " from splitting the backward pass. Batches of hundreds of samples on 32 GPUs leave few bubbles. Oobleck's"
+        " planning model assumes four micro-batches per stage; with more, Oobleck may start slightly below the best"
+        " 1F1B grid.",
+        "Only ReCycle holds the state before a staggered step: 14 bytes per parameter, in addition to 18. It can"
+        " therefore hold fewer activations. Together with its shape it chooses where this state is kept: on the GPU,"
+        " on the host, or nowhere, in which case all stages step together. A copy to the host takes PCIe at 25 GB/s"
+        f" and counts fully as part of the step. Chosen: {ways(every)}.",
         "## The settings",
-        "\n".join(f"- **{name}**: {'; '.join(assumptions(setting.job))}." for name, setting in every.items()),
-        f"Pauses: detect {tried.setting.pauses.detect:g} s, plan {tried.setting.pauses.plan:g} s, rebuild groups"
-        f" {tried.setting.pauses.rebuild:g} s, a node usable {tried.setting.pauses.start:g} s after it came, restart of"
-        f" all processes {tried.setting.pauses.restart:g} s and reading a checkpoint; copies at the link's bandwidth.",
+        assumed(every),
+        f"Pauses: {tried.setting.pauses.detect:g} s to detect, {tried.setting.pauses.plan:g} s to plan,"
+        f" {tried.setting.pauses.rebuild:g} s to rebuild groups, {tried.setting.pauses.start:g} s until a new node is"
+        f" usable, {tried.setting.pauses.restart:g} s and the reading of a checkpoint to restart all processes. Copies"
+        " run at the link's bandwidth.",
         "## Without failures",
-        "Samples per second (pipelines x depth). ReCycle's gain here comes from splitting the backward pass and"
-        " stepping stage by stage, not from resilience.",
+        "Samples per second (pipelines x depth). Without failures, ReCycle gains by split backward passes and staggered"
+        " steps.",
         healthy(every),
-        "What does not fit, by the memory model:",
-        "\n".join(misfits(every)),
-        "`bamboo_1f1b_buffers` is Bamboo with the activations of 1F1B in place of one buffer per micro-batch: what"
-        " somebody who rewrote it would get.",
+        "These do not fit into memory. A worker of Bamboo holds the state of two stages, and activations of all its"
+        " micro-batches; `bamboo_1f1b_buffers` is a variant with the activations of 1F1B. The row is that of the worker"
+        " that needs most.",
+        misfits(every),
         "## Dead nodes",
-        f"Throughput over the fault-scaled ideal (fault-free 1F1B times the live share), mean of {SEEDS} random dead"
-        " sets. The last column is ReCycle over the same ideal of a zero-bubble schedule.",
+        f"Throughput divided by that of fault-free 1F1B times the share of live nodes, mean of {SEEDS} random sets of"
+        " dead nodes (*scaled*). The last column is ReCycle against a zero-bubble schedule instead of 1F1B.",
         dead_shares(every),
         elastic.section(every, days),
         "## ReCycle's techniques one by one",
-        "Over fault-free 1F1B.",
+        "Throughput divided by that of fault-free 1F1B.",
         ladder(every),
-        "Unit times, D=4, memory without limit, over depth, micro-batches and failures; fault-scaled is 1F1B times the"
-        " live share.",
+        "The same with unit times, D=4 and no memory limit; fault-scaled is 1F1B times the share of live workers.",
         ablation(),
         "## Bubbles",
-        "Unit times, D=4 P=8, memory without limit: static throughput over that of the rival at the same dead nodes."
-        " 1F1B's bubble is (P - 1) of (m + P - 1) slots.",
+        "Unit times, D=4 P=8, no memory limit: ratios of throughput with the same dead nodes. The bubble of 1F1B is"
+        " (P - 1) of (m + P - 1) slots.",
         bubbles(),
         "## The worked example",
-        "D=3 P=4 m=6, worker 1.2 dead, every F, I and W one slot.",
+        "D=3 P=4 m=6, worker 1.2 dead; every F, I and W takes one slot.",
         worked(),
         "## Planner time",
-        "For dead workers that nothing was planned for; `python benchmarks/planner.py` shows what a search adds.",
+        "Plans that are made when a failure without a stored plan strikes. `python benchmarks/planner.py` searches"
+        " longer.",
         planner_times(every),
         "## One failure per 6 h, 2 h, 30 min on 32 GPUs",
-        "Twelve periods, goodput in samples/s. A node comes back after two periods, or never.",
+        "Goodput in samples/s over twelve periods. A node returns after two periods, or never.",
         frequencies(small),
         "## Hardware failures",
         f"Generated with the defaults of `recycle.systems.failure_generator`, {days:g} days.",
@@ -377,31 +380,31 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
     if folder is not None:
         parts += [
             "## Public traces",
-            "A larger trace is sampled, on a smaller one the other nodes never fail. The spot traces lose nodes 600 to"
-            " 3,500 times as often as hardware.",
+            "Larger traces are sampled; with smaller ones, the other nodes never fail. The spot traces lose nodes"
+            " 600 to 3,500 times as often as hardware failures do.",
             public({**small, "145b": large["145b"]}, folder),
         ]
         parts += [
             "## The artifact's bookkeeping",
-            "Oobleck's published artifact averages throughput tables over traces. With the same tables as input our"
-            " restatement of its rules gives its cells, which tests the bookkeeping and nothing else; the last column"
-            " is without the flaw that bulk removals stop training, and others that `artifact.py` names.",
+            "Oobleck's published artifact averages throughput tables over traces. This is a test of the bookkeeping:"
+            " its rules, restated, give its results from the same tables. The last column is without its flaws, such"
+            " as bulk removals that stop training; `artifact.py` lists them.",
             calibration(folder),
-            "The same bookkeeping without flaws, on throughputs of our own simulation (`own_profile.py`: A100-40GB by"
-            " the analytic model, where the artifact measured other GPUs): samples per second, and the share of those"
-            " on 30 nodes that is kept; in brackets the published share. An iteration is ten times shorter here, so"
-            " that Varuna's checkpoint after every tenth step, of 12 to 16 s, costs checkpoint-restart most of its"
-            " time.",
+            "The same bookkeeping without flaws, on simulated throughputs (`own_profile.py`: A100-40GB by the"
+            " analytic model; the artifact measured other GPUs): samples per second, their share of those of 30"
+            " nodes, and in brackets the published share. An iteration is ten times shorter here, so"
+            " checkpoint-restart spends most of its time on a checkpoint of 12 to 16 s after every tenth step, as"
+            " Varuna writes it.",
             own_cells(folder),
         ]
     parts += [
         "## Longer pauses",
-        "gpt3_6_7b at ten times the usual failure rate; the pause is that of detection, planning and groups.",
+        "gpt3_6_7b at ten times the usual failure rate. The pause is the time to detect, plan and rebuild groups.",
         sweep(every["gpt3_6_7b"], days),
-        "Where time goes there, in per cent, with the common pauses:",
+        "Lost time in the same run, in per cent, with the pauses of the other sections:",
         lost(hard),
-        "The same run in pictures; `recycle view` draws them of any comparison (`recycle compare --save`).",
-        *(f"![{spoken}](pictures/{name})" for name, spoken in write_plots(hard, HARD, pictures).items()),
+        "The same run as pictures. `recycle view` draws them for any comparison that `recycle compare --save` wrote.",
+        *(f"![{spoken}](../pictures/{name})" for name, spoken in write_plots(hard, HARD, pictures).items()),
     ]
     parts[parts.index("VERDICT")] = VERDICTS.words()
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -415,7 +418,7 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=30.0, help="of the generated traces")
     options = parser.parse_args()
     begun = time.process_time()
-    pictures = options.output.parent / "pictures"
+    pictures = options.output.parent.parent / "pictures"
     pictures.mkdir(exist_ok=True)
     text = page(options.traces if options.traces.is_dir() else None, options.days, pictures)
     write_whole(options.output, text)

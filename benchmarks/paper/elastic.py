@@ -32,16 +32,16 @@ def section(every: Mapping[str, Setting], days: float, sets: int = SETS) -> str:
     kept = [float(row[2 + SYSTEMS.index("recycle_elastic")]) for row in dead]
     first = sum(row[-1] == "recycle_elastic" for row in goodput)
     words = (
-        "`recycle_elastic` re-routes at once, and at the next boundary of iterations moves layers where that pays;"
-        " `elaswave` cuts each pipeline anew and resizes its micro-batches, as far as that is published. What is"
-        " assumed of them stands in their files in `recycle/systems/`. Throughput with dead nodes over the fault-scaled"
-        f" ideal of a zero-bubble schedule, mean of {sets} random dead sets: with layers that move"
-        f" {sum(one >= GOAL for one in kept)} of {len(kept)} rows reach {GOAL:g}, the least is {min(kept):.3f}."
+        "`recycle_elastic` re-routes at once and moves layers at the next boundary of iterations, where that pays;"
+        " `elaswave` repartitions each pipeline and resizes its micro-batches, as far as published. Throughput with"
+        " dead nodes divided by that of a fault-free zero-bubble schedule times the share of live nodes, mean of"
+        f" {sets} random sets of dead nodes. `recycle_elastic` reaches {GOAL:g} in {sum(one >= GOAL for one in kept)}"
+        f" of {len(kept)} rows; the least is {min(kept):.3f}."
     )
     pauses = (
-        f"Goodput in samples/s under generated hardware failures ({days:g} days) and one failure per period, where"
-        " nodes come back after two periods; all pauses are booked, those of moving in the column beside, in per cent"
-        f" of the time. Layers that move come first in {first} of {len(goodput)} rows."
+        f"Goodput in samples/s under generated hardware failures ({days:g} days), and with one failure per period and"
+        " nodes that return after two periods. `copies` is the share of time, in per cent, that moving layers takes."
+        f" `recycle_elastic` is first in {first} of {len(goodput)} rows."
     )
     return "\n\n".join(
         [

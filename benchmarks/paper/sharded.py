@@ -1,5 +1,5 @@
-"""What a sharded optimizer frees on 256 and 2,048 GPUs, and what that gives: the table of docs/guides/sharded-
-optimizer.md.
+"""What a sharded optimizer frees on 256 and 2,048 GPUs, and what that gives: the tables of
+docs/measurements/sharding.md.
 
     python -m benchmarks.paper.sharded [--copies N]
 

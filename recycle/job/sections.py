@@ -74,8 +74,8 @@ class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
         backward_weight (seconds or any unit): W of one micro-batch, the gradients of the weights. B takes I + W.
         link (seconds or any unit): a transfer between two workers.
         step (seconds or any unit): reduction and optimizer step of a stage.
-        profile: path of a profile file (docs/guides/profile.md), in place of the other keys; or "analytic", which
-            computes seconds and bytes from `[model]` and `[analytic]`.
+        profile: path of a profile file (docs/reference/profile-file.md), instead of the other keys; or "analytic",
+            which computes seconds and bytes from `[model]` and `[analytic]`.
     """
 
     forward: PerStage = 1.0
@@ -215,7 +215,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
         split: shares of the documents of a "gpt-dataset" for training, validation and test.
         samples (sequences): length of the run that the order of a "gpt-dataset" is made for; as many as `[train] steps`
             needs when left out.
-        cache: folder of the index of a "gpt-dataset"; beside the first file when left out.
+        cache: folder of the index of a "gpt-dataset"; next to the first file when left out.
         end_of_document: number of the token that ends a document.
         mask_loss: whether tokens that end a document are left out of the loss.
         reset_positions: whether positions start again after each document.
@@ -274,7 +274,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         sharded_optimizer: whether the hosts of a stage share its optimizer state (docs/guides/sharded-optimizer.md).
         optimizer_copies: hosts that hold each part of a sharded optimizer state; one less may die without loss.
         copy_bytes (bytes): the most that a worker sends another per iteration for copies of a sharded state after a
-            death; as many as fit beside the iteration when left out.
+            death; as many as fit into the iteration when left out.
         accumulation: "exact" sums gradients so that the order has no effect on the bits; "fast" sums in fp32.
         reduce_buckets: parts in which a stage's gradients are summed over its hosts, each as soon as it is complete.
         undo: where the state before a staggered step is kept: on the device, or in pinned memory of the host.
@@ -322,9 +322,9 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: when a worker counts as dead, hung or slow, and where agents meet.
+    """`[membership]`: when a worker counts as dead, hung or slow, and where agents find the leader.
 
-    The deadlines are explained in docs/reference/faults.md.
+    The deadlines are explained in docs/explanations/recovery.md.
 
     Attributes:
         transport: what moves tensors: "gloo", "nccl", the name of an entry point, or "package.module:Class"; "auto" is
@@ -351,8 +351,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         transport_timeout (seconds): time after which a wait of the transport fails.
         start_deadline (seconds): time in which all workers must have started.
         rejoin_deadline (seconds): time that a run waits for a worker that comes back, or for missing agents.
-        grace (seconds): time after which a run, or an agent, that is told to end by a signal has ended, with a
-            checkpoint of the last committed step; what the scheduler waits before it kills.
+        grace (seconds): time in which a run or an agent ends after a signal, with a checkpoint of the last committed
+            step; set it to what the scheduler waits before it kills.
         drift: departure of a worker's times from its peers', or of a stage's from the profile, for which a new plan is
             made; a share, 0 for never (docs/guides/profile.md).
         drift_iterations (iterations): window of which more than half must show the departure.
@@ -383,7 +383,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[cluster]`: how workers lie on nodes, and how often one is started again.
+    """`[cluster]`: how workers are placed on nodes, and how often one is started again.
 
     Attributes:
         workers_per_node: workers of a node. Peers of a stage are never all on one node.
@@ -395,19 +395,19 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[integrity]`: whether hosts that should hold the same are compared, so that nothing wrong goes unnoticed.
+    """`[integrity]`: comparisons that find wrong bits in parameters, optimizer state and results.
 
     With `digests` = N the hosts of each stage compare their parameters and optimizer state every N iterations, and in
-    the first iteration of each generation. The last state on which all agreed is kept in memory, twice the state beside
-    it, and training goes back to it where they do not (docs/reference/faults.md). N must divide `[train]
-    checkpoint_every`, so that no checkpoint is gone back to that was not compared. With `[train] sharded_optimizer` the
-    hosts of each shard compare its state, and all hosts of a stage its parameters.
+    the first iteration of each generation. Two copies of the state are kept in memory. If states differ, training
+    returns to the last state on which all agreed (docs/explanations/recovery.md). N must divide `[train]
+    checkpoint_every`, so that every checkpoint was compared. With `[train] sharded_optimizer` the hosts of each shard
+    compare its state, and all hosts of a stage its parameters.
 
-    With `every` = N each micro-batch of each stage is run again by a peer once in N iterations, and what comes of it is
+    With `every` = N a peer runs each micro-batch of each stage again once in N iterations, and the results are
     compared.
 
-    With `every` and without `digests` states are compared whenever everything was replayed; with "gaps" and a plan that
-    has no room every `[train] checkpoint_every` iterations, or every 100 in a job without checkpoints. With neither
+    With `every` and without `digests` states are compared whenever everything was replayed; with "gaps" and a plan
+    without room, every `[train] checkpoint_every` iterations, or every 100 in a job without checkpoints. With neither
     nothing is compared.
 
     Attributes:
@@ -426,7 +426,7 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[dials]`: where the curves of a run are shown besides its run directory (docs/guides/dials.md).
+    """`[dials]`: experiment trackers that show the curves of a run (docs/guides/dials.md).
 
     Attributes:
         tensorboard: whether TensorBoard's files are written to `tensorboard/` in the run directory.

@@ -31,6 +31,7 @@ from recycle.ir.check import explain
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, Instruction, OverlappedPair, made
 from recycle.ir.rules import all_rules
+from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
 from tests.ir.random_schedules import break_one_place, random_schedule
 
@@ -259,6 +260,11 @@ def test_every_rule_has_an_example_a_severity_and_a_paragraph() -> None:
     assert explain("no-such-rule") is None
     warnings = {rule.code for rule in all_rules() if rule.severity == "warning"}
     assert warnings == {"serialised-transport", "late-send", "unused-transfer"}
+
+
+def test_the_page_of_codes_is_that_of_the_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "codes.md").read_text()
+    assert page == reference_page(), "write it again with: python -m recycle.ir.rules.reference docs/reference/codes.md"
 
 
 def test_a_transfer_with_a_failed_peer_is_found_once_per_pair_of_workers() -> None:

@@ -221,7 +221,7 @@ KINDS = {
         position=first_reduce,  # a host alone does not spoil what was summed with peers before
     ),
     "flip": FaultKind(
-        does="flips a bit, that of the number after the comma (0 to 63; 20), of what the worker computes with",
+        does="flips a bit of a value that the worker computes with: =TARGET or =TARGET,BIT (0 to 63; default 20)",
         example="flip=gradient:1.1@5",
         strike=_flip,
         ends=False,  # by itself; as its targets say
@@ -231,7 +231,7 @@ KINDS = {
         argument=Argument("the number of a bit", 0, 63),
     ),
     "slow": FaultKind(
-        does="every F, I, W and B of the worker takes that many times as long, from one step to the other",
+        does="makes every F, I, W and B of the worker take that many times as long, from one step to the other",
         example="slow=3:1.1@4-8",
         strike=_slow_down,
         ends=False,
@@ -240,7 +240,7 @@ KINDS = {
         ranged=True,
     ),
     "slow-link": FaultKind(
-        does="every message between the two workers takes that many times as long, from one step to the other",
+        does="makes every message between the two workers take that many times as long, from one step to the other",
         example="slow-link=4:1.0,1.1@5-20",
         strike=_slow_link,
         ends=False,
@@ -250,7 +250,7 @@ KINDS = {
         ranged=True,
     ),
     "flaky-link": FaultKind(
-        does=f"with that probability a message between the two workers is held back for {LOST_SECONDS:g} s",
+        does=f"delays a message between the two workers by {LOST_SECONDS:g} s, with that probability",
         example="flaky-link=0.1:1.0,1.1@5-20",
         strike=_flaky_link,
         ends=False,
@@ -260,14 +260,14 @@ KINDS = {
         ranged=True,
     ),
     "kill": FaultKind(
-        does="SIGKILL, =SECONDS after the point is reached",
+        does="sends SIGKILL, =SECONDS after the point is reached",
         example="kill:1.1@5",
         strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGKILL),
         argument=Argument("a delay in seconds", 0.0, 3600.0),
         argument_is_delay=True,
     ),
     "drain": FaultKind(
-        does="SIGTERM, =SECONDS after the point is reached: the worker leaves after that iteration or the next",
+        does="sends SIGTERM, =SECONDS after the point is reached: the worker leaves after that iteration or the next",
         example="drain:1.1@5",
         strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGTERM),
         announced=True,
@@ -275,30 +275,30 @@ KINDS = {
         argument_is_delay=True,
     ),
     "stop": FaultKind(
-        does="SIGSTOP: the process is there and does nothing",
+        does="sends SIGSTOP: the process exists and does nothing",
         example="stop:1.1@5.backward",
         strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGSTOP),
     ),
     "exception": FaultKind(
-        does="a Python exception inside the stage",
+        does="raises a Python exception inside the stage",
         example="exception:1.1@5",
         strike=_fail_in_stage,
         phases=("forward", "backward"),
     ),
-    "segfault": FaultKind(does="a null pointer is read: a real SIGSEGV", example="segfault:1.1@5", strike=_read_null),
+    "segfault": FaultKind(does="reads a null pointer: a real SIGSEGV", example="segfault:1.1@5", strike=_read_null),
     "oom": FaultKind(
-        does="memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError",
+        does="allocates memory beyond a limit of the process (RLIMIT_AS): a real MemoryError",
         example="oom:1.1@5",
         strike=_exhaust_memory,
     ),
     "hang": FaultKind(
-        does="hangs for ever with the interpreter lock held, so that no thread of it beats",
+        does="hangs forever and holds the interpreter lock, so that no heartbeat is sent",
         example="hang:1.1@5",
         strike=_hold_the_interpreter,
     ),
-    "stall": FaultKind(does="hangs for ever while its heartbeat goes on", example="stall:1.1@5", strike=_stall),
+    "stall": FaultKind(does="hangs forever while its heartbeats continue", example="stall:1.1@5", strike=_stall),
     "cut": FaultKind(
-        does="every packet between the two workers vanishes, on the connections that they have then",
+        does="drops every packet between the two workers, on the connections that exist then",
         example="cut=1.0:1.1@5",
         strike=_cut,
         phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),

@@ -29,8 +29,8 @@ from recycle.job.shape import MOST_BUCKETS
 
 @rule("stage-range", "a stage that the shape does not have")
 def stage_range(inspection: Inspection) -> Iterator[Defect]:
-    """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot be
-    placed anywhere. Change the stage, or the shape that the schedule was built with. Reported once per worker."""
+    """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot
+    run. Change the stage, or the shape of the schedule. Reported once per worker."""
     stages, pieces = inspection.schedule.shape.stages, inspection.pieces
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
     outside = (pieces.stage < 0) | (pieces.stage >= stages)
@@ -43,9 +43,8 @@ def stage_range(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("micro-batch-range", "a micro-batch that the shape does not have")
 def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
-    """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Any other
-    is data that nobody loads. Change the micro-batch, or the shape that the schedule was built with. Reported once
-    per worker."""
+    """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Change
+    the micro-batch, or the shape of the schedule. Reported once per worker."""
     shape, pieces = inspection.schedule.shape, inspection.pieces
     in_stage = (
         (pieces.stage >= 0) & (pieces.stage < shape.stages) & ~outside_buckets(pieces, inspection.schedule.buckets)
@@ -78,11 +77,10 @@ def bucket_range(inspection: Inspection) -> Iterator[Defect]:
         yield Defect(f"the schedule has {buckets} bucket(s), {why}", hint, rows, where=is_sum == sums)
 
 
-@rule("beyond-forward", "what trains, in a forward-only schedule")
+@rule("beyond-forward", "a training instruction in a forward-only schedule")
 def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
-    """A schedule with `forward_only` evaluates the model: it holds F, SEND_F and RECV_F. Nothing is kept for a
-    backward, no gradient is summed and nothing steps, so any other instruction would find nothing to work on. Remove
-    it, or train with the schedule by taking `forward_only` out of it."""
+    """A schedule with `forward_only` evaluates the model: it holds F, SEND_F and RECV_F. Remove the other
+    instruction, or remove `forward_only` to train with the schedule."""
     if inspection.schedule.forward_only:
         kinds = Forward, SendActivation, RecvActivation, WaitSendActivation
         evaluates = is_kind(inspection.schedule.columns.kind, kinds)
@@ -90,10 +88,10 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
         yield Defect(message, "remove it, or forward_only", np.flatnonzero(~evaluates))
 
 
-@rule("duplicate", "a forward or backward is there twice")
+@rule("duplicate", "a forward or backward that occurs twice")
 def duplicate(inspection: Inspection) -> Iterator[Defect]:
-    """Each micro-batch is used exactly once per iteration and stage. A second F, B, I or W of the same micro-batch
-    and stage would count its gradient twice, on whichever worker it stands. Remove one of the two."""
+    """Each micro-batch is used once per iteration and stage. A second F, B, I or W of the same micro-batch and
+    stage, on any worker, would count its gradient twice. Remove one of the two."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[np.argsort(pieces.row[at], kind="stable")]
     key = inspection.cell[at] * MOST_KINDS + pieces.kind[at]
@@ -106,10 +104,10 @@ def duplicate(inspection: Inspection) -> Iterator[Defect]:
     )
 
 
-@rule("mixed-backward", "a whole backward beside one of its halves")
+@rule("mixed-backward", "a whole backward together with one of its halves")
 def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
-    """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
-    computes the same gradient twice. Keep B, or keep I and W."""
+    """A backward is one B, or I and W. B together with I or W of the same micro-batch and stage computes the same
+    gradient twice. Keep B, or keep I and W."""
     _, whole, *halves = inspection.counts.values()
     mixed = (whole > 0) & (sum(halves) + inspection.parts[1] > 0)
     yield Defect(
@@ -120,10 +118,10 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     )
 
 
-@rule("weight-parts", "a W in parts that is not whole, or is there as a whole too")
+@rule("weight-parts", "a W whose parts are incomplete, or that occurs in addition to them")
 def weight_parts(inspection: Inspection) -> Iterator[Defect]:
-    """A W may be cut into parts, W_PART, one for the weights of each bucket. All of them together are the W: each is
-    there once, and the W itself is not. Add the parts that are missing, or write the W in place of the parts."""
+    """A W may be split into parts, a W_PART for the weights of each bucket. Each part must occur once, and the W
+    itself must not. Add the missing parts, or write the W instead of the parts."""
     (fewest, most), buckets = inspection.parts, inspection.schedule.buckets
     weights = inspection.computes[inspection.pieces.kind[inspection.computes] == BackwardWeight.kind]
     whole = (most > 0) & (np.bincount(inspection.cell[weights], minlength=inspection.cells) > 0)
@@ -166,11 +164,11 @@ def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) 
     return at[np.lexsort((pieces.row[at], inspection.cell[at]))]
 
 
-@rule("missing", "a forward or backward that is not there")
+@rule("missing", "a forward or backward that is missing")
 def missing(inspection: Inspection) -> Iterator[Defect]:
-    """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines, those of a failed worker
-    too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
-    Add the instruction that is missing, or correct the shape. A forward-only schedule needs the F alone."""
+    """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines; peers run those of failed
+    workers. A forward-only schedule needs F alone. Micro-batches that a whole stage or the whole schedule lacks are
+    reported together. Add the instruction, or correct the shape."""
     shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
     if inspection.parts[1].any():
         w = w + inspection.parts[1]
@@ -226,11 +224,11 @@ def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole
     )
 
 
-@rule("apart", "a backward is not on the worker that ran its forward")
+@rule("apart", "a backward on another worker than its forward")
 def apart(inspection: Inspection) -> Iterator[Defect]:
-    """B, I and W need the activation that their F left on its worker, and W what its I left there; activations are
-    never sent to another worker of the same stage. So all halves of a micro-batch run where its F ran: move them
-    together."""
+    """B, I and W need the activation that their F kept on its worker, and W needs what its I kept there.
+    Activations are not sent to other workers of the same stage, so all halves of a micro-batch run on the worker of
+    its F. Move them together."""
     worker, pieces, at = inspection.schedule.columns.worker, inspection.pieces, inspection.computes
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
@@ -246,9 +244,8 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("not-lowered", "a schedule about to run without its transfers, reduces or steps")
 def not_lowered(inspection: Inspection) -> Iterator[Defect]:
-    """In a file for people or for exchange, transfers, reduces and steps may be left out: they are then implied. What
-    workers execute must hold them. Call `lower` first. Without REDUCE_GRAD and STEP, gradients are neither summed,
-    scaled nor applied."""
+    """A schedule file may leave out transfers, reduces and steps: they are implied. A program that workers execute
+    must contain them. Call `lower` first."""
     added = inspection.lowered.columns.kind[inspection.origin < 0]
     if not inspection.about_to_run or not len(added):
         return

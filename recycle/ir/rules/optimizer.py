@@ -51,34 +51,33 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
 
 @rule("missing-reduce", "a host that never reduces its stage")
 def missing_reduce(inspection: Inspection) -> Iterator[Defect]:
-    """REDUCE_GRAD sums a stage's gradient over all live workers that host it, also those that computed nothing: all
-    of them need the sum for the same step, and the others wait for them. One per host and stage."""
+    """REDUCE_GRAD sums a stage's gradient over all live workers that host it, also those that computed nothing.
+    Each of them needs one REDUCE_GRAD per stage; the others wait for it."""
     hint = "every live host of a stage reduces once, before its STEP"
     yield from _absent(inspection, ReduceGradients, "reduces", hint)
 
 
 @rule("missing-step", "a host that never steps its stage")
 def missing_step(inspection: Inspection) -> Iterator[Defect]:
-    """Every live worker that hosts a stage keeps its own copy of the parameters and must step it in each iteration,
-    or the copies drift apart. One STEP per host and stage, after its REDUCE_GRAD."""
+    """Every live worker that hosts a stage has its own copy of the parameters and must step it in each iteration.
+    One STEP per host and stage, after its REDUCE_GRAD."""
     hint = "every live host of a stage steps once, after its REDUCE_GRAD"
     yield from _absent(inspection, OptimizerStep, "steps", hint)
 
 
 @rule("missing-gather", "a host that never gathers its stage")
 def missing_gather(inspection: Inspection) -> Iterator[Defect]:
-    """GATHER_PARAMS says that each host of a stage steps its own part of the parameters, and needs the rest from the
-    others. Where a schedule has one, every host gathers every stage that it hosts once, after its STEP."""
+    """With GATHER_PARAMS each host of a stage steps its own part of the parameters and needs the rest from the
+    others. If a schedule has one, every host gathers every stage that it hosts once, after its STEP."""
     if (inspection.pieces.kind == GatherParameters.kind).any():
         hint = "every live host of a stage gathers once, after its STEP"
         yield from _absent(inspection, GatherParameters, "gathers", hint)
 
 
-@rule("missing-bucket", "a host that never begins the sum of a bucket")
+@rule("missing-bucket", "a host that never starts the sum of a bucket")
 def missing_bucket(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_BUCKET sums a bucket of a stage's gradients over all live workers that host the stage, also those that
-    computed nothing: the others wait for them. One per host, stage and bucket but the last one, which is
-    REDUCE_GRAD's."""
+    computed nothing. One per host, stage and bucket except the last, which REDUCE_GRAD sums."""
     shape, count = inspection.schedule.shape, inspection.schedule.buckets - 1
     rows, hosts = _hosted_rows(inspection, ReduceBucket)
     if not count or not (len(rows) or inspection.has_optimizer):
@@ -108,8 +107,8 @@ def missing_bucket(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("duplicate-update", "a stage reduced or stepped twice on one worker")
 def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
-    """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice, a second
-    GATHER_PARAMS waits for peers that have one. Remove it."""
+    """A second REDUCE_GRAD would sum sums, a second STEP would apply a gradient twice, a second GATHER_PARAMS would
+    wait for peers that have one. Remove it."""
     for cls in (ReduceGradients, OptimizerStep, ReduceBucket, GatherParameters):
         rows, keys = _hosted_rows(inspection, cls)
         yield Defect(
@@ -121,8 +120,8 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("early-reduce", "a reduce before the stage's last gradient")
 def early_reduce(inspection: Inspection) -> Iterator[Defect]:
-    """REDUCE_GRAD takes the stage's gradient as it is; what W or B adds later is lost, or waits for the reduce that
-    waits for it. It comes after the last W or B of its stage, and of the stages tied to it, on its worker."""
+    """A gradient that W or B adds after the REDUCE_GRAD is lost. REDUCE_GRAD comes after the last W or B of its
+    stage, and of the stages tied to it, on its worker."""
     message = "{other} adds to this gradient afterwards"
     hint = "move the REDUCE_GRAD behind the stage's last W or B on this worker"
     yield _early(inspection, Cause.REDUCE, ReduceGradients, message, hint)
@@ -130,8 +129,8 @@ def early_reduce(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("early-bucket", "the sum of a bucket before the last gradient in it")
 def early_bucket(inspection: Inspection) -> Iterator[Defect]:
-    """REDUCE_BUCKET takes the bucket's gradients as they are; what a W, a B or a part for that bucket adds later is
-    lost. It comes after the last of them on its worker; parts for other buckets may still follow."""
+    """A gradient that a W, a B or a part adds to the bucket after its REDUCE_BUCKET is lost. REDUCE_BUCKET comes
+    after the last of them on its worker; parts for other buckets may follow."""
     message = "{other} adds to this bucket afterwards"
     hint = "move the REDUCE_BUCKET behind the last W, B or part for its bucket on this worker"
     yield _early(inspection, Cause.REDUCE, ReduceBucket, message, hint)
@@ -140,7 +139,7 @@ def early_bucket(inspection: Inspection) -> Iterator[Defect]:
 @rule("early-step", "a step before a reduce that the barrier waits for")
 def early_step(inspection: Inspection) -> Iterator[Defect]:
     """With optimizer = "barrier" no stage steps before all stages have reduced. A worker that hosts several stages
-    therefore reduces all of them before it steps any; the other way round it waits for itself."""
+    must reduce all of them before it steps any, or it waits for itself."""
     message = "the barrier waits for {other}, which comes later"
     hint = 'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"'
     yield _early(inspection, Cause.STEP, OptimizerStep, message, hint)
@@ -164,9 +163,9 @@ def _early(inspection: Inspection, cause: Cause, cls: type[Instruction], message
 
 @rule("reduce-order", "peers that reduce two stages in different orders")
 def reduce_order(inspection: Inspection) -> Iterator[Defect]:
-    """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
-    same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
-    reached. So it is with the buckets of stages, which all hosts sum in one order, and with GATHER_PARAMS."""
+    """REDUCE_GRAD is collective: it ends when all live hosts of the stage have reached it. Workers that host the
+    same stages must reduce them in the same order, or they wait for each other. The same holds for the buckets of
+    stages and for GATHER_PARAMS."""
     rows, others = np.array(conflicting_reduces(inspection), dtype=np.int64).reshape(-1, 2).T
     yield Defect(
         "worker {other.worker} reduces its stages in another order: {other} comes first there",

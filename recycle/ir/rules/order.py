@@ -27,9 +27,9 @@ _TOLD = 40
 
 @rule("order", "an instruction before what it needs on its own worker")
 def order(inspection: Inspection) -> Iterator[Defect]:
-    """A worker runs its program from front to back. What an instruction needs from its own worker must stand before
-    it: a B or I behind its F (and behind the next stage's B, where that is on the same worker), a W behind its I, a
-    SEND behind its producer, a RECV before its consumer, a STEP behind its REDUCE_GRAD."""
+    """A worker runs its program in order. An instruction must come after everything that it needs from its own
+    worker: a B or I after its F (and after the next stage's B on the same worker), a W after its I, a SEND after
+    its producer, a RECV before its consumer, a STEP after its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     needs, rows = inspection.origin[source], inspection.origin[target]
     placed = ~inspection.rows_in(inspection.misplaced)[rows]
@@ -55,12 +55,11 @@ def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
     return source[by_row], target[by_row]
 
 
-@rule("deadlock", "instructions that wait for each other in a circle")
+@rule("deadlock", "instructions that wait for each other in a cycle")
 def deadlock(inspection: Inspection) -> Iterator[Defect]:
-    """Each instruction waits for what it needs, for the one before it on its worker, and a transfer for the one
-    before it between the same two workers. Where this leads back to where it began, nobody moves: the run hangs. The
-    message follows the circle once around, each instruction with what it waits for. Change the order on any one of
-    the workers on it."""
+    """Each instruction waits for its inputs and for the previous instruction of its worker, and a transfer for the
+    previous one between the same two workers. These waits form a cycle, so the run would hang. The message follows
+    the cycle once, each instruction with what it waits for. Change the order on one of the workers in the cycle."""
     events = inspection.events
     if events.is_acyclic:
         return
@@ -76,11 +75,16 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         yield _circle(inspection, events, cycle, "a circle of waits", hint)
 
 
-@rule("serialised-transport", "deadlocks where a worker carries one transfer at a time", "warning", presumes_valid=True)
+@rule(
+    "serialised-transport",
+    "a deadlock on transports that carry one transfer of a worker at a time",
+    "warning",
+    presumes_valid=True,
+)
 def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
-    """The order is fine as long as transfers run beside each other, but on a transport that carries one transfer of a
-    worker at a time, unbuffered and in program order (one NCCL stream), some of them wait for each other in a circle.
-    Write transfers in one global order, as `lower` does: strip them and lower again."""
+    """On a transport that carries one transfer of a worker at a time, unbuffered and in program order (one NCCL
+    stream), some transfers wait for each other in a cycle. On other transports the order is valid. Remove all
+    transfers and lower the schedule again: `lower` writes them in one global order."""
     if not inspection.has_transfers:
         return
     events = event_graph(inspection.lowered, serialised=True)
@@ -205,10 +209,10 @@ def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
     return among(*compute_order(events.schedule.columns)) & ~among(data.source, data.target)
 
 
-@rule("late-send", "a send behind other work than its producer", "warning")
+@rule("late-send", "a send that does not follow its producer", "warning")
 def late_send(inspection: Inspection) -> Iterator[Defect]:
-    """A SEND takes its place right after the instruction that makes its value. With other work between them the
-    receiver waits longer for nothing, as sends never hold up computing. Reported once per worker."""
+    """A SEND should follow the instruction that computes its value. With other work in between the receiver waits
+    longer; sends never delay compute. Reported once per worker."""
     if not inspection.has_transfers:
         return
     graph, c = inspection.graph, inspection.lowered.columns

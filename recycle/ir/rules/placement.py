@@ -27,8 +27,8 @@ from recycle.ir.rules.rule import Defect, Inspection, Place, listed, repeats, ru
 
 @rule("no-host", "a stage without a live host")
 def no_host(inspection: Inspection) -> Iterator[Defect]:
-    """A stage whose every host has failed, or that the placement gives to nobody, has no live copy of its parameters:
-    no schedule can run it. Give it to another worker that can copy them, or go back to a checkpoint."""
+    """A stage whose hosts have all failed, or that the placement gives to no worker, has no live copy of its
+    parameters: no schedule can run it. Place it on another worker that can copy them, or restore a checkpoint."""
     stages = np.flatnonzero(~inspection.hosts.any(axis=0))
 
     def why(place: Place) -> str:
@@ -45,9 +45,9 @@ def no_host(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("failed-worker", "work on, or a transfer with, a failed worker")
 def failed_worker(inspection: Inspection) -> Iterator[Defect]:
-    """A failed worker runs nothing, sends nothing and receives nothing. Its micro-batches go to peers of its stage,
-    with their transfers. Reported once per failed worker that has a program, and once per live worker and failed
-    peer otherwise."""
+    """A failed worker computes, sends and receives nothing. Move its micro-batches and their transfers to peers of
+    its stage. Reported once per failed worker that has a program, and once per live worker and failed peer
+    otherwise."""
     shape, c = inspection.schedule.shape, inspection.schedule.columns
     sizes = np.diff(c.offsets)
     busy = np.flatnonzero(inspection.dead & (sizes > 0))
@@ -74,9 +74,9 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("not-hosted", "a stage run by a worker that does not host it")
 def not_hosted(inspection: Inspection) -> Iterator[Defect]:
-    """A worker can compute, reduce and step only the stages whose parameters it holds: those the placement gives it.
-    Work moves between workers of *different pipelines* that host the same stage, never along a pipeline. Reported
-    once per worker and stage, at the first instruction."""
+    """A worker can compute, reduce and step only the stages that the placement gives it. Work moves between workers
+    of different pipelines that host the same stage, never along a pipeline. Reported once per worker and stage, at
+    the first instruction."""
     shape, pieces = inspection.schedule.shape, inspection.pieces
     at = np.flatnonzero(~is_kind(pieces.kind, Transfer) & pieces.valid)
     at = at[~inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
@@ -105,10 +105,9 @@ _LESS_MEMORY = "run a B or W of a held micro-batch before it, delay this forward
 
 @rule("activation-limit", "more activations held than allowed")
 def activation_limit(inspection: Inspection) -> Iterator[Defect]:
-    """An activation is held from the start of its F to the end of its W or B; of a split backward, the profile's
-    `weight_stash` share is what stays between I and W. Counted in chunks, in program order, against the limit of the
-    worker's rank. The finding points at the instruction that sets the peak and says when it starts.
-    Incomplete schedules are not judged."""
+    """An activation is held from the start of its F to the end of its W or B; between I and W the profile's
+    `weight_stash` share of it. Counted in chunks, in program order, against the limit of the worker's rank. The
+    finding names the instruction that reaches the peak, and its start. Incomplete schedules are not checked."""
     if inspection.limits is None or not inspection.complete.all():
         return
     shape = inspection.schedule.shape
@@ -131,9 +130,9 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("byte-limit", "more bytes held than allowed")
 def byte_limit(inspection: Inspection) -> Iterator[Defect]:
-    """The bytes of the activations held, by the profile's weight of each stage, and what the stages that the worker
-    hosts need beside them, against one limit for all workers. The finding points at the instruction that sets the
-    peak and says when it starts, or at the worker when its stages alone exceed the limit."""
+    """The bytes of activations held, by the profile's weight of each stage, and the static bytes of the worker's
+    stages, against one limit for all workers. The finding names the instruction that reaches the peak, and its
+    start, or the worker if its stages alone exceed the limit."""
     if inspection.byte_limit is None or not inspection.complete.all():
         return
     schedule, profile, limit = inspection.schedule, inspection.profile, inspection.byte_limit
@@ -163,12 +162,12 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     )
 
 
-@rule("redundant", "a redundant forward that could not stand in for anything")
+@rule("redundant", "a redundant forward that cannot replace anything")
 def redundant(inspection: Inspection) -> Iterator[Defect]:
-    """R runs a stage's forward a second time, on the worker of the stage before, which would do the backward too if
-    the stage's own worker died. So its input is the output of an F on the same worker; it comes before that worker's
-    own backward of the micro-batch, which shows that the stage is alive; it stands there once, on a worker that does
-    not run the stage's F anyway. The first stage has no stage before it."""
+    """R runs a stage's forward a second time, on the worker of the previous stage. That worker would take over the
+    backward if the stage's worker died. The input of R is the output of an F on the same worker. R runs once, before
+    that worker's own backward of the micro-batch, on a worker that does not run the stage's F. The first stage has no
+    R."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = _hosted(inspection, RedundantForward)
     if not len(at):
@@ -203,11 +202,11 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     )
 
 
-@rule("replay", "a replay that could not check anything")
+@rule("replay", "a replay that cannot check anything")
 def replay(inspection: Inspection) -> Iterator[Defect]:
-    """REPLAY runs a stage on a micro-batch again, to be compared with what another host of the stage made of it. So it
-    stands on a host that does not run the forward itself, once, and before that host's REDUCE_GRAD of the stage: what
-    differs must be known when the iteration is committed, and the weights must still be those of the iteration."""
+    """REPLAY runs a stage on a micro-batch again, to compare the result with that of another host of the stage. It
+    runs once, on a host that does not run the forward itself. It runs before that host's REDUCE_GRAD of the stage:
+    a difference must be known when the iteration is committed."""
     pieces, stages = inspection.pieces, inspection.schedule.shape.stages
     at = _hosted(inspection, Replay)
     if not len(at):
@@ -229,11 +228,10 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     )
 
 
-@rule("wait-send", "a wait for a send that is not there")
+@rule("wait-send", "a wait for a send that does not exist")
 def wait_send(inspection: Inspection) -> Iterator[Defect]:
-    """WAIT_SEND_F and WAIT_SEND_B wait until what their worker has sent of their stage and micro-batch has arrived.
-    Where the worker sends no such value, since it stays there or another one makes it, there is nothing to wait for.
-    Remove it, or move it to the worker that sends the value."""
+    """WAIT_SEND_F and WAIT_SEND_B wait until the worker's transfer of their stage and micro-batch has arrived. The
+    worker sends no such value. Remove the instruction, or move it to the worker that sends the value."""
     rows = inspection.graph.missing.with_reason(Why.NO_PREDECESSOR).row
     rows = inspection.origin[rows[is_kind(inspection.lowered.columns.kind[rows], WaitSend)]]
     c = inspection.schedule.columns

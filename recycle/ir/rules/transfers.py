@@ -44,53 +44,53 @@ def _examined_rule(code: str, title: str, documentation: str, severity: Severity
 wrong_peer = _examined_rule(
     "wrong-peer",
     "the two ends of a transfer name different workers",
-    """A SEND names the worker that receives, the RECV the worker that sends. Where the value is sent to one worker
-    and awaited by another (or from another), both ends wait for ever. A transfer from a worker to itself is wrong
-    too: a value that stays on its worker needs none.""",
+    """A SEND names the worker that receives, the RECV the worker that sends. If the value is sent to one worker and
+    expected by another, neither can continue. A transfer from a worker to itself is wrong too: the value is already
+    there.""",
 )
 duplicate_transfer = _examined_rule(
     "duplicate-transfer",
     "a value sent or received twice",
-    """Transfers are matched by their order between two workers, so a second SEND or RECV of the same value shifts
-    every later one onto wrong data. Remove it.""",
+    """Transfers are matched by their order between two workers, so a second SEND or RECV of the same value gives
+    every later one the wrong data. Remove it.""",
 )
 not_made_here = _examined_rule(
     "not-made-here",
-    "a send of a value that its worker does not make",
-    """A worker can send only what one of its own instructions makes: SEND_F the activation of an F, SEND_B the
+    "a send of a value that its worker does not compute",
+    """A worker can send only values that its own instructions compute: SEND_F the activation of an F, SEND_B the
     gradient of an I or B, of the same stage and micro-batch. Move the SEND to the worker that runs the producer.""",
 )
 unreceived = _examined_rule(
     "unreceived",
-    "a send that nobody receives",
-    """A SEND without a RECV at the other end fills a buffer that is never emptied, or blocks, and shifts later
-    transfers between the two workers onto wrong data. Add the RECV, or remove the SEND.""",
+    "a send without a receive",
+    """A SEND without a RECV at the other end blocks or leaves a full buffer, and gives later transfers between the
+    two workers the wrong data. Add the RECV, or remove the SEND.""",
 )
 unsent = _examined_rule(
     "unsent",
-    "a receive that nobody sends to",
-    """A RECV without a SEND at the other end waits for ever. Add the SEND, or remove the RECV.""",
+    "a receive without a send",
+    """A RECV without a SEND at the other end never ends. Add the SEND, or remove the RECV.""",
 )
 no_transfer = _examined_rule(
     "no-transfer",
     "a value that is needed on another worker and never sent",
-    """In a schedule with transfers every value that crosses to another worker needs its SEND and RECV. Add the pair,
-    or take all transfers out and `lower` the schedule again.""",
+    """In a schedule with transfers, every value that another worker needs must have a SEND and a RECV. Add the
+    pair, or remove all transfers and `lower` the schedule again.""",
 )
 unused_transfer = _examined_rule(
     "unused-transfer",
     "a value received where nothing needs it",
-    """The transfer is in order at both ends, but no instruction of the receiving worker needs the value. It costs
-    time on its lane and a buffer. Remove both ends.""",
+    """The transfer is matched, but no instruction of the receiving worker needs the value. It costs time on its
+    link and a buffer. Remove both ends.""",
     "warning",
 )
 
 
 @rule("fifo", "receives in another order than the sends")
 def fifo(inspection: Inspection) -> Iterator[Defect]:
-    """Transfers between two workers are matched by order alone: the n-th SEND goes into the n-th RECV. With the two
-    ends in different orders a worker computes on the wrong micro-batch, and nothing raises. Reported once per
-    directed pair of workers, at the first RECV that gets another value."""
+    """Transfers between two workers are matched by order: the n-th SEND goes into the n-th RECV. If the two ends
+    have different orders, a worker computes on the wrong micro-batch without an error. Reported once per directed
+    pair of workers, at the first RECV that gets another value."""
     if not inspection.has_transfers:
         return
     c, workers = inspection.schedule.columns, inspection.schedule.shape.worker_count

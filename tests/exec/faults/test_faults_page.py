@@ -122,7 +122,8 @@ def test_the_page_has_every_kind_with_its_example_what_it_does_and_its_limit() -
 
 
 def test_the_page_has_every_phase_in_order() -> None:
-    listed = re.findall(r"`([a-z]+)`", PAGE.read_text().split("Phases are")[1].split("\n\n")[0])
+    phases_section = PAGE.read_text().split("\n## Phases\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `([a-z]+)` \|", phases_section, flags=re.MULTILINE)
     assert tuple(listed) == PHASES
     assert set(BETWEEN) < set(PHASES)
     assert [cells[0].strip("`") for cells in written(MATRIX_HEAD)] == ENDING

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from recycle import Schedule, Shape
+from recycle.ir.check import explain
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, of_type, plain, words
 from viz.app import build_app
@@ -32,7 +33,9 @@ def test_findings_carry_rule_place_message_and_hint(broken: Schedule) -> None:
     component = answered(Schedule.from_text(broken.shape, programs, failed=["1.1"]))
     assert {"mine.json: Not valid (1 error, 0 warnings)", "duplicate", "0.0 #2", "0F0.1"} <= set(words(component))
     (abbreviation,) = of_type(component, "Abbr")
-    assert abbreviation["title"].startswith("Each micro-batch is used exactly once")  # the rule's own documentation
+    rule = explain("duplicate")
+    assert rule is not None
+    assert abbreviation["title"] == rule.documentation
     (button,) = of_type(component, "Button")
     assert json.loads(button["data-places"]) == [[0, 2.0, 3.0], [0, 1.0, 2.0]]  # its place, and what it repeats
 
