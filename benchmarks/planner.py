@@ -2,8 +2,8 @@
 
     python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS] [--json FILE]
 
-gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "3 bounds" is the gap to load, round trip
-and memory alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
+gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "closed" is the gap to the closed forms
+alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
 order was there. Dead sets are drawn once and stand in `dead_sets.json`, by D x P : number of dead. `--scale` shortens
 the planner's time limits. Where OR-tools is installed (extra `bench`) CP-SAT works on the small cases for `--cp-sat`
 seconds each, 45 unless told; 0 leaves it out. The last column is its period,
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job, PricedJob, price
 from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary
-from recycle.solve.bounds import closed_forms
+from recycle.solve.bounds import closed_form
 from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
@@ -103,12 +103,6 @@ def cases() -> list[Case]:
     return rows
 
 
-def three_bounds(problem: Problem) -> float:
-    """The bound of load, round trip and memory alone; load counts the round trip."""
-    ranks = range(problem.shape.ranks)
-    return max(max(closed_forms.load(problem, r), closed_forms.memory(problem, r)) for r in ranks)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of cases, or beginnings of them")
@@ -120,7 +114,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too, as they come")
     arguments = parser.parse_args()
     rows: list[dict[str, str]] = []
-    titles = ("case", "D,P,m", "cap", "dead", "period", "bound", "gap", "3 bounds", "first s", "s", "target", "CP-SAT")
+    titles = ("case", "D,P,m", "cap", "dead", "period", "bound", "gap", "closed", "first s", "s", "target", "CP-SAT")
     print("".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))
     for case in cases():
         if arguments.only and not any(case.name.startswith(name) for name in arguments.only):
@@ -174,7 +168,7 @@ def measured(case: Case, arguments: argparse.Namespace) -> list[str]:
     made = plan(job, dead, seconds=case.seconds * arguments.scale, processes=arguments.processes, progress=progress)
     took = time.perf_counter() - begun
     problem = Problem.of(job, made.schedule.failed)
-    weaker = three_bounds(problem)
+    weaker = closed_form(problem)
     peer = ""
     if arguments.cp_sat and problem.size <= CP_SAT_UP_TO:
         peer = cp_sat(problem, arguments.cp_sat)

@@ -22,18 +22,6 @@ def colors(edges: list[Edge]) -> int:
     return len(set(color))
 
 
-def test_edges_of_a_path_need_two_colors() -> None:
-    assert color_edges([(0, 1), (1, 2), (2, 3)]) == [0, 1, 0]
-
-
-def test_without_edges_there_are_no_colors() -> None:
-    assert color_edges([]) == []
-
-
-def test_a_triangle_needs_a_color_more_than_its_degree() -> None:
-    assert colors([(0, 1), (1, 2), (2, 0)]) == 3
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_a_bipartite_graph_with_parallel_edges_needs_as_many_colors_as_its_largest_degree(seed: int) -> None:
     random = Random(seed)

@@ -1,7 +1,8 @@
-"""Files are read whole or refused: endless, waiting, giant and absent ones, in whatever error the caller raises."""
+"""Files are read whole or refused, in whatever error the caller raises; its message is one printable line."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from recycle import JobError, RecycleError, ScheduleError
+from recycle.errors import first_line
 from recycle.files import MOST_BYTES, read_whole, whole_folder, write_whole
 
 
@@ -123,3 +126,23 @@ def test_of_two_who_write_a_folder_the_first_to_end_has_it(tmp_path: Path) -> No
         write("late", lambda: write("first", lambda: None))
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["first"]
+
+
+def test_a_message_is_one_printable_line() -> None:
+    assert str(ScheduleError("plan.json: a\nb\t c")) == "plan.json: a b c"
+    assert str(JobError("\x1b[2J\0 \ud800 \ufeffé")) == r"\x1b[2J\x00 \ud800 \ufeffé"
+
+
+def test_a_long_message_keeps_its_two_ends() -> None:
+    message = str(ScheduleError("plan.json: " + "x" * 10**6 + " is not an instruction"))
+    assert len(message) < 4100
+    assert message.startswith("plan.json: xxx")
+    assert message.endswith("xxx is not an instruction")
+
+
+def test_the_reason_of_another_librarys_error_is_one_line_without_its_traceback() -> None:
+    cause = FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/__0_0.distcp")
+    assert first_line(CheckpointException("read", {0: (cause, [])})) == "No such file or directory"  # type: ignore[dict-item]
+    assert first_line(CheckpointException("read", {1: (ValueError("\n bad\nmore"), [])})) == "bad"  # type: ignore[dict-item]
+    assert first_line(RuntimeError("gone\nException raised from recvBytes (most recent call first):")) == "gone"
+    assert first_line(AssertionError()) == "AssertionError"

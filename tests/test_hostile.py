@@ -92,22 +92,11 @@ def test_the_seeds_are_read(reader: Reader, tmp_path: Path) -> None:
         reader.use(reader.read(tmp_path / "file"))
 
 
+@pytest.mark.parametrize("spoil", [lambda _: any_bytes(), mutated, retold], ids=["bytes", "mutated", "retold"])
 @quick
 @given(data=st.data())
-def test_any_bytes_are_read_or_refused(reader: Reader, tmp_path: Path, data: st.DataObject) -> None:
-    survives(reader, tmp_path / "file", data.draw(any_bytes()))
-
-
-@quick
-@given(data=st.data())
-def test_a_file_with_bytes_changed_is_read_or_refused(reader: Reader, tmp_path: Path, data: st.DataObject) -> None:
-    survives(reader, tmp_path / "file", data.draw(mutated(reader.seeds)))
-
-
-@quick
-@given(data=st.data())
-def test_a_file_with_words_changed_is_read_or_refused(reader: Reader, tmp_path: Path, data: st.DataObject) -> None:
-    survives(reader, tmp_path / "file", data.draw(retold(reader.seeds)))
+def test_a_spoiled_file_is_read_or_refused(reader: Reader, tmp_path: Path, spoil: Any, data: st.DataObject) -> None:
+    survives(reader, tmp_path / "file", data.draw(spoil(reader.seeds)))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # 1e308 seconds twice is a valid answer: infinitely long

@@ -211,11 +211,6 @@ def test_leader_and_protocol_only_compute(room: str) -> None:
     assert {module: acts(module) for module in modules if acts(module)} == {}
 
 
-def test_a_module_that_acts_is_told_from_one_that_does_not() -> None:
-    assert acts("recycle.exec.links") >= {"socket", "os", "selectors", "threading"}
-    assert acts("recycle.exec.processes.processes") >= {"time", "pathlib"}
-
-
 def test_every_folder_of_the_executor_has_its_place() -> None:
     assert {path.parent.name for path in (ROOT / "recycle/exec").glob("*/__init__.py")} <= set(EXEC)
 
@@ -226,9 +221,3 @@ def test_planning_leading_and_viewing_need_no_torch(part: str) -> None:
         module for module in FILES if within(module, part) for name in imports(module) if name.split(".")[0] in TORCH
     }
     assert using == set()
-
-
-@pytest.mark.process
-def test_the_package_can_be_executed() -> None:
-    ended = subprocess.run([sys.executable, "-m", "recycle", "--version"], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout.split()[0]) == (0, "recycle")

@@ -78,11 +78,11 @@ NOT_RUN = {
     r"sbatch|kubectl": "needs a cluster",
     r"sudo .*try_here.sh": "needs root and etcd; tests/examples/test_cluster.py",
     r"make |pip install|source ": "installs or runs all tests",
-    r"python examples/tiny_gpt/demo.py": "tests/examples/test_tiny_gpt.py runs it",
-    r"python examples/megatron_data/write_dataset.py": "tests/examples/test_megatron_data.py runs it",
-    r"torchrun .*megatron_loop": "tests/examples/test_megatron_loop.py runs them",
-    r"torchrun .*torch_pipelining": "tests/examples/test_torch_pipelining.py runs it",
-    r"recycle train examples/own_model": "tests/examples/test_own_model.py runs it",
+    r"python examples/tiny_gpt/demo.py": "tests/examples/test_scripts.py runs it",
+    r"python examples/megatron_data/write_dataset.py": "tests/examples/test_scripts.py runs it",
+    r"torchrun .*megatron_loop": "tests/examples/test_scripts.py runs them",
+    r"torchrun .*torch_pipelining": "tests/examples/test_scripts.py runs it",
+    r"recycle train examples/own_model": "tests/examples/test_scripts.py runs it",
 }
 """Pattern of a command -> why it is not run here, or where it is."""
 SHORTER = (

@@ -1,4 +1,4 @@
-"""What the static site is made of: every page has a place, every link leads to one, all families are shown."""
+"""What is published: the static site, whose links lead somewhere, and the wheel, which holds what commands need."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -89,3 +90,30 @@ def test_the_built_site_refers_to_nothing_that_is_not_there(tmp_path: Path) -> N
             lost += [] if (page.parent / link).exists() else [f"{page.name}: {link}"]
     assert (lost, loaded) == ([], [])
     assert "lanes-view" in (tmp_path / "playground" / "viewer.html").read_text(encoding="utf-8")
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.soak
+def test_a_wheel_holds_what_the_commands_need(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
+        pytest.skip("this environment has no pip")
+    source = tmp_path / "source"  # a copy: setuptools leaves a folder "build" beside what it builds
+    files = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "recycle", "viz", "pyproject.toml", "README.md", "LICENSE"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for name in filter(None, files.split("\0")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("recycle_pipeline-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"recycle/py.typed", "viz/py.typed", "viz/assets/modules/search.js"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"recycle", "viz", wheel.name.split("-py3")[0] + ".dist-info"}
+    for folder in (ROOT / "viz" / "assets", ROOT / "viz" / "assets" / "modules"):
+        assert {f"{folder.relative_to(ROOT)}/{asset.name}" for asset in folder.glob("*.js")} <= set(names)

@@ -23,14 +23,12 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
+from viz.analysis.bubbles import WHY
 from viz.analysis.memory import memory_curve
-from viz.analysis.waits import WHY
 from viz.kinds import describe, listed
 from viz.lane_cache import CachedLanes, Explainer
 from viz.lanes import Flag
 from viz.numbers import PLAN_UNIT, TimeUnit, percent, short
-from viz.operands import stated_bound, stated_limits
-from viz.scenario import is_loosened
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,14 @@ class Details:
     Attributes:
         title, lines: a heading and what stands below it.
         needs: a row for each thing that an operation needed: its text, its worker, why, when it was there, its slack.
-        inputs, outputs: operations that the selection needed, and that need it.
-        waited: the operation that decided its start, -1 when none did.
+        links: `inputs` and `outputs`, operations that the selection needed and that need it; `waited`, the one that
+            decided its start, -1 when none did.
     """
 
     title: str
     lines: list[str]
     needs: list[list[str]] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    waited: int = -1
+    links: dict[str, Any] = field(default_factory=lambda: {"inputs": [], "outputs": [], "waited": -1})
 
 
 def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
@@ -86,13 +82,10 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
         lines.append(f"needs {total - len(inputs)} more, which were there earlier")
     place_of = partial(explainer.operation, shown.table)
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
-    users = [place_of(user.row) for user in explainer.waits.outputs(row)]
+    users = [place_of(user) for user in explainer.waits.outputs(row)]
     waited = place_of(inputs[0].row) if decided else -1
-    return Details(title, lines, needs, _drawn(values), _drawn(users), waited)
-
-
-def _drawn(operations: list[int]) -> list[int]:
-    return [operation for operation in operations if operation >= 0]
+    drawn = {name: [i for i in found if i >= 0] for name, found in (("inputs", values), ("outputs", users))}
+    return Details(title, lines, needs, {**drawn, "waited": waited})
 
 
 def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
@@ -192,12 +185,10 @@ def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
     if explainer.executed:
         return [Figure("makespan", makespan, "From its first start to its last end, as executed."), bubbles]
     found = [Figure("period", unit.amount(timeline.period), PERIOD)]
-    stated = explainer.bound
-    if stated is None and not is_loosened(explainer, stated_limits(timeline.schedule)):
-        stated = stated_bound(timeline)
-    if stated is not None:
-        gap = f"gap {percent(stated[1])}" if stated[1] > 1e-9 else "optimal"
-        found.append(Figure("bound", f"{unit.amount(stated[0])} ({gap})", BOUND))
+    if explainer.proven is not None:
+        bound, gap = explainer.proven
+        above = f"gap {percent(gap)}" if gap > 1e-9 else "optimal"
+        found.append(Figure("bound", f"{unit.amount(bound)} ({above})", BOUND))
     found.append(bubbles)
     ranks = timeline.schedule.shape.ranks
     peaks = [(peak, w % ranks) for w, peak in enumerate(timeline.peak_activations) if peak is not None]

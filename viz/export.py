@@ -24,7 +24,7 @@ from viz.run import Run
 from viz.sources import ScheduleFile
 
 if TYPE_CHECKING:
-    from viz.comparison import SystemComparison
+    from viz.sources import SystemComparison
     from viz.what_if import WhatIf
 
 Source = Run | ScheduleFile
@@ -83,8 +83,8 @@ def html(
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> str:
     """The page that `export` writes."""
+    from viz.pages import open_pages
     from viz.pages.page import Workspace
-    from viz.pages.registry import open_pages
 
     workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {})
     content = static_html([page.exported() for page in open_pages(workspace)])

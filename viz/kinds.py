@@ -2,7 +2,7 @@
 
 A kind of one's own enters a `Look` here, from the file that registers it (see docs/guides/add-an-instruction.md);
 without one it looks as reduces and steps do. Each text is a template that stands here alone: the browser gets all of
-them with the lanes (`viz.wire`) and fills them in the same way.
+them with the lanes (`viz.lane_cache`) and fills them in the same way.
 """
 
 from __future__ import annotations
@@ -85,14 +85,15 @@ def look_of(kind: type[Instruction]) -> Look:
     return LOOKS.get(kind, Look())
 
 
-def table_as_json() -> list[dict[str, Any]]:
-    """What the JavaScript needs of the table: an object per kind, by number.
+@reads_kinds
+def kinds() -> tuple[dict[str, Any], ...]:
+    """How each kind is written and found, by number, for the browser too.
 
     `token` and `title` are the row's, `paints` and `words` the look's. `letter` is how a label begins, with the
     micro-batch behind it when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds
     run beside computing; a `pair` is a forward and a backward at once.
     """
-    return [
+    return tuple(
         {
             "token": cls.token,
             "title": cls.row.title,
@@ -105,7 +106,7 @@ def table_as_json() -> list[dict[str, Any]]:
             "words": list(look_of(cls).words),
         }
         for cls in KIND_CLASSES
-    ]
+    )
 
 
 LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"
@@ -124,12 +125,6 @@ LINES: tuple[tuple[str, str], ...] = (
 """(when it holds, line) of a tooltip: always, of a micro-batch on its home pipeline or away from it, of a pair (whose
 second half only the server knows), or of a `Flag`."""
 MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}
-
-
-@reads_kinds
-def kinds() -> tuple[dict[str, Any], ...]:
-    """How each kind is written and found, by number (`table_as_json`)."""
-    return tuple(table_as_json())
 
 
 def label(table: LaneTable, operation: int) -> str:

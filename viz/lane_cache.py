@@ -1,5 +1,14 @@
-"""What the viewer keeps: the lanes that pages show, by content, from which `lanes/<hash>.bin` and the details are made;
-and freed memory given back to the system, as a viewer is open long after it has loaded.
+"""What the viewer keeps: the lanes that pages show, as the browser gets them, and what explains them; and freed memory
+given back to the system, as a viewer is open long after it has loaded.
+
+`lanes.bin` is a LaneTable once per content. Little endian: magic `RLN2`, u32 lanes, u32 operations, u32 bytes of the
+description, f64 origin; u32 offsets (lanes + 1); the columns that the description lists, each in the narrowest type
+that holds it and beginning at a multiple of 4 bytes; then the description, JSON in UTF-8. That holds also the table of
+instruction kinds with how each is drawn (`figures.boxes`), the colours (`figures.palette`) and all texts (`labels`):
+the canvas has none of its own.
+
+Times are float32 from the origin: with seconds since the run's start, a day would leave steps of 8 ms. An instruction's
+own id stays here: the browser names an operation by its place.
 """
 
 from __future__ import annotations
@@ -7,26 +16,109 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
+import json
+import math
+import struct
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, slack
 from recycle.job.shape import Worker
-from viz.analysis.bubbles import Bubbles
-from viz.analysis.waits import Waits
-from viz.lanes import LaneTable
+from viz.analysis.bubbles import Bubbles, Waits
+from viz.figures.boxes import parts_of
+from viz.figures.palette import (
+    CHUNK_PAINTS,
+    COMMUNICATION,
+    FAILURE,
+    FAILURE_BAND,
+    FAILURE_HATCH,
+    INK,
+    PAINTS,
+    Paint,
+    shade_of,
+)
+from viz.kinds import LABEL, LABEL_AWAY, LINES, MARKS, kinds
+from viz.lanes import Flag, LaneTable
 from viz.numbers import TimeUnit, time_unit
-from viz.wire import encode
+
+MAGIC = b"RLN2"
+COLUMNS = ("start", "end", "micro_batch", "stage", "pipeline", "kind", "flags")
+PAIRED = ("pipeline2", "micro_batch2")
+"""Of the backwards of overlapped pairs, in tables that have any."""
+_HEADER = struct.Struct("<4sIIId")
+_UNSIGNED = ("u1", "<u2", "<u4")
+
+
+def encode(table: LaneTable) -> bytes:
+    """The table as `lanes.bin`."""
+    columns = {name: _narrow(getattr(table, name)) for name in COLUMNS}
+    if table.paired is not None:
+        home, index = table.paired
+        columns |= {PAIRED[0]: _narrow(home), PAIRED[1]: _narrow(index)}
+    types = {name: column.dtype.kind + str(column.itemsize) for name, column in columns.items()}
+    described = json.dumps({"columns": types, **describe_table(table)}, separators=(",", ":")).encode()
+    parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]
+    parts.append(table.offsets.astype("<u4").tobytes())
+    for column in columns.values():
+        parts += [column.tobytes(), bytes(_padding(column.nbytes))]
+    return b"".join([*parts, described])
+
+
+def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Times as float32; whole numbers unsigned, as narrow as they fit, "none" (all ones) staying all ones."""
+    if column.dtype.kind == "f":
+        return column.astype("<f4")
+    none = np.iinfo(column.dtype).max
+    known = column[column != none]
+    most = int(known.max(initial=0))
+    narrow = next(kind for kind in _UNSIGNED if most < np.iinfo(kind).max)
+    return np.where(column == none, np.iinfo(narrow).max, column).astype(narrow)
+
+
+def _padding(size: int) -> int:
+    return -size % 4
+
+
+def describe_table(table: LaneTable) -> dict[str, Any]:
+    """What the canvas needs beside the columns: names of lanes, and how each kind and mark is drawn."""
+    places = {paint.key: place for place, paint in enumerate(PAINTS)}
+    return {
+        "labels": table.labels,
+        "pipelines": [worker.pipeline for worker in table.workers],
+        "ranks": [worker.rank for worker in table.workers],
+        "failed": np.flatnonzero(table.failed).tolist(),
+        "span": table.span,
+        "unit": time_unit(table),
+        "by_rank": "stage" if table.shape.chunks == 1 else "rank",
+        "bits": {flag.name: int(flag) for flag in Flag},
+        "kinds": [
+            {**kind, "parts": [[places[part[0].key], *part[1:]] for part in parts_of(number, table.weight_share)]}
+            for number, kind in enumerate(kinds())
+        ],
+        "texts": {"label": LABEL, "label_away": LABEL_AWAY, "lines": LINES},
+        "marks": {flag.name: text for flag, text in MARKS.items()},
+        "paints": _paints(PAINTS),
+        "chunk_paints": [_paints(CHUNK_PAINTS[shade_of(chunk, table.chunks)]) for chunk in range(table.chunks)],
+        "stages_per_chunk": table.shape.ranks,
+        "busy": [places[paint.key] for paint in PAINTS if paint is not COMMUNICATION],
+        "failure": {"fill": FAILURE_BAND, "hatch": FAILURE_HATCH, "line": FAILURE, "ink": INK},
+    }
+
+
+def _paints(paints: Sequence[Paint]) -> list[dict[str, str]]:
+    return [{name: getattr(paint, name) for name in paint.__slots__} for paint in paints]
 
 
 def release_memory() -> None:
@@ -86,6 +178,10 @@ TABLE_BYTES = 60
 """Of a table and its timeline, per operation."""
 
 
+Limits = tuple[float, ...] | None
+"""Activations (in chunks) that the worker of each rank may hold."""
+
+
 @dataclass(frozen=True, eq=False)
 class Explainer:
     """What knows why the operations of a table lie where they lie.
@@ -93,16 +189,22 @@ class Explainer:
     Attributes:
         timeline: planned, or executed.
         ids: the instruction id in the table of each row of `timeline`; None where that is the row.
-        limits: activations (in chunks) that the worker of each rank may hold.
         executed: whether the timeline is what ran, whose order follows no model of times.
         bound: (proven lower bound of the period for these times and limits, gap), where a planner gave one.
     """
 
     timeline: Timeline
     ids: Rows | None = None
-    limits: tuple[float, ...] | None = None
+    limits: Limits = None
     executed: bool = False
     bound: tuple[float, float] | None = None
+
+    @property
+    def proven(self) -> tuple[float, float] | None:
+        """(lower bound of the period, gap) for these times and limits, from the planner or the metadata of the plan."""
+        if self.bound is not None or is_loosened(self.limits, stated_limits(self.timeline.schedule)):
+            return self.bound
+        return stated_bound(self.timeline)
 
     @cached_property
     def slack(self) -> Any:
@@ -144,11 +246,62 @@ class Explainer:
         return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
 
 
+def stated_limits(schedule: Schedule) -> Limits:
+    """The limits in the metadata of a plan file, if that is what they are."""
+    stated = schedule.metadata.get("limits")
+    if not isinstance(stated, list) or len(stated) != schedule.shape.ranks:
+        return None
+    usable = all(isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0 for limit in stated)
+    return tuple(float(limit) for limit in stated) if usable else None
+
+
+def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
+    """(lower bound, gap) in the metadata of a plan, None where they are of other times than the timeline's.
+
+    A plan says by a hash which profile it was made for; of one without, or whose stages are others than the profile's,
+    the period has to be the same.
+    """
+    metadata = timeline.schedule.metadata
+    bound, gap, period = (metadata.get(name) for name in ("lower_bound", "gap", "period"))
+    if not isinstance(bound, int | float) or not isinstance(gap, int | float):
+        return None
+    made_for = metadata.get("profile")
+    if isinstance(made_for, str) and not timeline.schedule.shape.cut:
+        return (bound, gap) if made_for == timeline.profile.digest() else None
+    is_same = isinstance(period, int | float) and math.isclose(period, timeline.period, rel_tol=1e-6)
+    return (bound, gap) if is_same else None
+
+
+def is_loosened(limits: Limits, stated: Limits) -> bool:
+    """Whether workers may hold more than a plan's limits say, for which its bound was proven."""
+    if stated is None:
+        return False
+    return limits is None or any(now > then for now, then in zip(limits, stated, strict=True))
+
+
 class Drawn(NamedTuple):
     """Lanes, and what explains them if that is known."""
 
     lanes: LaneTable
     explainer: Explainer | None = None
+
+
+class Operand(NamedTuple):
+    """One timeline to compare: its lanes by the rows of what explains them.
+
+    Attributes:
+        seconds_per_unit: of a plan's times, where the job knows it.
+    """
+
+    title: str
+    explainer: Explainer
+    lanes: LaneTable
+    seconds_per_unit: float | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """Planned, or executed with times in seconds."""
+        return self.explainer.timeline
 
 
 @dataclass(frozen=True, eq=False)

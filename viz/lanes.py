@@ -35,7 +35,6 @@ class Flag(IntFlag):
     REROUTED = 1
     CRITICAL = 2
     VIOLATION = 4
-    ON_FAILED_WORKER = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,24 +132,6 @@ class LaneTable:
             schedule, timeline.start, timeline.end, timeline.profile, players, timeline.critical_path, violations
         )
 
-    def at_times_of(self, timeline: Timeline) -> LaneTable:
-        """The lanes of the planned iteration of this table in other times, with the same names and violations.
-
-        Args:
-            timeline: of the same lowered schedule, whose rows are this table's instruction ids.
-        """
-        rows = self.instruction_id.astype(np.int64)
-        critical = np.zeros(len(timeline.start), dtype=np.uint8)
-        critical[timeline.critical_path] = Flag.CRITICAL
-        start, end, columns = timeline.start[rows], timeline.end[rows], timeline.schedule.columns
-        drawn = np.count_nonzero(~_transfers(columns) | (timeline.end > timeline.start))
-        if drawn == len(rows) and _is_sorted(columns.worker[rows], start, end, rows):
-            flags = self.flags & np.uint8(~Flag.CRITICAL & 0xFF) | critical[rows]
-            share = weight_share(timeline.profile, self.shape)
-            return replace(self, start=start, end=end, flags=flags, weight_share=share)
-        violations = rows[self.has(Flag.VIOLATION)].tolist()
-        return replace(LaneTable.from_timeline(timeline, violations=violations), labels=self.labels)
-
     @classmethod
     def until_stuck(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
         """The lanes of an order that cannot finish: timed as far as it runs, and from `halt` on what never runs, each
@@ -189,7 +170,7 @@ class LaneTable:
         shape, columns = schedule.shape, schedule.columns
         failed = np.array([worker in schedule.failed for worker in shape.workers()], dtype=np.bool_)
         away = away_from(columns, columns.worker // shape.ranks)
-        flags = away * Flag.REROUTED | failed[columns.worker] * Flag.ON_FAILED_WORKER
+        flags = away * int(Flag.REROUTED)
         flags[list(critical)] |= Flag.CRITICAL
         flags[list(violations)] |= Flag.VIOLATION
         labels = []
@@ -220,7 +201,7 @@ class LaneTable:
         shape, columns = trace.shape, trace.columns
         dead = frozenset(failed)
         is_dead = np.array([worker in dead for worker in shape.workers()], dtype=np.bool_)
-        flags = trace.rerouted * Flag.REROUTED | is_dead[columns.worker] * Flag.ON_FAILED_WORKER
+        flags = trace.rerouted * int(Flag.REROUTED)
         origin = float(trace.start.min()) if len(trace) else 0.0
         labels = []
         for w, worker in enumerate(shape.workers()):
@@ -247,7 +228,7 @@ class LaneTable:
     ) -> LaneTable:
         # Receives, and sends over a link that costs nothing, take no time: there is nothing of them to draw.
         shown = np.flatnonzero(~_transfers(columns) | (end > start))
-        rows = shown[np.lexsort((shown, end[shown], start[shown], columns.worker[shown]))]
+        rows = shown[np.lexsort((end[shown], start[shown], columns.worker[shown]))]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
         has_home = columns.pipeline[rows] >= 0
         pairs = is_kind(columns.kind[rows], OverlappedPair)
@@ -268,14 +249,6 @@ class LaneTable:
             instruction_id=rows.astype(np.uint32),
             **rest,
         )
-
-
-def _is_sorted(*keys: npt.NDArray[Any]) -> bool:
-    """Whether rows follow each other by the first key, those of equal ones by the second, and so on."""
-    after = np.ones(len(keys[0]) - 1 if len(keys[0]) else 0, dtype=np.bool_)
-    for key in reversed(keys):
-        after = (key[1:] > key[:-1]) | ((key[1:] == key[:-1]) & after)
-    return bool(after.all())
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:

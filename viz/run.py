@@ -27,9 +27,8 @@ from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import plan_file
 from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport
-from viz.lane_cache import Drawn, Explainer
+from viz.lane_cache import Drawn, Explainer, Limits, Operand, stated_limits
 from viz.lanes import LaneTable, Panel, weight_share
-from viz.operands import Operand, stated_limits
 
 
 @dataclass(frozen=True)
@@ -360,7 +359,7 @@ class Run:
         return Operand(title, explainer, LaneTable.from_timeline(timeline), unit)
 
     @cached_property
-    def _limits(self) -> tuple[float, ...] | None:
+    def _limits(self) -> Limits:
         """Activations that the worker of each rank may hold, where the job tells."""
         try:
             limits = self.job.activation_limits() if self.job else None

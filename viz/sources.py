@@ -1,4 +1,5 @@
-"""What a person asks to see: a run directory, schedule file or folder of traces, recognised by what is at the path."""
+"""What a person asks to see, recognised by what is at the path: a run directory, schedule file or folder of traces, and
+comparisons of resilience systems as `recycle compare` writes them."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from recycle.errors import RecycleError, ScheduleError
+from recycle.files import read_whole
 from recycle.ir import formats
 from recycle.ir.check import Finding, Findings, check
 from recycle.ir.families import FAMILIES
@@ -20,11 +24,13 @@ from recycle.ir.simulate import Timeline, timeline_of
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE
-from viz.lane_cache import Explainer, release_memory
+from viz.lane_cache import Explainer, Operand, release_memory, stated_limits
 from viz.lanes import LaneTable, Panel
-from viz.operands import Operand, stated_limits
 from viz.run import Run
 from viz.run_files import is_run_directory, load_run, runs_in, what_it_is
+
+Place = tuple[int, float, float]
+"""Lane of a drawn table, start and end in the table's time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,15 +85,15 @@ class ScheduleFile:
     def suggested(self, place: int) -> list[str]:
         return list(self.choices(place))
 
-    def places(self, finding: Finding) -> list[tuple[int, float, float]]:
-        """(lane, start, end) of the instruction that a finding points at, then of those that it is at odds with; none
-        when it points nowhere."""
+    def places(self, finding: Finding) -> list[Place]:
+        """Where the instruction lies that a finding points at, then those that it is at odds with; none when it points
+        nowhere."""
         if finding.worker is None:
             return []
         others = [self._place(other.worker, other.position) for other in finding.others]
         return [self._place(finding.worker, finding.position), *others]
 
-    def _place(self, worker: str, position: int | None) -> tuple[int, float, float]:
+    def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
         # A transfer that takes no time is not drawn: the first instruction after it is, or the last of this worker.
         mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
@@ -229,3 +235,103 @@ def _run_or_schedule(path: Path) -> Run | ScheduleInput:
 def _beside(path: Path, _: Schedule) -> Profile | None:
     beside = path.with_name(f"{path.stem}.profile.json")
     return Profile.load(beside) if beside.is_file() else None
+
+
+FORMAT = "recycle-comparison"
+_MOST_BYTES = 256 << 20
+_HEAD_BYTES = 80
+
+
+class RateChange(Struct, frozen=True):
+    """What a system went over to.
+
+    Attributes:
+        time: seconds from the start of the trace.
+        event: what the system did, in a word or two.
+        pause: seconds until it trains again, unless another change comes first.
+        rate: samples per second then.
+    """
+
+    time: float
+    event: str
+    pause: float
+    rate: float
+
+
+class Misfit(Struct, frozen=True):
+    """Why a system does not fit into memory."""
+
+    reason: str
+
+
+class SystemResult(Struct, frozen=True):
+    """A system on a trace; times in seconds, rates in samples per second. `lost` is by cause."""
+
+    name: str
+    trace: str
+    fits: bool
+    goodput: float
+    fault_free: float
+    seconds: float
+    lost: dict[str, float]
+    timeline: list[RateChange]
+    layout: str = ""
+    misfit: Misfit | None = None
+
+
+class ReferenceGoodput(Struct, frozen=True):
+    """A fault-free schedule on all nodes."""
+
+    goodput: float
+    layout: str
+
+
+class TraceSummary(Struct, frozen=True):
+    """A failure trace; `alive` is (time, nodes alive from then on)."""
+
+    name: str
+    nodes: int
+    failures: int
+    seconds: float
+    live: float
+    alive: list[tuple[float, int]]
+    references: dict[str, ReferenceGoodput]
+
+
+class SystemComparison(Struct, frozen=True):
+    """All systems on all traces, as `recycle compare --json` prints them."""
+
+    format: str
+    shape: str
+    traces: list[TraceSummary]
+    systems: list[SystemResult]
+    assumptions: list[str] = []
+
+    def of(self, place: int) -> list[SystemResult]:
+        """The systems on the trace at that place: they stand trace by trace, all of one after all of another."""
+        each = len(self.systems) // len(self.traces) if self.traces else 0
+        return self.systems[place * each : (place + 1) * each]
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a file says of itself that it is one; a pipe, which may never say anything, is not asked."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def load_comparison(path: Path) -> SystemComparison:
+    """Read a comparison. Raises RecycleError when it is broken."""
+    try:
+        found = msgspec.json.decode(read_whole(path, RecycleError, _MOST_BYTES), type=SystemComparison)
+    except msgspec.DecodeError as error:
+        raise RecycleError(
+            f"{path}: is no complete comparison ({error}); write it again with recycle compare"
+        ) from None
+    if len(found.systems) != len(found.traces) * len({system.name for system in found.systems}):
+        raise RecycleError(f"{path}: some system is missing on some trace; repeat recycle compare")
+    return found

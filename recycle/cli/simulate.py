@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 
 from recycle.cli import pricing
@@ -15,7 +14,6 @@ from recycle.cli.terminal import Result, print_table, width
 from recycle.ir import formats
 from recycle.ir.check import check
 from recycle.ir.gaps import GapCause, Gaps
-from recycle.ir.native import words
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import DRAWN, Timeline, timeline_of
 from recycle.ir.trace import first_impossible
@@ -86,21 +84,14 @@ def _warn_of_clocks(ran: Timeline, file: Path) -> None:
 def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
     """What `--json` prints. Per-worker lists run over all workers by pipeline, then rank; None for a failed one."""
     schedule = timeline.schedule
-    rows = np.array(timeline.critical_path, dtype=np.int64)
-    columns, workers = schedule.columns.take(rows, np.array([0, len(rows)])), list(map(str, schedule.shape.workers()))
     path = [
         {
-            "worker": workers[w],
-            "instruction": name,
-            "start": start,
-            "end": end,
+            **_named(schedule, row),
+            "start": float(timeline.start[row]),
+            "end": float(timeline.end[row]),
             "cause": None if cause is None else cause.name.lower(),
         }
-        for w, name, start, end, cause in zip(
-            *(schedule.columns.worker[rows].tolist(), words(schedule.shape, columns)),
-            *(timeline.start[rows].tolist(), timeline.end[rows].tolist(), timeline.critical_causes),
-            strict=True,
-        )
+        for row, cause in zip(timeline.critical_path, timeline.critical_causes, strict=True)
     ]
     names = ("makespan", "period", "bubble_ratio", "bubble", "inner_bubble", "peak_activations", "peak_bytes")
     return {

@@ -23,10 +23,9 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import PlanLibrary
 from recycle.plans.library import MANIFEST
 from recycle.solve.planner import plan
-from viz.comparison import is_comparison, load_comparison
 from viz.run import Run
 from viz.run_files import is_run_directory, runs_in
-from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
+from viz.sources import ScheduleFile, family_sources, is_comparison, load_comparison, load_sources, schedule_source
 from viz.what_if import WhatIf, WhatIfPlanner
 
 DEFAULT_PORT = 8050

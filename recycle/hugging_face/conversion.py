@@ -36,8 +36,7 @@ from recycle.hugging_face.model_folder import (
 )
 from recycle.hugging_face.shards import ByteProgress, Planned, write_shards
 from recycle.job import Job
-from recycle.job.initial_weights import computed, model_of_checkpoint
-from recycle.job.manifest import HUGGING_FACE, carried_files
+from recycle.job.manifest import HUGGING_FACE, carried_files, computed, model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
 
 PART_BYTES = 1 << 27

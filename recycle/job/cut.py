@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate, pairwise
+from math import inf
 from types import MappingProxyType
 
 from recycle.errors import JobError
@@ -107,35 +109,32 @@ def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, f
     return found
 
 
-def balanced(weights: Sequence[float], parts: int) -> list[int]:
+@cache
+def balanced(weights: tuple[float, ...], parts: int) -> tuple[int, ...]:
     """How many neighbours each of so many parts takes, at least one, so that the heaviest part is as light as can be.
 
-    The heaviest part's weight is found by bisection; then each part takes what stays within it, from the first on, and
-    the largest parts are halved until there are enough.
+    By dynamic programming over the first n weights in k parts, whose last one begins the later the larger n is; weights
+    that are all alike are spread evenly.
 
     Raises:
         JobError: there are fewer weights than parts.
     """
-    if not 1 <= parts <= len(weights):
-        raise JobError(f"{len(weights)} layer(s) cannot be cut into {parts} stages")
+    count = len(weights)
+    if not 1 <= parts <= count:
+        raise JobError(f"{count} layer(s) cannot be cut into {parts} stages")
     if len(set(weights)) == 1:
-        return [len(weights) * (part + 1) // parts - len(weights) * part // parts for part in range(parts)]
-
-    def cut(most: float) -> list[int]:
-        sizes, held = [0], 0.0
-        for weight in weights:
-            if sizes[-1] and held + weight > most:
-                sizes, held = [*sizes, 0], 0.0
-            sizes[-1] += 1
-            held += weight
-        return sizes
-
-    low, high = max(weights), sum(weights)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(cut(middle)) <= parts else (middle, high)
-    sizes = cut(high)
-    while len(sizes) < parts:  # the largest part gives half of it away
-        at = max(range(len(sizes)), key=lambda i: sizes[i])
-        sizes[at : at + 1] = [sizes[at] - sizes[at] // 2, sizes[at] // 2]
-    return sizes
+        return tuple(count * (part + 1) // parts - count * part // parts for part in range(parts))
+    ends = [0.0, *accumulate(weights)]
+    heaviest, cuts = ends, list[list[int]]()
+    for k in range(2, parts + 1):
+        cut, least, at = [0] * (count + 1), [inf] * (count + 1), k - 1
+        for n in range(k, count + 1):
+            while at + 1 < n and max(heaviest[at + 1], ends[n] - ends[at + 1]) <= max(heaviest[at], ends[n] - ends[at]):
+                at += 1
+            cut[n], least[n] = at, max(heaviest[at], ends[n] - ends[at])
+        cuts.append(cut)
+        heaviest = least
+    bounds = [count]
+    for cut in reversed(cuts):
+        bounds.append(cut[bounds[-1]])
+    return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))

@@ -21,7 +21,7 @@ import msgspec
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
 from recycle.job.cut import balanced
-from recycle.job.initial_weights import require_model_of_weights, with_model_of_weights
+from recycle.job.manifest import require_model_of_weights, with_model_of_weights
 from recycle.job.pricing import activation_limits, layer_seconds, profile_of
 from recycle.job.profile import Profile
 from recycle.job.rules import require_possible
@@ -137,7 +137,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
-            split = balanced(layer_seconds(job), job.shape.stages)
+            split = list(balanced(tuple(layer_seconds(job)), job.shape.stages))
         return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
 
     def validate(self) -> None:

@@ -2,17 +2,28 @@
 
 What a manifest says is `recycle.exec.checkpoint`'s to know, which reads it into a type; here is how it vouches for
 itself, and the folder of what came with a model from Hugging Face.
+
+`[model] weights`: a job takes the shape of its model from the checkpoint that its weights come from.
+
+Any checkpoint will do, imported or of a run, whatever shape the run had. Keys of `[model]` that a job does not state
+are those of the checkpoint, as far as they say what the model computes; how it is trained (dropout, recomputation, the
+length of a sequence where positions are rotary, the weight of an auxiliary loss) is the job's to say.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import JobError, RecycleError
+import msgspec
+
+from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import read_whole
+from recycle.job.architecture import CHOSEN_BY_JOBS, config_of, is_rotary
+from recycle.job.sections import ModelSection
 
 FORMAT, VERSION = "recycle-checkpoint", 1
 MANIFEST = "manifest.json"
@@ -70,3 +81,79 @@ def require_checkpoint(folder: Path) -> None:
 def carried_files(checkpoint: Path) -> Path | None:
     """The folder of the files that came with a checkpoint's weights, or with those that its run began with."""
     return next((found for at in (checkpoint, checkpoint.parent) if (found := at / HUGGING_FACE).is_dir()), None)
+
+
+_TAKEN = (
+    *("kind", "layers", "hidden", "heads", "ffn", "vocabulary", "tied"),
+    *("rotary_base", "rotary_scaling", "config"),
+)
+
+
+def model_of_checkpoint(folder: Path) -> ModelSection:
+    """The `[model]` section that a checkpoint's weights are of.
+
+    Raises:
+        JobError: there is no checkpoint, or it says of no model that recycle builds.
+        Damaged: it is not what was written.
+    """
+    require_checkpoint(folder)
+    identity, known = manifest_content(folder).get("identity"), {f.name for f in msgspec.structs.fields(ModelSection)}
+    try:
+        kept = {key: value for key, value in identity[MODEL].items() if key in known}  # type: ignore[index]
+        found = msgspec.convert(kept, ModelSection)
+    except (KeyError, TypeError, AttributeError, msgspec.ValidationError):
+        raise JobError(f"{folder / MANIFEST}: does not say which model the weights are of") from None
+    if found.kind == "emulated":
+        raise JobError(f"{folder}: is of an emulated model, which has no weights")
+    return found
+
+
+def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The keys of a job file, and those of `[model]` that only the checkpoint named by `weights` says.
+
+    Args:
+        keys: as TOML has them, unchecked.
+        folder: that the checkpoint's path is relative to.
+
+    Raises:
+        JobError: there is no such checkpoint, or it says of no model that recycle builds.
+    """
+    stated = keys.get("model")
+    named = stated.get("weights") if isinstance(stated, dict) else None
+    if not isinstance(stated, dict) or not isinstance(named, str):
+        return dict(keys)
+    checkpoint = folder / Path(named).expanduser()
+    with errors_as(JobError, "[model] weights"):
+        theirs = model_of_checkpoint(checkpoint)
+    taken = {key: getattr(theirs, key) for key in _TAKEN} | ({} if is_rotary(theirs) else {"sequence": theirs.sequence})
+    config = stated.get("config", {})
+    if isinstance(config, dict):
+        config = theirs.config | config
+    known = {key: value for key, value in taken.items() if value is not None}
+    return {**keys, "model": known | stated | {"config": config, "weights": str(checkpoint)}}
+
+
+def require_model_of_weights(model: ModelSection) -> None:
+    """Raise JobError, which names the first key that differs, unless the model is that of its weights' checkpoint."""
+    if model.weights is None:
+        return
+    with errors_as(JobError, "[model] weights"):
+        stored = model_of_checkpoint(Path(model.weights))
+        if stored.provider is not None:
+            raise JobError(f"{model.weights}: is of what {stored.provider} builds; load it in [model] provider")
+    theirs, ours = computed(stored), computed(model)
+    for key in {**ours, **theirs}:
+        mine, other = ours.get(key), theirs.get(key)
+        if mine != other:
+            said = "nothing" if other is None else f"{other!r}"
+            raise JobError(f"{key}: {mine!r}, but the weights in {model.weights} have {said} there; leave it out")
+
+
+def computed(model: ModelSection) -> dict[str, Any]:
+    """What a model computes, by the keys that say it."""
+    found = {f"[model] {key}": getattr(model, key) for key in _TAKEN if key != "config"}
+    found["[model] ffn"] = model.ffn if model.ffn is not None else 4 * model.hidden
+    if not is_rotary(model):
+        found["[model] sequence"] = model.sequence
+    fields = {key: value for key, value in config_of(model).items() if key not in CHOSEN_BY_JOBS and value is not False}
+    return found | {f"[model.config] {key}": value for key, value in fields.items()}

@@ -36,7 +36,7 @@ from recycle.exec.model.weights import global_names, named_weights, read_weights
 from recycle.exec.protocol import Commit
 from recycle.files import require_absent, whole_folder
 from recycle.job import Job
-from recycle.job.initial_weights import model_of_checkpoint
+from recycle.job.manifest import model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
 from recycle.megatron.arguments import EXPORTED, model_arguments, require_arguments
 from recycle.megatron.torch_dist import OF_OPTIMIZER, TorchDistCheckpoint, write

@@ -14,7 +14,7 @@ as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 from typing import Any
@@ -217,10 +217,7 @@ def _with_slower(
         behind = [place for place, change in enumerate(changes) if change.step <= line["step"]]
         if behind:
             slower[behind[-1]] += (_seconds(line, "period") - usual) * unit
-    return [
-        GenerationChange(one.time, one.step, one.kind, one.what, one.costs, seconds)
-        for one, seconds in zip(changes, slower, strict=True)
-    ]
+    return [replace(change, slower=seconds) for change, seconds in zip(changes, slower, strict=True)]
 
 
 def _generations(

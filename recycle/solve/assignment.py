@@ -104,40 +104,6 @@ def by_slots(problem: Problem, running: int | None = None) -> Assignment:
     return Assignment(host.ravel(), slot.ravel(), is_free_of_clashes=running <= fewest)
 
 
-def spread_over_lanes(problem: Problem, assignment: Assignment) -> list[Assignment]:
-    """Assignments by slots like this one whose micro-batches take turns on lanes between peers where lanes are slow.
-
-    Where the links of peers are unlike, the first assignment goes around the slow ones, and the second is as given.
-
-    On every other rank the hosts of a slot are exchanged in turn, further in each slot and chunk, so that what a worker
-    sends one after the other goes to different peers. How many micro-batches each has stays as it is. Which chunks meet
-    on a lane depends on the order, so that there is an assignment for each of some ways to tell them apart.
-    """
-    if problem.hops:
-        return [around_slow_links(problem, assignment), assignment]
-    if not problem.may_spread:
-        return [assignment]
-    half = max(1, problem.shape.pipelines // 2)
-    turns = dict.fromkeys([(1, 0), (1, half), (1, 1), (2, 1)] if problem.shape.chunks > 1 else [(1, 0), (half, 0)])
-    return [_with_hosts_exchanged(problem, assignment, *turn) for turn in turns]
-
-
-def _with_hosts_exchanged(problem: Problem, assignment: Assignment, by_slot: int, by_chunk: int) -> Assignment:
-    """The assignment with hosts exchanged on odd ranks, by so much more from slot to slot and from chunk to chunk."""
-    if assignment.slot is None:
-        raise ValueError("the assignment has no slots")
-    shape = problem.shape
-    host = assignment.host.reshape(shape.stages, -1).copy()
-    for place in range(assignment.slots):
-        here = np.flatnonzero(assignment.slot == place)
-        for s in range(shape.stages):
-            if s % shape.ranks % 2:
-                turn = place * by_slot + s // shape.ranks * by_chunk
-                line = here[np.argsort(host[s, here], kind="stable")]
-                host[s, line] = np.roll(host[s, line], turn % len(line))
-    return replace(assignment, host=host.ravel())
-
-
 def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
     """The assignment with hosts of a stage exchanged inside each slot where micro-batches then take less on links.
 

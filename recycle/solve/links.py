@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.solve.problem_arrays import Operations
+from recycle.solve.problem_arrays import Floats, Operations
 
 
-def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
-    """The times that a transfer may take, ascending: any live host of a stage may hand over to any of the next."""
-    times: set[float] = set()
+def _transfers(
+    shape: Shape, dead: frozenset[Worker], profile: Profile
+) -> Iterator[tuple[Operations, Operations, Floats]]:
+    """(sender, receiver, seconds) of all transfers over each boundary, one way and then the other."""
     live = [
         np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
         for r in range(shape.ranks)
@@ -21,7 +24,12 @@ def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple
         here, there = (side.ravel() for side in np.meshgrid(hosts, following))
         here, there = here[here != there], there[here != there]
         for sender, receiver in ((here, there), (there, here)):
-            times.update(np.unique(profile.transfer_seconds(shape, sender, receiver, boundary)).tolist())
+            yield sender, receiver, profile.transfer_seconds(shape, sender, receiver, boundary)
+
+
+def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
+    """The times that a transfer may take, ascending: any live host of a stage may hand over to any of the next."""
+    times = {time for *_, seconds in _transfers(shape, dead, profile) for time in np.unique(seconds).tolist()}
     return tuple(sorted(times)) or (0.0,)
 
 
@@ -40,20 +48,9 @@ def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tup
     """`Problem.hops`; where the workers of a rank have alike links to each neighbouring rank, none."""
     if not profile.links or shape.ranks == 1:
         return ()
-    every = np.arange(shape.worker_count)
-    live = [
-        np.array([w for w in every[r :: shape.ranks] if shape.worker_at(int(w)) not in dead])
-        for r in range(shape.ranks)
-    ]
     hops, unlike = np.zeros(2 * shape.worker_count * shape.pipelines), False
-    for boundary in range(shape.stages - 1):
-        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
-        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
-        for sender, receiver in ((here, there), (there, here)):
-            seconds, lanes = (
-                profile.transfer_seconds(shape, sender, receiver, boundary),
-                lanes_between(shape, sender, receiver),
-            )
-            hops[lanes] = np.maximum(hops[lanes], seconds)
-            unlike = unlike or bool(np.ptp(seconds))
+    for sender, receiver, seconds in _transfers(shape, dead, profile):
+        lanes = lanes_between(shape, sender, receiver)
+        hops[lanes] = np.maximum(hops[lanes], seconds)
+        unlike = unlike or bool(np.ptp(seconds))
     return tuple(hops.tolist()) if unlike else ()

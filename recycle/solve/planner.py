@@ -44,9 +44,9 @@ from recycle.solve.layout.elastic import elastic_plan, listed_plan, rerouted_wit
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, begin_all
 from recycle.solve.search.kernels import load_if_worth_it
+from recycle.solve.search.local_search import search_from
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
@@ -62,6 +62,8 @@ FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 a simulation has been timed, and then in simulations; and what the check takes of it."""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
 """How late a plan may be: a job whose first plan would be later still is refused."""
+FIXED_SHARE = 0.25
+"""Of the time for an elastic layout, what the plan of the given stages may take."""
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 
@@ -104,8 +106,18 @@ def plan(
     if job.planner.layout == "elastic" and not quick:
         if seconds is None and steps is None and (steps := job.planner.steps) is None:
             seconds = job.planner.seconds
-        planned = partial(plan, processes=processes, stop=stop, progress=progress)
-        made = elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop, within=within)
+        fixed = plan(
+            msgspec.structs.replace(job, planner=msgspec.structs.replace(job.planner, layout="fixed")),
+            failed,
+            seconds=None if seconds is None else seconds * FIXED_SHARE,
+            steps=steps,
+            processes=processes,
+            stop=stop,
+            progress=progress,
+        )
+        limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
+        made = elastic_plan(job, failed, fixed, limit, within)
+        made = replace(made, seconds=round(time.perf_counter() - begun, 3))
         if made.schedule.shape.cut:
             return made
         least, most = LIMIT_SECONDS
@@ -163,7 +175,7 @@ def _plan(
     begun = time.perf_counter() if begun is None else begun
     profile = job.prices
     whole = problem = Problem.of(job, dead, profile)
-    if not dead and whole.peers_are_alike and not whole.may_spread:
+    if not dead and whole.peers_are_alike:
         problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
     section = job.planner
     if seconds is None and steps is None:
@@ -197,8 +209,8 @@ def _plan(
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)
-        beginnings = begin_all(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
-        start = found = beginnings[0].best
+        beginning = begin_all(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
+        start = found = beginning.best
         schedule = schedule_of(copied(start.order))
         simulated = time.perf_counter()
         graph = lowered_graph(schedule)
@@ -208,7 +220,7 @@ def _plan(
         report("searching", found.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            found = search_from(beginnings[0], effort.part(SEARCH_SHARE if exactly else 1.0))
+            found = search_from(beginning, effort.part(SEARCH_SHARE if exactly else 1.0))
     proven = bound.value
     if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, proven):
         if progress:

@@ -68,8 +68,6 @@ class Problem:
         staggered: each stage steps on its own time; else all together.
         reroute: a micro-batch may run on a peer of its home.
         reduce: times per stage of the reduce of a bucket.
-        queues: transfers of one directed pair of workers wait for each other; False for a template whose micro-batches
-            find lanes enough.
         buckets: in how many each stage is reduced. `update_seconds` then has the reduce of the last bucket only, the
             least that no W can hide.
         hops: time of a transfer over each directed pair of workers, numbered by `lanes_between`; empty where the links
@@ -91,7 +89,6 @@ class Problem:
     reroute: bool = True
     reduce: tuple[float, ...] = ()
     buckets: int = 1
-    queues: bool = True
     hops: tuple[float, ...] = ()
 
     @classmethod
@@ -225,13 +222,7 @@ class Problem:
         Operations of one worker end at least the shortest of them apart.
         """
         shortest = min(*self.forward, *self.backward) * min(self.speed)
-        return self.queues and self.link > shortest + TOLERANCE
-
-    @property
-    def may_spread(self) -> bool:
-        """Whether pipelines that are alike can take turns on each other's lanes, where one lane is too slow for all."""
-        is_alike = not self.dead and self.peers_are_alike and min(self.shape.pipelines, self.shape.ranks) > 1
-        return self.may_queue and self.reroute and is_alike
+        return self.link > shortest + TOLERANCE
 
     @property
     def optimizer(self) -> Optimizer:

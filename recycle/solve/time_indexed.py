@@ -17,16 +17,16 @@ Micro-batches are alike, and so are hosts of one stage with the same speed and m
 Exchanging what two micro-batches do from some point on keeps a schedule one as long as they share every host before
 it: so on the first stages, as long as each has one host only, forwards go by index, on the first stage with several
 they start in that order, and where no stage has several everything goes by index. Hosts that are alike are named by
-the first micro-batch that they run. For half of the time every micro-batch stays on its home where that lives, which
-makes a smaller model that finds good schedules sooner, and proves nothing unless re-routing is off.
+the first micro-batch that they run.
 
 Starts may be whole: rounding down keeps a schedule of a whole period. A staggered
 period may also lie between whole ones, a mean over at most as many stages as there are; so a proof that T is out of
 reach raises the bound to T + 1 / stages, and the word "optimal" is about whole periods.
 
-Written with python-mip and solved by HiGHS. Limits: links of one time for the bound to rise, and without queues, nor
-are the updates of several chunks in one order, so that a schedule found may take longer than T; times with a common
-unit; sizes that a solver can take, which ends at about a hundred operations and 30 slots.
+Written with python-mip and solved by HiGHS. Limits: links of one time, and without queues, nor are the updates of
+several chunks in one order, so that a schedule found may take longer than T; times with a common unit; no link inside a
+rank, nor several pipelines without re-routing; sizes that a solver can take, which ends at about a hundred operations
+and 30 slots.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from typing import Any
 
 from recycle.child import Child, serve
 from recycle.solve.problem import TOLERANCE, Order, Problem
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.order_kernels import time_order
 
 MOST_VARIABLES = 60_000
 
@@ -88,7 +88,9 @@ def solve(
     """
     period = time_order(problem, start).period
     unit = problem.grain
-    if not unit or len(problem.links) > 1:
+    is_one_rank_linked = problem.shape.ranks == 1 and problem.link > 0
+    is_fixed = not problem.reroute and problem.shape.pipelines > 1
+    if not unit or len(problem.links) > 1 or is_one_rank_linked or is_fixed:
         return Solved(start, period, bound, "not modelled")
     first, last = ceil(bound / unit - TOLERANCE), ceil(period / unit - TOLERANCE) - 1
     if first > last:
@@ -120,25 +122,15 @@ class TimeGrid:
     """The slots that every operation may start in, under a period of `slots` slots.
 
     An operation has the same window on all its hosts, by the fastest of them.
-
-    Attributes:
-        stays_home: every micro-batch runs on its home where that lives.
     """
 
     problem: Problem
     unit: float
     slots: int
-    stays_home: bool = False
 
     @property
     def plane(self) -> int:
         return self.problem.shape.stages * self.problem.micro_batches
-
-    @cached_property
-    def groups(self) -> list[range]:
-        """Micro-batches that may exchange all that they do: all of them, or those of a pipeline."""
-        m, n = self.problem.shape.micro_batches, self.problem.micro_batches
-        return [range(first, first + m) for first in range(0, n, m)] if self.stays_home else [range(n)]
 
     def hosts(self, x: int) -> list[int]:
         """Workers that may run an operation."""
@@ -147,13 +139,9 @@ class TimeGrid:
     @cached_property
     def _hosts(self) -> list[list[int]]:
         """Of each (stage, micro-batch); for the first chunk no more alike ones than micro-batches up to its own."""
-        problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
+        problem, n = self.problem, self.problem.micro_batches
         found: list[list[int]] = []
         for s, live in enumerate(problem.hosts):
-            if self.stays_home:
-                homes = [g // m * problem.shape.ranks + s % problem.shape.ranks for g in range(n)]
-                found += [[home] if home in live else live for home in homes]
-                continue
             kinds: dict[tuple[float, float], list[int]] = {}
             for w in live:
                 kinds.setdefault((problem.speed[w], problem.cap[w]), []).append(w)
@@ -180,45 +168,34 @@ class TimeGrid:
         """(x, y, slots): y starts at least so much after x ends: dependencies, and the order of what is alike."""
         edges = []
         needs = zip(self.problem.needs.tolist(), self.problem.needs_here.tolist(), strict=True)
-        shortest = 0 if self.links_by_host else self.link
         for y, (across, here) in enumerate(needs):
-            edges += [(across, y, shortest)] * (across >= 0) + [(here, y, 0)] * (here >= 0)
+            edges += [(across, y, self.link)] * (across >= 0) + [(here, y, 0)] * (here >= 0)
         return edges + [(x, y, 0) for x, y in self.in_line]
-
-    @property
-    def links_by_host(self) -> bool:
-        """Whether a worker may host neighbouring stages, between which it then passes no link."""
-        return self.problem.shape.ranks == 1 and self.link > 0
 
     @cached_property
     def in_line(self) -> list[tuple[int, int]]:
         """(x, y) on one worker each, x before y without loss."""
         problem, n, stages = self.problem, self.problem.micro_batches, self.problem.shape.stages
-        pairs = []
-        for group in self.groups:
-            alone = self.leading_alone(group)
-            is_alone = alone == stages
-            for row in range(problem.kinds * stages if is_alone else alone):
-                pairs += [(row * n + g, row * n + h) for g, h in pairwise(group)]
-            for s in range(stages if is_alone and problem.stash == 1 else 0):
-                slots = int(min(problem.cap[self.hosts(s * n + group[0])[0]], len(group)) + TOLERANCE)
-                freed = (problem.kinds - 1) * self.plane + s * n
-                pairs += [(freed + g, s * n + h) for g, h in zip(group, group[slots:], strict=False)]
+        is_alone = self.leading_alone == stages
+        rows = problem.kinds * stages if is_alone else self.leading_alone
+        pairs = [pair for row in range(rows) for pair in pairwise(range(row * n, row * n + n))]
+        for s in range(stages if is_alone and problem.stash == 1 else 0):
+            slots = int(min(problem.cap[self.hosts(s * n)[0]], n) + TOLERANCE)
+            freed = (problem.kinds - 1) * self.plane + s * n
+            pairs += [(freed + g, s * n + h) for g, h in enumerate(range(slots, n))]
         return pairs
 
     @cached_property
     def level(self) -> list[tuple[int, int]]:
         """(x, y): y does not start before x without loss; on any workers."""
-        pairs = []
-        for group in self.groups:
-            first = self.leading_alone(group) * self.problem.micro_batches
-            pairs += [(first + g, first + h) for g, h in pairwise(group) if first < self.plane]
-        return pairs
+        n, first = self.problem.micro_batches, self.leading_alone * self.problem.micro_batches
+        return list(pairwise(range(first, first + n))) if first < self.plane else []
 
-    def leading_alone(self, group: range) -> int:
-        """Stages from the first one on where the micro-batches of a group have but one host to run on."""
+    @cached_property
+    def leading_alone(self) -> int:
+        """Stages from the first one on where micro-batches have but one host to run on."""
         stages, n = self.problem.shape.stages, self.problem.micro_batches
-        return next((s for s in range(stages) if len(self.hosts(s * n + group[-1])) > 1), stages)
+        return next((s for s in range(stages) if len(self.hosts(s * n + n - 1)) > 1), stages)
 
     @property
     def windows(self) -> list[range]:
@@ -288,9 +265,6 @@ class _Program:
             self._follows(x, y, gap)
         for x, y in grid.level:
             self._follows(x, y, None)
-        for y, x in enumerate(grid.problem.needs.tolist() if grid.links_by_host else ()):
-            if x >= 0:
-                self._follows_on_each(x, y, grid.link)
         for w in sorted({w for _, w in self.by}):
             self._worker(w)
         self._windows()
@@ -360,14 +334,6 @@ class _Program:
                 terms.append((-1, self._started(x, w, slot) if gap is None else self._ended(x, w, slot - gap)))
             self._row(terms, "<", 0)
 
-    def _follows_on_each(self, x: int, y: int, link: int) -> None:
-        """y has started on a worker by a slot only if x has ended there, or `link` slots before on another one."""
-        for w in self.grid.hosts(y):
-            for slot in self.grid.windows[y]:
-                terms: list[tuple[float, int | None]] = [(1, self._started(y, w, slot))]
-                terms += [(-1, self._ended(x, v, slot - link * (v != w))) for v in self.grid.hosts(x)]
-                self._row(terms, "<", 0)
-
     def _worker(self, w: int) -> None:
         """Work within one period; capacity and memory of one worker in every slot."""
         grid, problem = self.grid, self.grid.problem
@@ -423,29 +389,22 @@ def _answers(problem: Problem, unit: float, first: int, last: int, seconds: floa
     """For some periods from `first` to `last`: (slots, None if no schedule has that period, else its starts).
 
     It begins with the first that leaves every operation a slot. Steps upwards double until a schedule is found, then
-    halve. With every host free, a period that takes more than half of the time left stays open, and larger ones are
-    asked about.
+    halve. A period that takes more than half of the time left stays open, and larger ones are asked about.
     """
-    begun = monotonic()
-    several = problem.reroute and any(len(hosts) > 1 for hosts in problem.hosts)
-    high = last + 1
-    for stays_home, share in ((True, 0.5), (False, 1.0)) if several else ((not problem.reroute, 1.0),):
-        of_slots = partial(TimeGrid, problem, unit, stays_home=stays_home)
-        proves = share == 1.0
-        low, step = bisect_left(range(first, high), True, key=lambda slots: of_slots(slots).is_open) + first - 1, 1
-        if proves and low >= first:
-            yield low, None
-        while high - low > 1 and monotonic() < begun + share * seconds:
-            slots = min(low + step, (low + high) // 2)
-            left = begun + share * seconds - monotonic()
-            exists, starts = _Program(of_slots(slots)).solved(max(0.1, left / 2 if proves else left))
-            if exists:
-                high = slots
-                yield slots, starts
-            else:
-                low, step = slots, 2 * step
-                if exists is False and proves:
-                    yield slots, None
+    begun, of_slots, high, step = monotonic(), partial(TimeGrid, problem, unit), last + 1, 1
+    low = bisect_left(range(first, high), True, key=lambda slots: of_slots(slots).is_open) + first - 1
+    if low >= first:
+        yield low, None
+    while high - low > 1 and (left := begun + seconds - monotonic()) > 0:
+        slots = min(low + step, (low + high) // 2)
+        exists, starts = _Program(of_slots(slots)).solved(max(0.1, left / 2))
+        if exists:
+            high = slots
+            yield slots, starts
+        else:
+            low, step = slots, 2 * step
+            if exists is False:
+                yield slots, None
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recycle.systems.bamboo.bamboo import Bamboo
-from recycle.systems.checkpoint_restart import CheckpointRestart
+from recycle.systems.checkpoint_restart import CheckpointRestart, HotSpare, LiveMigration
 from recycle.systems.elaswave import ElasWave
-from recycle.systems.hot_spare import HotSpare, LiveMigration
 from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.recycle_elastic import ElasticReCycle

@@ -21,7 +21,7 @@ its stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -45,9 +45,6 @@ from recycle.systems.setting import Split, ranges
 
 WorkerTimes = tuple[float, tuple[int, ...]]
 """When a worker has computed, in seconds from the start; the stages that it hosts."""
-SETTLED = 5
-TOLERANCE = 1e-9
-"""Relative, of the time of the slowest stage."""
 
 
 def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
@@ -168,29 +165,6 @@ def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
         last = float(end[c.offsets[w] : c.offsets[w + 1]].max(initial=0.0))
         found.append((last, schedule.stages_of(worker)))
     return found
-
-
-def ends_of_1f1b(simulated: Callable[[int], list[float]], slowest: float, micro_batches: int) -> list[float]:
-    """When each worker of a 1F1B pipeline has computed any number of micro-batches, from simulations of a few.
-
-    Behind its warm-up a pipeline takes one more slowest stage per micro-batch. Whether it has come to that is looked up
-    in the simulations themselves: from 5 S micro-batches on, if the last one and the last S of them took just that for
-    every worker. Where they did not (links that take longer than stages), all is simulated.
-
-    Args:
-        simulated: the same for a number of micro-batches; one entry per stage.
-        slowest: seconds of the slowest stage per micro-batch.
-    """
-    stages = len(simulated(1))
-    known = SETTLED * stages
-    if micro_batches <= known:
-        return simulated(micro_batches)
-    last = simulated(known)
-    for back in (1, stages):
-        steps = (now - before for now, before in zip(last, simulated(known - back), strict=True))
-        if any(abs(step - back * slowest) > TOLERANCE * back * slowest for step in steps):
-            return simulated(micro_batches)
-    return [end + (micro_batches - known) * slowest for end in last]
 
 
 def synchronised(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:

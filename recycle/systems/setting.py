@@ -3,7 +3,7 @@
 Nodes and workers, the costs of each layer in seconds and bytes, links, memory, the batch, and one model of pauses. It
 comes from a job. A job of `[shape]`, `[times]` and `[memory]` alone gives a setting in which a stage is one layer, a
 sample a micro-batch, and memory counts activations: a layer's activation weighs 1 byte. Pipelines are cut between
-layers (`balanced`) and priced by `profile`, one `Profile` per cut.
+layers (`cut`) and priced by `profile`, one `Profile` per cut.
 
 Where the job shards its optimizer's state, what a layer weighs depends on how many hosts it has (`layers_over`), and
 each system has the setting in the mode that it is known with (`with_copies`): redundant shards, plain ZeRO-1, or all
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from recycle.errors import JobError
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, analytic, price
-from recycle.job.cut import units_of
+from recycle.job.cut import balanced, units_of
 from recycle.job.footprint import parameter_bytes, undone_bytes
 from recycle.job.layers import Layer, stage_bytes, stage_profile
 from recycle.job.pricing import byte_limit
@@ -216,44 +216,14 @@ class Setting:
         """Layers per stage for the job's number of ranks: as it states them, else balanced."""
         stated = units_of(self.job)
         fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
-        return stated if fits else self.balanced(self.shape.ranks)
-
-    def balanced(self, stages: int) -> Split:
-        """The layers cut into stages of at least one, so that the slowest stage is as fast as can be.
-
-        Raises:
-            JobError: there are fewer layers than stages.
-        """
-        if not 1 <= stages <= len(self.layers):
-            raise JobError(f"{len(self.layers)} layer(s) cannot be cut into {stages} stages")
-        bounds = [len(self.layers)]
-        for k in range(stages, 1, -1):
-            bounds.append(self._cuts[k][bounds[-1]])
-        return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))
-
-    @cached_property
-    def _cuts(self) -> list[list[int]]:
-        """By stages k and layers n: where the last of k stages begins in the best cut of the first n layers."""
-        count = len(self.layers)
-        ends = [0.0, *accumulate(layer.seconds for layer in self.layers)]
-        slowest, cuts = ends, [[], [0] * (count + 1)]
-        for k in range(2, count + 1):
-            cut, least = [0] * (count + 1), [inf] * (count + 1)
-            at = k - 1
-            for n in range(k, count + 1):
-                # the best cut moves forward with n
-                while at + 1 < n and max(slowest[at + 1], ends[n] - ends[at + 1]) <= max(
-                    slowest[at], ends[n] - ends[at]
-                ):
-                    at += 1
-                cut[n], least[n] = at, max(slowest[at], ends[n] - ends[at])
-            cuts.append(cut)
-            slowest = least
-        return cuts
+        return stated if fits else self._balanced(self.shape.ranks)
 
     def cut(self, stages: int) -> Split:
         """The job's own split where it has so many stages, else the balanced one."""
-        return self.split if stages == len(self.split) else self.balanced(stages)
+        return self.split if stages == len(self.split) else self._balanced(stages)
+
+    def _balanced(self, stages: int) -> Split:
+        return balanced(tuple(layer.seconds for layer in self.layers), stages)
 
     def seconds_per_stage(self, stages: int) -> list[float]:
         """F + I + W of each stage of `cut`."""

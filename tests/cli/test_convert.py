@@ -1,4 +1,6 @@
-"""`recycle convert`."""
+"""`recycle convert`, `tokenize`, `import-hf` and `export-hf`."""
+
+from __future__ import annotations
 
 import json
 import subprocess
@@ -6,10 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from recycle import Profile, Shape, lower
+from recycle import Job, Profile, Shape, lower
+from recycle.exec.data.indexed import IndexedRows
+from recycle.exec.data.loading import load_batches
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
+from tests.hugging_face.written import same_bits, stored, write_model, write_tensors
+from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 
 def test_native_to_native_is_the_same_file(command: Command) -> None:
@@ -53,3 +60,58 @@ def test_what_is_dropped_is_said_on_standard_error() -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert done.stdout == "a.csv: D=1 P=2 m=2, 8 instructions\n"
     assert done.stderr == "a torch CSV cannot hold, and leaves out: metadata (family)\n"
+
+
+def test_a_model_goes_in_and_comes_out(command: Command) -> None:
+    folder, checkpoint, back = map(Path, ("model", "checkpoint", "back"))
+    write_model(folder, vocab_size=300)
+    write_tensors(folder, {name: tensor.bfloat16() for name, tensor in stored(folder).items()})
+    saved_tokenizer(folder)
+    lines = command(f"import-hf {folder} -o {checkpoint}").out.splitlines()
+    assert lines == [
+        f"{checkpoint}: LlamaForCausalLM, 5,800 parameters, converted from bfloat16 to float32",
+        "kept beside them: tokenizer.json, tokenizer_config.json",
+        f'start from it with [model] weights = "{checkpoint}"',
+    ]
+    lines = command(f"export-hf {checkpoint} -o {back}").out.splitlines()
+    assert lines == [
+        f"{back}: LlamaForCausalLM, 5,800 parameters in bfloat16, rounded from float32 (--dtype fp32 keeps every bit)",
+        "beside them: config.json, tokenizer.json, tokenizer_config.json",
+        f'load it with transformers: AutoModelForCausalLM.from_pretrained("{back}")',
+    ]
+    assert same_bits(stored(back), stored(folder))
+    wide = command(f"export-hf {checkpoint} -o wide --dtype fp32 --shard-size '8 KB' --json")
+    carried = ["tokenizer.json", "tokenizer_config.json"]
+    told = {"architecture": "LlamaForCausalLM", "parameters": 5800, "dtype": "float32", "carried": carried}
+    assert wide.json == {"folder": "wide"} | told
+    assert {tensor.dtype for tensor in stored(Path("wide")).values()} == {torch.float32}
+
+
+def test_json_says_what_was_imported(command: Command) -> None:
+    found = command(f"import-hf {write_model(Path('model'))} -o checkpoint --json")
+    told = {"architecture": "LlamaForCausalLM", "parameters": 1640, "stored": ["float32"], "carried": []}
+    assert found.json == {"checkpoint": "checkpoint"} | told
+
+
+def test_what_is_written_is_what_a_job_trains_on(command: Command) -> None:
+    saved_tokenizer(Path("model"))
+    Path("a.txt").write_text(WORDS)
+    told = command("tokenize a.txt -o corpus --tokenizer model")
+    assert "1 documents" in told.out
+    assert 'kind = "megatron", path = "corpus" and [model] vocabulary = 300' in told.out
+    batches = load_batches(
+        Job.from_toml(
+            "[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[model]\nvocabulary = 300\nsequence = 16\n"
+            '[data]\nkind = "megatron"\npath = "corpus"\n'
+        )
+    )
+    assert isinstance(batches, IndexedRows)
+    batches.require_vocabulary()
+    assert batches.batch(0, 0)["tokens"].shape == (1, 16)
+
+
+def test_json_says_what_tokens_were_written(command: Command) -> None:
+    saved_tokenizer(Path("model"))
+    Path("a.jsonl").write_text('{"body": "x"}\n{"body": "x"}\n')
+    found = command("tokenize a.jsonl -o corpus --tokenizer model --key body --json").json
+    assert found == {"prefix": "corpus", "documents": 2, "tokens": 4, "vocabulary": 300, "eod": 0}

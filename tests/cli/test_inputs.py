@@ -14,7 +14,7 @@ from recycle import Profile, Schedule, ScheduleError, Shape
 from recycle.ir import formats
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
-from viz.dropped import inspect
+from viz.pages.validate_page import inspect
 from viz.sources import ScheduleFile, load_source
 
 PLAN = one_f_one_b(Shape(1, 2, 2))
@@ -71,13 +71,6 @@ def test_every_command_reads_every_input(command: Command, inputs: None, name: s
     assert Schedule.load("out.json") == Schedule.load(name) == PLAN
     if Path(name).is_file():
         assert inspect(Path(name).read_bytes(), name).schedule == PLAN
-
-
-def test_a_saved_schedule_is_read_whatever_its_suffix(command: Command) -> None:
-    for name in ("plan.csv", "plan.trace.json", "plan"):
-        PLAN.save(name)
-        assert Schedule.load(name) == PLAN
-        assert command(f"check {name}").status == 0
 
 
 def test_a_folder_above_traces_is_answered_with_the_folder_to_give(command: Command) -> None:
@@ -176,19 +169,6 @@ def test_a_timeline_keeps_the_profile_that_it_was_written_with(command: Command,
     assert command("simulate again.trace.json --json").json["makespan"] == 18
 
 
-def test_labels_without_durations_have_no_times(inputs: None, command: Command) -> None:
-    events = [{key: value for key, value in event.items() if key != "dur"} for event in (*labels(0), *labels(1))]
-    Path("merged.json").write_text(json.dumps(events))
-    assert command("check merged.json").status == 0
-    assert command("profile --from merged.json").refused("merged.json", "without times")
-
-
-def test_gzip_inside_gzip_is_refused(inputs: None) -> None:
-    Path("twice.json.gz").write_bytes(gzip.compress(Path("plan.json.gz").read_bytes()))
-    with pytest.raises(ScheduleError, match=r"twice\.json\.gz: "):
-        Schedule.load(Path("twice.json.gz"))
-
-
 def test_gzip_of_several_members_is_read_whole(inputs: None) -> None:
     rows = Path("plan.csv").read_bytes().splitlines(keepends=True)
     Path("rows.csv.gz").write_bytes(b"".join(map(gzip.compress, rows)) + bytes(8))
@@ -196,17 +176,6 @@ def test_gzip_of_several_members_is_read_whole(inputs: None) -> None:
     Path("rows.csv.gz").write_bytes(gzip.compress(rows[0]) + rows[1])
     with pytest.raises(ScheduleError, match=r"rows\.csv\.gz: "):
         Schedule.load(Path("rows.csv.gz"))
-
-
-def test_recorded_times_of_an_impossible_order_end() -> None:
-    events = [
-        {"ph": "X", "name": f"PP:{name}", "pid": 0, "ts": begin, "dur": 1}
-        for name, begin in (("0B0", 0), ("0F0", 5), ("0F1", 7), ("0B1", 9))
-    ]
-    Path("t.trace.json").write_text(json.dumps({"traceEvents": events}))
-    ran = formats.read_input(Path("t.trace.json")).executed()
-    assert ran is not None
-    assert len(ran.critical_path) <= 4
 
 
 @pytest.mark.parametrize("name", ["0F999999999", "0B999999999"])

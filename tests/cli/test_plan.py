@@ -68,11 +68,6 @@ def test_plans_are_kept_in_the_cache_and_that_is_said_unless_it_is_refused(plan,
     assert len(list((tmp_path / "cache" / "plans").glob("*.json"))) == 3
 
 
-def test_a_table_shows_period_bound_and_gap(plan):
-    out = plan(TINY, "--failed 0.0,1.1").out
-    assert all(word in out for word in ("period", "1 1", "optimal"))
-
-
 def test_a_library_is_written_and_re_used(plan, tmp_path):
     found = plan(TINY, "--failures 1 --library plans --json").json
     assert [(p["vector"], p["period"]) for p in found["plans"]] == [([0, 0], 7), ([1, 0], 9), ([0, 1], 9)]
@@ -95,24 +90,6 @@ def test_the_library_shows_throughput_against_fault_free_and_against_the_share_a
     assert {"77.8%", "93.3%", "9"} <= set(line)
 
 
-def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(plan):
-    text = WORKED_EXAMPLE.replace("steps = 400000", "seconds = 0.01").replace("limit = 6", "limit = 5")
-    rows = plan(text, "--failures 1 --library plans --json").json["table"]
-    hurried = [row for row in rows if not row["searched"]]
-    assert [row for row in rows if row["gap"] > 0] == hurried != []
-    out = plan(text, "--failures 1 --library plans").out
-    assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
-
-
-def test_units_of_a_worker_are_printed_as_ranges(plan):
-    """Three pipelines of two ranks with two chunks of two layers; whoever helps without 1.1 hosts other ranges."""
-    text = "[shape]\npipelines = 3\nranks = 2\nchunks = 2\nmicro_batches = 4\n[memory]\nlimit = 16\nstate_limit = 1.5\n"
-    text += '[model]\nlayers = 8\n[planner]\nsteps = 20\nlayout = "elastic"\n'
-    out = plan(text, "--failed 1.1").out
-    assert "0.0: 0-1 and 4-5, 0.1: 2-3 and 6-7" in out
-    assert "takes on units" in out
-
-
 def test_json_says_what_keeps_layers_in_place(plan):
     text = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[model]\nlayers = 2\n"
     text += '[planner]\nsteps = 20\nlayout = "elastic"\n'
@@ -126,43 +103,6 @@ def test_json_says_what_keeps_layers_in_place(plan):
     assert raised["period"] == 18.0
     assert raised["moves"]
     assert "layout_limit" not in raised
-
-
-@pytest.mark.soak
-@pytest.mark.search
-def test_where_all_vectors_are_too_many_that_is_said(plan):
-    wide = "[shape]\npipelines = 6\nranks = 6\nmicro_batches = 1\n[planner]\nsteps = 1\n"
-    planned = plan(wide, "--failures 9 --processes 1 --json").json
-    assert planned["complete"] is False
-    vectors = [tuple(p["vector"]) for p in planned["plans"]]
-    assert len(vectors) < 200
-    assert {(k,) * 6 for k in range(6)} <= set(vectors)
-    assert {sum(vector) for vector in vectors} >= set(range(10))
-
-
-@pytest.mark.soak
-@pytest.mark.search
-def test_a_new_profile_says_what_is_stale_and_plans_that_again(plan):
-    text = WORKED_EXAMPLE.replace("400000", "3000").replace("limit = 6", "limit = 4")
-    plan(text, "--failures 1 --library plans")
-    Profile(forward=[1.0, 1.0, 1.0, 3.0], backward_weight=[1.0, 1.0, 0.2, 1.0]).save("new.json")
-    renewed = "--library plans --profile new.json"
-    found = plan(text, f"{renewed} --json").json
-    assert found["threshold"] == 0.02
-    by_failures = sorted((drift["vector"] for drift in found["drift"]), key=lambda vector: (sum(vector), vector))
-    assert [p["vector"] for p in found["plans"]] == by_failures
-    for drift in found["drift"]:
-        assert drift["growth"] == pytest.approx(drift["period"] / drift["lower_bound"] - 1 - drift["stored_gap"])
-        assert drift["stale"] == (drift["growth"] > 0.02)
-        assert drift["period_now"] <= drift["period"]
-        assert drift["stale"] or drift["period_now"] == drift["period"]
-    assert {drift["stale"] for drift in found["drift"]} == {True, False}
-    assert plan(text, f"{renewed} --json").json["drift"] == []
-    assert "all plans are of this profile" in plan(text, f"{renewed} --failures 1").out
-    plan(text, "--failures 1 --library plans")  # back to unit times
-    out = plan(text, renewed).out
-    assert "of 5 plans made for another profile are stale (gap grown by more than 2.0%)" in out
-    assert {line.split()[-2] for line in out.splitlines()[2:7]} <= {"stale", "kept"}
 
 
 @pytest.mark.slow
@@ -213,57 +153,21 @@ def test_memory_that_one_micro_batch_does_not_fit_into_names_the_stage(plan):
     assert by_hand.err == by_file.err.replace(f" with {Path('bytes.json').resolve()}", "")
 
 
-def test_a_limit_in_bytes_plans_as_the_same_one_in_activations(plan):
-    in_bytes = TINY.replace("limit = 3", 'limit = "7 GB"\nactivation = "2 GB"\nstatic = "1 GB"')
-    planned = [plan(text, "--failed 1.1 --json").json for text in (TINY, in_bytes)]
-    assert [(found["period"], found["lower_bound"]) for found in planned] == [(planned[0]["period"],) * 2] * 2
-
-
 @pytest.mark.parametrize(
     ("profile", "message"),
     [
         ({"forward": [1, 0]}, "profile: forward: stage 1 takes 0; a plan needs a time above 0"),
-        ({"backward_input": 0}, "profile: backward_input: stage 0 takes 0"),
-        ({"backward_weight": -1}, "profile: backward_weight must be finite and at least 0, got -1.0"),
         ({"forward": [1]}, "profile: forward lists 1 stages, the job has 2"),
-        ({"static": []}, "profile: static lists 0 stages, the job has 2"),
         ({"speed": {"9.9": 2}}, "profile: speed: worker 9.9 is outside the grid"),
-        ({"speed": {"first": 2}}, "'first' is not a worker: write pipeline.rank"),
         ({"speed": {"00.1": 2}}, "profile: speed: write 0.1 in place of '00.1'"),
         ({"speed": {"0.1": 1e-9}}, "profile: forward: stage 0 takes 1, on one of its workers less than 1e-06"),
         ({"message": 1e300, "bandwidth": 1e-300}, "profile: link: a transfer takes inf, more than 1e+12"),
-        ({"links": {"9.0>0.1": {"latency": 1}}}, "profile: links: '9.0>0.1' names a worker outside the grid"),
         ({"forward": float("nan")}, "p.json: JSON is malformed"),
     ],
 )
 def test_a_profile_that_cannot_be_planned_with_is_named_with_the_place(plan, profile, message):
     Path("p.json").write_text(json.dumps(profile))
     assert plan(TINY, "--profile p.json").refused("p.json", message)
-
-
-def test_a_weight_gradient_that_takes_no_time_is_planned(plan):
-    assert plan(TINY + "[times]\nbackward_weight = [0, 1]\n", "--failed 1.1 --json").json["period"] == 9
-
-
-@pytest.mark.slow
-def test_workers_named_twice_count_once(plan):
-    once, twice = (plan(TINY, f"--failed '{names}' --json").json for names in ("1.1", "1.1, 01.1,"))
-    assert {**once, "seconds": 0} == {**twice, "seconds": 0}
-
-
-def test_as_many_failures_as_every_stage_bears_are_all_there_can_be(plan):
-    found = plan(TINY, "--failures 4 --library plans --json").json
-    assert (found["complete"], found["table"][-1]["vector"]) == (True, [2, 2])
-
-
-def test_a_tiny_budget_gives_the_best_checked_plan_with_its_gap(plan):
-    text = "[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n[memory]\nlimit = 8\n[planner]\nseconds = 0.01\n"
-    planned = plan(text, "--failed 1.4 -o p.json --json").json
-    assert planned["gap"] == pytest.approx(planned["period"] / planned["lower_bound"] - 1)
-    assert planned["gap"] > 0
-    schedule = Schedule.load("p.json")
-    assert simulate(schedule).period == planned["period"]
-    assert check(schedule, limits=[8.0] * 8) == []
 
 
 @pytest.mark.parametrize(
@@ -303,18 +207,6 @@ def test_a_library_full_of_garbage_is_filled_all_the_same_and_left_alone(plan, t
     assert [row["period"] for row in found["table"]] == [7, 9, 9]
     assert {"notes.json", "folder.json", "nowhere.json", "pipe.json"} < {path.name for path in folder.iterdir()}
     assert [kept.period for kept in PlanLibrary(folder, Job.load("job.toml")).plans()] == [7, 9, 9]
-
-
-def test_a_manifest_of_another_job_counts_for_nothing_but_is_kept(plan, tmp_path):
-    def written():
-        return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "plans").glob("[0-9a-f]*.json")}
-
-    plan(TINY, "--failures 1 --library plans")
-    found = plan(TINY.replace("ranks = 2", "ranks = 3"), "--failures 1 --library plans --json").json
-    assert [row["vector"] for row in found["table"]] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    before = written()
-    plan(TINY, "--failures 1 --library plans")
-    assert written() == before
 
 
 @pytest.mark.process

@@ -17,7 +17,7 @@ from recycle.ir import plugins
 from recycle.ir.families import BUILT_IN, FAMILIES, register
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.systems import comparison
-from recycle.systems.hot_spare import HotSpare
+from recycle.systems.checkpoint_restart import HotSpare
 from recycle.systems.setting import Setting
 from tests.cli.command import Command
 from tests.kinds import forget
@@ -104,7 +104,7 @@ def test_entry_points_of_installed_packages_are_known(command: Command) -> None:
 def test_entry_points_name_transports_and_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     install(
         transports="fast = recycle.exec.transport.gloo:Gloo",
-        systems="mine = recycle.systems.hot_spare:HotSpare",
+        systems="mine = recycle.systems.checkpoint_restart:HotSpare",
     )
     assert transport_named("fast") is Gloo
     monkeypatch.delitem(sys.modules, "recycle.systems.comparison")
@@ -162,7 +162,7 @@ def test_what_a_family_raises_names_the_family(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("mine", "nowhere:Mine"), ("oobleck", "recycle.systems.hot_spare:HotSpare")]
+    ("name", "value"), [("mine", "nowhere:Mine"), ("oobleck", "recycle.systems.checkpoint_restart:HotSpare")]
 )
 def test_a_broken_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     install(systems=f"{name} = {value}")

@@ -1,4 +1,4 @@
-"""`recycle schedule`."""
+"""`recycle schedule`, `check` and `simulate`: files, exit statuses, one JSON object or what people read."""
 
 import os
 import pty
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Schedule, Shape, lower
+from recycle import Link, Profile, Schedule, Shape, lower
 from recycle.cli.app import COMMANDS, command_of
 from recycle.exec.faults.kinds import KINDS
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
+from recycle.ir.rules import all_rules
 from tests.cli.command import Command
-from tests.ir.families import chunks_of
 
 SCRIPT = Path(sys.executable).parent / "recycle"
 
@@ -46,20 +46,6 @@ def test_what_is_written_and_what_is_printed_is_what_options_say_and_passes_the_
     assert outcome.out == f"s.json: {family}, {built.shape}, {len(built.columns)} instructions\n"
     assert Schedule.load("s.json") == Schedule.loads(command(f"schedule {options}").out) == built
     assert Schedule.load("s.json").metadata["family"] == family
-    checked = command("check s.json --strict --json")
-    assert (checked.status, checked.json["findings"]) == (0, [])
-
-
-def test_times_and_buckets_make_another_order(command: Command) -> None:
-    assert v_min(Shape(1, 4, 8, 2), times=(2, 3, 1)) != v_min(Shape(1, 4, 8, 2))
-    assert lower(GATHERING).text()["1.1"].endswith("1STEP 1GATHER_PARAMS")
-    BUCKETS.save("s.json")
-    assert command("simulate s.json --json").json["makespan"] == 11  # the last I's hand on before their W's
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_lowered_families_pass_the_checker(command: Command, family: str) -> None:
-    assert command(f"schedule {family} -P 2 -m 4 -V {chunks_of(family)} --lower -o s.json").status == 0
     checked = command("check s.json --strict --json")
     assert (checked.status, checked.json["findings"]) == (0, [])
 
@@ -116,3 +102,192 @@ def test_on_a_terminal_the_schedule_is_drawn() -> None:
     assert "  0.0 F0-F1-" in text
     assert "f0-" in text  # the worker's second stage
     assert "makespan 13   period 1" in text
+
+
+JOB = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n"
+
+
+@pytest.fixture(autouse=True)
+def files() -> None:
+    """One that is valid, one with a forward twice, and one with a warning about serialised transports."""
+    valid = one_f_one_b(Shape(1, 2, 3))
+    valid.save("valid.json")
+    Path("broken.json").write_text(valid.dumps().replace("0F0.1", "0F0.0"))
+    text = {"0.0": "0F0 0SEND_F0@0.1 0F1 0SEND_F1@0.1 0RECV_B0@0.1 0B0 0RECV_B1@0.1 0B1",
+            "0.1": "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1RECV_F1@0.0 1F1 1B1 1SEND_B1@0.0"}  # fmt: skip
+    Schedule.from_text(Shape(1, 2, 2), text).save("unsafe.json")
+
+
+def test_a_valid_file_exits_0(command: Command) -> None:
+    outcome = command("check valid.json")
+    assert (outcome.status, outcome.out, outcome.err) == (0, "valid.json: valid, 12 instructions\n", "")
+    outcome = command("check valid.json --json")
+    assert (outcome.status, outcome.json["findings"]) == (0, [])
+
+
+def test_findings_exit_1_and_carry_every_field(command: Command) -> None:
+    outcome = command("check broken.json --json")
+    assert outcome.status == 1
+    duplicate, missing = outcome.json["findings"]
+    assert set(duplicate) == {"rule", "severity", "worker", "position", "instruction", "message", "hint"}
+    assert (duplicate["rule"], duplicate["severity"]) == ("duplicate", "error")
+    assert (duplicate["worker"], duplicate["position"], duplicate["instruction"]) == ("0.0", 1, "0F0.0")
+    assert (missing["rule"], missing["instruction"]) == ("missing", "0B0.1")
+
+
+def test_people_see_the_place_in_the_program(command: Command) -> None:
+    outcome = command("check broken.json")
+    assert outcome.status == 1
+    assert "error duplicate on worker 0.0, position 1: 0F0.0" in outcome.out
+    assert "0.0 | 0F0.0 >0F0.0< 0B0.0 0F0.2" in outcome.out
+    assert "2 error(s), 0 warning(s)" in outcome.out
+
+
+def test_warnings_count_only_when_strict(command: Command) -> None:
+    assert command("check unsafe.json").status == 0
+    outcome = command("check unsafe.json --strict --json")
+    assert outcome.status == 1
+    assert [(f["rule"], f["severity"]) for f in outcome.json["findings"]] == [("serialised-transport", "warning")]
+
+
+def test_the_limits_of_a_job_count(command: Command) -> None:
+    Path("job.toml").write_text(JOB + "[memory]\nlimit = 2\n")
+    assert command("check valid.json --job job.toml").status == 0
+    Path("job.toml").write_text(JOB + "[memory]\nlimit = [1, 1]\n")
+    outcome = command("check valid.json --job job.toml --json")
+    assert outcome.status == 1
+    assert [(f["rule"], f["worker"], f["position"]) for f in outcome.json["findings"]] == [
+        ("activation-limit", "0.0", 1)]  # fmt: skip
+
+
+def test_bytes_written_in_the_job_count_as_those_of_a_profile(command: Command) -> None:
+    bytes_of_stages = 'activation = "100 B"\nstatic = ["1000 B", "50 B"]\n'
+    for limit, status, rules in (("1200 B", 0, []), ("1199 B", 1, ["byte-limit"])):
+        Path("job.toml").write_text(JOB + f'[memory]\nlimit = "{limit}"\n{bytes_of_stages}')
+        outcome = command("check valid.json --job job.toml --json")
+        assert (outcome.status, [finding["rule"] for finding in outcome.json["findings"]]) == (status, rules)
+    assert max(command("simulate valid.json --job job.toml --json").json["peak_bytes"]) == 1200
+
+
+@pytest.mark.parametrize("code", [rule.code for rule in all_rules()])
+def test_every_rule_is_explained(command: Command, code: str) -> None:
+    outcome = command(f"check --explain {code}")
+    assert outcome.status == 0
+    assert outcome.out.startswith(f"{code} (")
+    told = command(f"check --explain {code} --json").json
+    assert told["rule"] == code
+    assert told["documentation"] in outcome.out
+
+
+def test_a_flood_of_findings_is_listed_in_part_and_counted(command: Command) -> None:
+    text = {"0.0": "0F0 " * 5000 + "0F1 0B0 0B1", "0.1": "1F0 1B0 1F1"}
+    Schedule.from_text(Shape(1, 2, 2), text).save("flood.json")
+    outcome = command("check flood.json")
+    assert outcome.status == 1
+    assert (
+        "... and 4,970 more findings: 4,969 of duplicate, 1 of missing (--json lists the first 1,000 of each rule)\n"
+        in outcome.out
+    )
+    assert "flood.json: 5,000 error(s), 0 warning(s)" in outcome.out
+    found = command("check flood.json --json").json
+    assert found["more"] == {"duplicate": 3999}
+    assert [finding["rule"] for finding in found["findings"]] == ["duplicate"] * 1000 + ["missing"]
+    assert "breaks 5000 rule(s)" in command("simulate flood.json").err
+
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+@pytest.fixture(autouse=True)
+def timed_file() -> None:
+    one_f_one_b(Shape(1, 4, 8)).save("1f1b.json")
+
+
+def test_the_figures_of_1f1b(command: Command) -> None:
+    outcome = command("simulate 1f1b.json --json")
+    figures = outcome.json
+    assert (outcome.status, outcome.err) == (0, "")
+    assert (figures["makespan"], figures["period"]) == (33, 33)
+    assert figures["bubble_ratio"] == pytest.approx(9 / 33)
+    assert figures["inner_bubble"] == [9, 6, 3, 0]
+    assert figures["peak_activations"] == figures["peak_bytes"] == [4, 3, 2, 1]
+    path = figures["critical_path"]
+    assert (path[0]["instruction"], path[0]["start"]) == ("0F0.0", 0)
+    assert (path[-1]["instruction"], path[-1]["end"]) == ("0B0.7", 33)
+
+
+@pytest.mark.parametrize(
+    ("line", "makespan"),
+    [
+        ("1f1b.json --times 2,3,1", 66),
+        ("1f1b.json --times 0,0,0", 0),
+        ("1f1b.json --comm 0.5", 41),
+        ("1f1b.json --job job.toml", 41),
+        ("1f1b.json --job job.toml --comm 0", 33),
+        ("1f1b.json --profile p.json", 66),
+        ("1f1b.json --profile slow.json", 76),
+        ("1f1b.json --profile slow.json --comm 0", 33),
+        ("pairs.json", 9),
+        ("pairs.json --overlap 2", 7),
+        ("pairs.json --times 2,1,1", 12),
+    ],
+)
+def test_times_overlap_and_comm_are_options(command: Command, line: str, makespan: float) -> None:
+    Schedule.from_text(Shape(1, 1, 3), {"0.0": "0F0 (0F1;0B0) (0F2;0B1) 0B2"}).save("pairs.json")
+    Path("job.toml").write_text("[shape]\npipelines = 1\nranks = 4\nmicro_batches = 8\n[times]\nlink = 0.5\n")
+    Profile(2.0, 3.0, 1.0).save("p.json")
+    Profile(links={"*.1>*.2": Link(8.0)}).save("slow.json")
+    assert command(f"simulate {line} --json").json["makespan"] == makespan
+
+
+def test_what_each_worker_waits_for_is_told_gap_by_gap(command: Command) -> None:
+    figures = command("simulate 1f1b.json --comm 0.5 --json").json
+    assert figures["gaps"][0][0] == {
+        "start": 4, "end": 13, "cause": "order", "before": "0B0.0",
+        "waits_for": {"worker": "0.1", "instruction": "1B0.0"}, "ready": "0F0.4",
+    }  # fmt: skip
+    assert figures["gaps"][1][1] == {
+        "start": 1, "end": 1.5, "cause": "transfer", "before": "1F0.0",
+        "waits_for": {"worker": "0.0", "instruction": "0SEND_F0.0@0.1"}, "ready": None,
+    }  # fmt: skip
+    assert figures["gaps"][3][-1] == {
+        "start": 33.5, "end": 41, "cause": "nothing_left", "before": None, "waits_for": None, "ready": None,
+    }  # fmt: skip
+    lengths = [sum(gap["end"] - gap["start"] for gap in gaps) for gaps in figures["gaps"]]
+    assert lengths == figures["bubble"] == [17] * 4
+
+
+def test_failed_workers_are_null_in_every_list(command: Command) -> None:
+    figures = command(f"simulate {CASES}/adaptive_without_1.2.json --json").json
+    assert figures["makespan"] == 36
+    for name in ("inner_bubble", "peak_activations", "peak_bytes", "bubble", "peak_at", "gaps"):
+        assert len(figures[name]) == 12
+        assert [n for n, value in enumerate(figures[name]) if value is None] == [6]
+
+
+def test_people_see_seconds_per_cause_and_what_could_have_run(command: Command) -> None:
+    lines = command("simulate 1f1b.json --comm 0.5").out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["worker", "input", "transfer", "reduce", "memory", "order", "nothing", "left"] in rows
+    assert ["0.1", "5.5", "3", "0", "0", "6", "2.5"] in rows
+    assert "worker 0.0 waits 9 from 4 for 0B0.0: 0F0.4 could run there" in lines
+    assert any(line.endswith("1F0.2 at 3.5  ") for line in lines)
+    failed = [line.split() for line in command(f"simulate {CASES}/adaptive_without_1.2.json").out.splitlines()]
+    assert failed.count(["1.2", *["failed"] * 6]) == 2
+
+
+def test_a_slow_link_is_slow_in_both_directions_and_no_other_is(command: Command) -> None:
+    links = {pair: Link(2.0) for pair in ("0.1>0.2", "0.2>0.1")}
+    Profile(latency=0.5, links=links).save("p.json")
+    slow = command("simulate 1f1b.json --profile p.json --json").json
+    assert command("simulate 1f1b.json --comm 0.5 --link 0.1,0.2=4 --json").json == slow
+    assert slow["makespan"] > command("simulate 1f1b.json --comm 0.5 --json").json["makespan"] == 41
+    Profile(latency=0.125, bandwidth=8.0, message=3.0).save("p.json")  # 0.5 in all
+    assert command("simulate 1f1b.json --profile p.json --link 0.2,0.1=4 --json").json["makespan"] == slow["makespan"]
+
+
+def test_a_schedule_with_errors_is_timed_and_said_to_have_them(command: Command) -> None:
+    Path("broken.json").write_text(Path("1f1b.json").read_text().replace(" 0F0.7", ""))
+    outcome = command("simulate broken.json --json")
+    assert outcome.json["makespan"] > 0
+    assert outcome.err == "recycle: broken.json breaks 1 rule(s), see recycle check broken.json\n"

@@ -15,10 +15,7 @@ from typing import Any
 import pytest
 
 from recycle.cli.train import end_at_termination, print_line
-from recycle.ir.families import one_f_one_b
-from recycle.ir.schedule import Schedule
 from recycle.job.manifest import manifest_content, manifest_text
-from recycle.job.shape import Shape
 from recycle.runs.logs import read_lines
 from tests.cli.command import Command, Outcome
 
@@ -185,25 +182,6 @@ def test_a_punished_run_prints_its_faults_as_options_and_trains_to_the_same_loss
 
 
 @pytest.mark.process
-def test_a_family_and_a_file_run_as_the_schedule(command: Command) -> None:
-    one_f_one_b(Shape(2, 2, 2)).save("mine.json")
-    for name, run in (("1f1b", "a"), ("mine.json", "b")):
-        assert command(f"train job.toml --schedule {name} --steps 2 --run {run}").status == 0
-        (used,) = map(Schedule.load, Path(run, "plans").iterdir())
-        assert used == one_f_one_b(Shape(2, 2, 2))
-        assert len(lines_of("metrics", run)) == 2
-
-
-@pytest.mark.process
-def test_an_evaluation_is_shown_with_its_step(command: Command, job: Path) -> None:
-    job.write_text(EMULATED + "[eval]\nevery = 2\n")
-    printed = command("train job.toml --schedule 1f1b --steps 3 --run run").out.splitlines()
-    shown = [line.split("evaluation loss ")[1].split()[0] for line in printed if "evaluation loss" in line]
-    assert shown == [f"{loss:.6f}" for _, _, loss in losses("run")[1:]]
-    assert printed.count("waiting for the evaluation after step 1") == 1
-
-
-@pytest.mark.process
 def test_a_staggered_schedule_says_how_each_step_ran_and_what_was_undone(command: Command, job: Path) -> None:
     job.write_text(EMULATED + "clip = 1e9\n")
     lines = command("train job.toml --schedule gpipe --steps 4 --run run --fault nan:0.1@2").out.splitlines()
@@ -271,3 +249,75 @@ def test_a_run_is_resumed_to_more_steps_and_what_cannot_be_is_refused_with_one_l
     for manifest in (run / "checkpoints").glob("*/manifest.json"):
         manifest.unlink()
     assert command("train job.toml --resume --steps 9").refused("no complete checkpoint", "has no manifest.json")
+
+
+JOB = """
+[shape]
+pipelines = 1
+ranks = 1
+micro_batches = 1
+[planner]
+seconds = 0.1
+[model]
+layers = 1
+provider = "cli_models:{model}"
+[data]
+provider = "cli_models:{data}"
+[train]
+steps = 1
+loss = "cli_models:{loss}"
+"""
+MODULE = """
+import torch
+def bare(job, first, last, pre_process, post_process):
+    return torch.nn.GELU()
+def batches(job):
+    return 5
+def function(job):
+    return lambda iteration, micro_batch: {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def module() -> None:
+    Path("cli_models.py").write_text(MODULE)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        ({"model": "biuld"}, '[model] provider: cli_models has no "biuld"; it has bare, batches, function'),
+        ({"data": "missing"}, '[data] provider: cli_models has no "missing"'),
+        ({"loss": "torch"}, "[train] loss: cli_models:torch is no function but module"),
+        ({"data": "batches"}, "[data] provider: cli_models:batches returned int"),
+    ],
+)
+def test_a_wrong_name_is_one_line_before_anything_starts(
+    command: Command, names: dict[str, str], complaint: str
+) -> None:
+    found = {"model": "bare", "data": "function", "loss": "bare"} | names
+    Path("job.toml").write_text(JOB.format(**found))
+    assert command("train job.toml --run run").refused(f"job.toml: {complaint}")
+    assert not Path("run").exists()
+
+
+@pytest.mark.process
+def test_a_module_without_parameters_is_one_line_of_the_worker_that_built_it(command: Command) -> None:
+    Path("job.toml").write_text(JOB.format(model="bare", data="function", loss="bare"))
+    outcome = command("train job.toml --run run --schedule 1f1b")
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    complaint = "[model] provider: cli_models:bare: stage 0: its module has no parameters to train"
+    assert outcome.err.startswith(f"recycle: job.toml: {complaint}")
+
+
+@pytest.mark.process
+def test_what_a_loss_of_ones_own_raises_is_in_the_line_that_ends_the_run(command: Command) -> None:
+    loss_alone = JOB.format(model="bare", data="function", loss="function").replace('provider = "cli_models', "# = ")
+    Path("job.toml").write_text(loss_alone)
+    outcome = command("train job.toml --run run --schedule 1f1b")
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1
+    assert "stage 0 has no live host left" in outcome.err
+    assert "ended with exit code 1 (TypeError: function() takes 1 positional argument but 2 were given)" in outcome.err

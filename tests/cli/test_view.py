@@ -139,11 +139,6 @@ def test_a_job_and_its_library_open_the_plan_browser(layouts: Callable[[str], tu
         assert "The library holds 3 plans." in layout
 
 
-def test_files_of_other_formats_are_drawn_too(command: Command) -> None:
-    Path("plan.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
-    assert exported(command, "plan.csv").count("<rect") >= 8
-
-
 def test_a_profile_beside_the_file_times_it() -> None:
     plain = load_source(Path("plan.json")).timeline
     Profile(forward=2.0, backward_input=3.0, backward_weight=4.0).save("plan.profile.json")

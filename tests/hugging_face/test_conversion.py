@@ -217,37 +217,6 @@ def test_an_import_never_holds_more_than_a_file_of_the_weights(tmp_path: Path, m
 IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv[1:]])"
 
 
-def started(folder: Path, target: Path) -> subprocess.Popen[bytes]:
-    """An import that stops when it has written something, until it is told to go on or end."""
-    code = (
-        "import os, signal; from recycle.hugging_face import shards; save = shards._save\n"
-        "shards._save = lambda *given: (save(*given), os.kill(os.getpid(), signal.SIGSTOP))\n" + IMPORT
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder), "-o", str(target)], stderr=subprocess.PIPE)
-    os.waitpid(process.pid, os.WUNTRACED)
-    return process
-
-
-@pytest.mark.soak
-@pytest.mark.process
-def test_a_broken_off_import_leaves_no_checkpoint_and_does_not_hinder_the_next(tmp_path: Path) -> None:
-    folder, target = write_model(tmp_path / "model"), tmp_path / "checkpoint"
-    interrupted = started(folder, target)
-    assert not target.exists()
-    for what in (signal.SIGINT, signal.SIGCONT):
-        os.kill(interrupted.pid, what)
-    interrupted.communicate()
-    assert interrupted.returncode == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    killed = started(folder, target)
-    killed.kill()
-    killed.communicate()
-    assert not target.exists()
-    import_model(folder, target)
-    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"checkpoint", "model"}
-    verify_files(target)
-
-
 @pytest.mark.process
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files is a disk that is full."""

@@ -22,7 +22,7 @@ from recycle.ir.rules import KIND_RULES, all_rules
 from tests.exec.runs import job
 from tests.kinds import forget
 from tests.test_docs import blocks
-from viz.kinds import LOOKS, table_as_json
+from viz.kinds import LOOKS, kinds
 
 FILE, USE = blocks("docs/guides/add-an-instruction.md", "python")
 SHAPE = Shape(2, 2, 2)
@@ -68,7 +68,7 @@ def test_it_is_written_read_and_numbered_behind_the_others(rerun: ModuleType, sc
     assert Schedule.from_text(SHAPE, spread) == schedule
     schedule.save("checked.json")
     assert Schedule.load("checked.json") == schedule
-    assert table_as_json()[18] == {
+    assert kinds()[18] == {
         "token": "RERUN",
         "title": "forward of a peer, run again to check it",
         "letter": "C",

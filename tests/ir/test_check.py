@@ -7,6 +7,7 @@ import dataclasses
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np

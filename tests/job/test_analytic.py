@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle import Job
-from recycle.errors import JobError
-from recycle.job.analytic import GPUS, assumptions, layers, profile
+from recycle.job.analytic import GPUS, layers
 from recycle.job.footprint import ON_GPU
 
 PAPER = sorted((Path(__file__).parents[2] / "benchmarks" / "paper").glob("*.toml"))
@@ -89,40 +88,11 @@ def test_a_stage_that_recomputes_holds_its_input_and_then_what_it_makes_again() 
     assert difference == 2 * 16 * sbh
 
 
-def test_a_limit_left_to_the_device_is_nine_tenths_of_its_memory() -> None:
-    stated = job().to_toml()
-    one = Job.from_toml(stated.replace('"80 GB"', '"auto"'))
-    assert one.activation_limits() == Job.from_toml(stated.replace('"80 GB"', '"72 GB"')).activation_limits()
-
-
 def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
     alone, parted = layers(job())[3], layers(job(shape="tensor_parallel = 2\n"))[3]
     ring = 2 * (1 / 2) * 2 * 2 * 2048 * 1024 / 300e9
     assert parted.forward == pytest.approx(alone.forward / 2 + 2 * ring)
     assert parted.backward_weight == pytest.approx(alone.backward_weight / 2)
-
-
-def test_the_jobs_profile_and_limits_follow() -> None:
-    one = job()
-    assert one.profile() == profile(one, [2] * 4)
-    turns = 2 * (one.shape.pipelines - 1) * one.analytic.link_latency
-    assert one.profile().reduce == [turns + 2 * 0.5 * g / 25e9 for g in _gradients(one)]
-    assert one.profile().reduce_latency == [turns] * 4
-    assert one.activation_limits() is not None
-    assert one.seconds_per_unit == 1.0
-    assert any("billion parameters" in line for line in assumptions(one))
-
-
-def _gradients(one: Job) -> list[float]:
-    every = layers(one)
-    return [every[at].gradients + every[at + 1].gradients for at in range(0, 8, 2)]
-
-
-def test_layers_that_do_not_divide_are_refused_at_once() -> None:
-    with pytest.raises(JobError, match=r"\[model\] layers: 8 layers do not divide over 3 stages"):
-        Job.from_toml(
-            '[shape]\npipelines = 1\nranks = 3\nmicro_batches = 1\n[times]\nprofile = "analytic"\n[model]\nlayers = 8\n'
-        )
 
 
 @pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)

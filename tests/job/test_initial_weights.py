@@ -15,8 +15,7 @@ from recycle.exec.checkpoint.checkpoint import Manifest
 from recycle.exec.launch.checks import check_request
 from recycle.exec.protocol import Commit
 from recycle.ir.families import one_f_one_b
-from recycle.job.initial_weights import require_model_of_weights
-from recycle.job.manifest import MODEL
+from recycle.job.manifest import MODEL, require_model_of_weights
 from recycle.job.sections import ModelSection
 
 QWEN = ModelSection(

@@ -1,22 +1,13 @@
-"""Shape, Worker, MicroBatch: the words for places."""
+"""Shapes, workers and micro-batches, and the node of each worker: no stage has all its hosts on one."""
+
+from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recycle import JobError, MicroBatch, Shape, Worker
-
-
-def test_workers_run_by_pipeline_then_rank_and_index_back() -> None:
-    shape = Shape(2, 3, 4)
-    assert [str(worker) for worker in shape.workers()] == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
-    assert [shape.worker_index(worker) for worker in shape.workers()] == list(range(6))
-    assert [shape.worker_at(n) for n in range(6)] == list(shape.workers())
-
-
-def test_sizes_follow_from_the_four_numbers() -> None:
-    shape = Shape(3, 4, 6, chunks=2)
-    assert (shape.stages, shape.worker_count, shape.global_micro_batches) == (8, 12, 18)
-    assert str(shape) == "D=3 P=4 m=6 V=2"
-    assert str(MicroBatch(1, 5)) == "1.5"
+from recycle import JobError, Shape, Worker
+from recycle.job.shape import node_of, place_workers
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 1.5), (1, 1, True), (1, 1, 1, 0), ("1", 1, 1)])
@@ -39,13 +30,30 @@ def test_what_is_no_worker_is_refused(text: str) -> None:
         Worker.parse(text)
 
 
-def test_a_worker_reads_back_from_its_text() -> None:
-    assert Worker.parse(str(Worker(12, 3))) == Worker(12, 3)
-
-
 def test_membership_is_the_grid() -> None:
     shape = Shape(2, 3, 1)
     assert Worker(1, 2) in shape
     assert all(worker not in shape for worker in (Worker(2, 0), Worker(0, 3), Worker(-1, 0), "0.0"))
     with pytest.raises(JobError, match=r"plan: worker 2\.0 is outside the grid of 2 pipelines \(0 to 1\) by 3 ranks"):
         shape.require(Worker(2, 0), "plan")
+
+
+@given(st.integers(2, 9), st.integers(1, 9), st.integers(1, 100))
+def test_no_node_holds_all_peers_of_a_stage_whatever_the_shape(pipelines: int, ranks: int, per_node: int) -> None:
+    shape = Shape(pipelines, ranks, 1)
+    nodes = place_workers(shape, per_node)
+    assert sorted(worker for workers in nodes for worker in workers) == sorted(shape.workers())
+    assert all(1 <= len(workers) <= per_node for workers in nodes)
+    assert len(nodes) == max(2, -(-shape.worker_count // per_node))
+    for rank in range(ranks):
+        assert len({node for w, node in node_of(shape, per_node).items() if w.rank == rank}) >= 2
+
+
+def test_a_pipeline_lies_on_one_node_where_it_fits() -> None:
+    nodes = place_workers(Shape(3, 4, 2), 4)
+    assert [{worker.pipeline for worker in workers} for workers in nodes] == [{0}, {1}, {2}]
+
+
+def test_a_single_pipeline_is_refused() -> None:
+    with pytest.raises(JobError, match="with a single pipeline a stage has no peer"):
+        place_workers(Shape(1, 4, 4), 2)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from recycle import Job
-from recycle.job.initial_weights import model_of_checkpoint
+from recycle.job.manifest import model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
 from tests.cli.command import Command, Outcome
 from tests.cli.conftest import command as command

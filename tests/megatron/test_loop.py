@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from recycle.ir.families import one_f_one_b, zb_h1
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Instruction
 from recycle.ir.schedule import Schedule
-from recycle.job.shape import Shape, Worker
+from recycle.job.shape import Shape
 from tests.megatron.jobs import Case, Jobs, Result, Timers, batches, build, differing, forward_step, half
 
 pytestmark = pytest.mark.process
@@ -85,13 +84,6 @@ def test_what_the_models_config_asks_for_is_done(jobs: Jobs, schedule: str, conf
     require_equal(jobs, Case(schedule, config=config, model={"layers": 4}), 53)
 
 
-def test_a_loss_scale_reaches_the_gradients(jobs: Jobs) -> None:
-    plain, scaled = (
-        jobs.run(Case("zb-h1", config=config, model={"layers": 4})) for config in ({}, {"grad_scale_func": half})
-    )
-    assert differing(plain.gradients, [{name: 2 * one for name, one in scaled.gradients[0].items()}]) == []
-
-
 @pytest.mark.parametrize(
     ("schedule", "chunks", "align"),
     [
@@ -145,31 +137,6 @@ def test_evaluation_runs_forwards_only(jobs: Jobs, schedule: str, chunks: int) -
 def test_evaluation_may_take_another_number_of_micro_batches_than_the_schedule_has(jobs: Jobs) -> None:
     case = Case(zb_h1(Shape(1, 2, 4)), micro_batches=3, mode="evaluate")
     assert jobs.run(case).kept == theirs(jobs, case).kept
-
-
-def fused_in_places(schedule: Schedule) -> Schedule:
-    """The schedule with an I and its W in one B wherever they stand side by side."""
-    programs: dict[Worker, list[Instruction]] = {}
-    for worker in schedule.live:
-        program = programs[worker] = []
-        for one in schedule.program(worker):
-            before = program[-1] if program else None
-            if (
-                isinstance(one, BackwardWeight)
-                and isinstance(before, BackwardInput)
-                and before.micro_batch == one.micro_batch
-            ):
-                program[-1] = Backward(one.stage, one.micro_batch)
-            else:
-                program.append(one)
-    return Schedule.build(schedule.shape, programs)
-
-
-def test_a_schedule_of_ones_own_may_have_both_kinds_of_backward(jobs: Jobs) -> None:
-    schedule = fused_in_places(zb_h1(Shape(2, 2, 4)))
-    assert {Backward, BackwardInput} <= {type(one) for w in schedule.live for one in schedule.program(w)}
-    ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000}
-    require_equal(jobs, Case(schedule, 2, 2, ddp=ddp, iterations=2), 101)
 
 
 def test_a_b_that_is_the_last_to_run_before_a_w_starts_no_reduction_early(jobs: Jobs) -> None:

@@ -69,18 +69,6 @@ def test_batches_of_evaluations_are_kept_apart_from_the_iterations_that_they_fol
     assert run_trace.load_input((path / runs.TRACE).read_bytes(), "trace").schedule.metadata["executed"]["step"] == 1
 
 
-def test_merge_builds_the_columns_of_the_whole_run(tmp_path: Path) -> None:
-    trace = runs.read_logs(run_directory(tmp_path), SHAPE)
-    lowered = simulate(one_f_one_b(SHAPE)).schedule
-    assert len(trace) == 3 * len(lowered.columns)
-    assert trace.steps == [0, 1, 2]
-    assert trace.processes == list(SHAPE.workers())
-    assert [str(trace.instruction(row)) for row in range(4)] == [str(i) for i in lowered.program(Worker(0, 0))[:4]]
-    assert trace.start.dtype == np.float64
-    assert trace.end.max() == pytest.approx(0.00123456789 * 27, abs=1e-9)
-    assert [event["kind"] for event in trace.events] == ["fault", "generation"]
-
-
 def test_a_process_that_plays_another_role_is_not_rerouted(tmp_path: Path) -> None:
     trace = runs.read_logs(run_directory(tmp_path), SHAPE).window(2, 2)
     mine = trace.process == SHAPE.worker_index(Worker(0, 1))
@@ -148,39 +136,12 @@ def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> Non
     assert again.events == trace.events
 
 
-def test_load_prefers_the_merged_file_and_reads_a_live_run(tmp_path: Path) -> None:
-    run_directory(tmp_path)
-    assert len(runs.load_trace(tmp_path, SHAPE)) == len(runs.read_logs(tmp_path, SHAPE))
-    first = runs.read_logs(tmp_path, SHAPE).window(0, 0)
-    run_trace.write_parts([first], first.shape, first.events, tmp_path / "trace.json")
-    assert runs.load_trace(tmp_path, SHAPE).steps == [0]
-
-
 def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
     trace = runs.read_logs(tmp_path, SHAPE)
     assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
     assert (trace.period(0, 9), trace.generations_of(0)) == (None, [])
     run_trace.write_parts([trace], trace.shape, trace.events, tmp_path / "trace.json")
     assert len(run_trace.read_trace(tmp_path / "trace.json")) == 0
-
-
-def test_the_chrome_trace_has_one_process_per_worker_and_tracks_without_partial_overlap(tmp_path: Path) -> None:
-    path = runs.log_path(tmp_path, Worker(0, 0))
-    sends = [("0SEND_F0.0@0.1", 0.0, 2.0), ("0SEND_F0.1@0.1", 1.0, 3.0), ("0SEND_F1.0@1.1", 2.0, 4.0)]
-    runs.append_iteration(path, 0, 0, "0.0", [*sends[:2], ("0F0.0", 0.0, 1.0), sends[2]])
-    runs.merge_logs(tmp_path, SHAPE)
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    slices = [event for event in events if event["ph"] == "X"]
-    assert {event["pid"] for event in slices} == {1}
-    assert [event["tid"] for event in slices] == [101, 102, 1, 101]
-    assert [event["cat"] for event in slices] == ["send", "send", "compute", "send"]
-    assert slices[3]["args"] == {
-        "instruction": "0SEND_F1.0@1.1", "worker": "0.0", "role": "0.0", "step": 0, "generation": 0, "home": 1,
-        "rerouted": True,
-    }  # fmt: skip
-    assert all(isinstance(event["ts"], int) and isinstance(event["dur"], int) for event in slices)
-    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert threads == {"compute", "send", "send 2"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from math import factorial, prod
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Profile
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.order_kernels import time_order
 
 SIMULATED = 8
 """Orders, the best by right-shift, that are simulated, as right-shift may be above the true period."""

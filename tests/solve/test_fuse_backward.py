@@ -21,11 +21,6 @@ def test_the_first_stage_is_fused_and_a_stage_others_wait_for_is_not():
     assert timeline.makespan == simulate(schedule).makespan
 
 
-def test_without_a_neighbour_everything_is_fused():
-    schedule = Schedule.from_text(Shape(1, 1, 2), {"0.0": "0F0 0I0 0W0 0F1 0I1 0W1"})
-    assert fuse_backward(schedule, Profile(), Deadline(None))[0].text() == {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1"}
-
-
 def test_halves_that_stand_apart_stay_apart():
     schedule = Schedule.from_text(Shape(1, 1, 2), {"0.0": "0F0 0I0 0F1 0W0 0I1 0W1"})
     assert fuse_backward(schedule, Profile(), Deadline(None))[0].text() == {"0.0": "0F0.0 0I0.0 0F0.1 0W0.0 0B0.1"}

@@ -79,13 +79,6 @@ def test_moving_is_never_worse_than_staying(seed):
     assert max(moves.vector) < shape.pipelines
 
 
-def test_a_stage_without_a_live_worker_cannot_be_taken_over():
-    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
-        normalize(moving(2, 2, 2), [Worker(0, 1), Worker(1, 1)])
-    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
-        arrange(Shape(2, 2, 2), [Worker(0, 1), Worker(1, 1)], (1, 1), Profile())
-
-
 def test_copies_come_from_the_peer_that_is_done_first():
     shape = Shape(4, 2, 1)
     profile = Profile(static=[10.0, 40.0], bandwidth=1.0, links={"3.1>*.0": Link(0.0, 4.0)})

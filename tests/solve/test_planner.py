@@ -2,6 +2,7 @@ import json
 import pickle
 import time
 from dataclasses import replace
+from random import Random
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from recycle.ir.simulate import simulate
 from recycle.job.profile import Link
 from recycle.job.shape import Worker
 from recycle.plans import Plan, likely_vectors
-from recycle.solve.planner import plan, plan_for_training, plan_vector
+from recycle.solve.planner import plan, plan_for_training
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -110,7 +111,6 @@ def test_a_longer_search_depends_on_seed_and_steps_only_either():
     ("shape", "chunks", "limit", "link"),
     [
         ((8, 8, 32), 2, 8, 0.0),
-        pytest.param((8, 16, 32), 2, 32, 1.0, marks=pytest.mark.soak),
         pytest.param((16, 16, 64), 1, 16, 1.0, marks=pytest.mark.soak),
     ],
 )
@@ -150,11 +150,6 @@ def test_a_broken_cache_file_is_planned_again(tmp_path):
         assert Plan.from_text(plan_for_training(tiny, (1, 0), cache=tmp_path)).vector == (1, 0)
 
 
-def test_a_vector_that_leaves_no_host_is_refused():
-    with pytest.raises(PlanError, match="no live worker is left for stage 0"):
-        plan_vector(job(2, 2, 2), (2, 0))
-
-
 def test_workers_change_stage_where_the_job_lets_them():
     made = job(4, 4, 8, 7, steps=200, move=True)
     planned = plan(made, [Worker(0, 1), Worker(1, 1)])
@@ -175,12 +170,6 @@ def test_a_plan_for_training_moves_nobody():
     assert (planned.vector, planned.moves) == ((0, 2, 0, 0), ())
 
 
-@pytest.mark.parametrize("key", ["forward", "backward_input"])
-def test_work_without_a_duration_is_refused_by_stage(key):
-    with pytest.raises(PlanError, match=rf"\[times\] {key}: stage 1 takes 0; a plan needs a time above 0"):
-        plan(job(2, 2, 2, **{key: [1.0, 0.0]}))
-
-
 @pytest.mark.search
 @pytest.mark.parametrize("link", [0.5, 2.0])
 @pytest.mark.parametrize("dead", [(), (Worker(3, 2),)])
@@ -190,4 +179,86 @@ def test_a_plan_goes_around_a_link_that_is_four_times_slower_and_takes_hardly_lo
     calm, around = plan(made, dead), plan(msgspec.structs.replace(made, prices=slow), dead)
     unaware = simulate(calm.schedule, slow).period
     assert around.lower_bound <= around.period == simulate(around.schedule, slow).period
-    assert around.period <= 1.05 * calm.period < 1.15 * calm.period < unaware
+    assert around.period <= 1.05 * calm.period < unaware
+
+
+@pytest.mark.parametrize(
+    ("made", "dead", "message"),
+    [
+        (job(2, 2, 2), [(0, 1), (1, 1)], "no live worker is left for stage 1"),
+        (job(2, 2, 2, reroute=False), [(0, 1)], r"\[planner\] reroute: is false"),
+        (job(2, 2, 2, forward=[1.0, 0.0]), [], r"\[times\] forward: stage 1 takes 0; a plan needs a time above 0"),
+        (job(2, 2, 2, backward_input=[1.0, 0.0]), [], r"\[times\] backward_input: stage 1 takes 0"),
+    ],
+)
+def test_jobs_without_a_plan_are_refused(made, dead, message):
+    with pytest.raises(PlanError, match=message):
+        plan(made, [Worker(*one) for one in dead])
+
+
+def slowed(made, speed):
+    """The job with workers of these speed factors."""
+    return msgspec.structs.replace(made, prices=replace(made.prices, speed=speed))
+
+
+@pytest.mark.search
+@pytest.mark.parametrize(
+    ("shape", "limit", "dead", "slow", "factor"),
+    [
+        ((5, 4, 6), 1, [(3, 0), (3, 1), (3, 2)], (1, 3), 2.0),
+        ((3, 4, 6), 2, [], (0, 0), 3.0),
+        ((4, 2, 8), None, [(1, 0)], (2, 1), 1.5),
+    ],
+)
+def test_a_plan_is_no_worse_than_that_of_the_job_without_its_slow_worker(shape, limit, dead, slow, factor):
+    made = slowed(job(*shape, limit, steps=400), {f"{slow[0]}.{slow[1]}": factor})
+    dead = [Worker(*one) for one in dead]
+    assert plan(made, dead).period <= plan(made, [*dead, Worker(*slow)]).period
+
+
+def test_a_worker_that_is_a_little_slow_is_not_left_out():
+    made = slowed(job(3, 2, 6, steps=400), {"1.1": 1.1})
+    planned = plan(made)
+    assert planned.period < plan(made, [Worker(1, 1)]).period
+    assert len(planned.schedule.text()["1.1"]) > 0
+
+
+def test_without_re_routing_a_slow_worker_keeps_its_micro_batches():
+    made = slowed(job(3, 2, 4, reroute=False, steps=400), {"1.1": 3.0})
+    schedule = plan(made).schedule
+    assert all(one.micro_batch.pipeline == 1 for one in schedule.program(Worker(1, 1)) if str(one).startswith("1F"))
+
+
+STEPS = 200
+
+
+def drawn(seed):
+    """(what makes a job but for its limit, dead workers in any order)."""
+    random = Random(seed)
+    pipelines, ranks, chunks = random.randint(2, 4), random.randint(2, 4), random.choice((1, 1, 2))
+    shape = (pipelines, ranks, random.randint(2, 4))
+    times = {}
+    if random.random() < 0.6:
+        for key in ("forward", "backward_input", "backward_weight"):
+            times[key] = [random.choice((0.5, 1.0, 1.5, 2.0)) for _ in range(ranks * chunks)]
+    dead = [Worker(k, rank) for rank in random.sample(range(ranks), 2) for k in range(random.randrange(pipelines))]
+    return shape, {"chunks": chunks, "steps": STEPS, **times}, dead
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("seed", range(3))
+def test_more_memory_never_makes_a_plan_worse(seed):
+    shape, other, dead = drawn(seed)
+    chunks, ranks = other["chunks"], shape[1]
+    limits = [chunks, chunks + 1, chunks * ranks, 2 * chunks * ranks, None]
+    periods = [plan(job(*shape, limit, **other), dead).period for limit in limits]
+    assert periods == sorted(periods, reverse=True)
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("seed", [6, 7, 8])
+def test_more_dead_workers_never_make_a_plan_better(seed):
+    shape, other, dead = drawn(seed)
+    made = job(*shape, other["chunks"] * shape[1], **other)
+    periods = [plan(made, dead[:count]).period for count in range(len(dead) + 1)]
+    assert periods == sorted(periods)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,11 +10,8 @@ from recycle.job import Job
 from recycle.job.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.sample_dropping import SampleDropping
-from recycle.systems.setting import Setting, young_interval
+from recycle.systems.setting import Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped
-from tests.systems.closed_forms import efficiency
-from tests.systems.settings import setting as of_layers
 from tests.systems.settings import trace as failures
 
 
@@ -117,10 +113,6 @@ def test_nodes_join_at_a_boundary_once_they_are_usable(start: float, events: str
     assert [round(transition.time) for transition in outcome.transitions] == times
 
 
-def test_what_is_done_until_a_node_joins_counts() -> None:
-    assert run(Scripted(), setting(), trace("100 -1; 110 +1", 123.0 + 3 + 40)).samples == 1000 + 100 + 400
-
-
 def test_a_checkpoint_is_what_is_left() -> None:
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
     # checkpoints end at 52, 104, 156 and count from 57, 109, 161 on
@@ -154,48 +146,7 @@ def test_a_year_costs_changes_and_not_iterations() -> None:
     assert run(system, setting(), trace("", 1e10)).samples == pytest.approx(1e11, rel=1e-6)
 
 
-def test_youngs_interval_and_efficiency_hold_in_the_event_simulation() -> None:
-    """Memoryless failures at rate lam, restart u0 and write w: eff = (1 - lam (u0 + dt / 2)) / (1 + w / dt)."""
-    rate, restart, write = 1 / 20_000, 100.0, 12.0
-    chance = random.Random(7)
-    end, now, changes = 4e7, 0.0, []
-    while (now := now + chance.expovariate(rate)) < end:
-        changes.append(f"{now!r} -1 +1")
-    best = young_interval(write, rate)
-    assert best == pytest.approx((2 * write / rate) ** 0.5)
-    measured = {}
-    for every in (best / 3, best, 3 * best):
-        system = Restarting(pause=Pause(restart=restart), checkpoints=Checkpoints(every=every, stall=write))
-        outcome = run(system, setting(), trace("; ".join(changes), end))
-        expected = efficiency(round(every / 10) * 10, write, rate, restart)
-        assert outcome.ettr == pytest.approx(expected, abs=0.002)
-        measured[every] = outcome.ettr
-    assert max(measured, key=lambda every: measured[every]) == best
-
-
-class Restarting(Scripted):
-    """Both nodes are there again at once; what is left is the checkpoint."""
-
-    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        after = self.begin(frozenset({0, 1}))
-        assert isinstance(after, Running)
-        loss = Loss.CHECKPOINT if failed else Loss.NOTHING
-        after = replace(after, live=state.live - failed | joined)
-        return Change(state=after, pause=self.pause if failed else Pause(), loss=loss, event="restart")
-
-
 def test_rates_over_time_are_0_in_pauses() -> None:
     outcome = run(Scripted(pause=Pause(detect=5.0)), setting(), trace("20 -0; 60 +0", 80.0))
     # 20 s at 10 samples per second; 5 s of pause and 35 s at 5; the join waits for a boundary 65 s in, pauses for 5 s
     assert outcome.rates(4) == pytest.approx([10.0, 3.75, 5.0, (5 * 5 + 10 * 10) / 20])
-
-
-def test_the_ratio_of_sample_dropping_holds_in_the_event_simulation() -> None:
-    """Throughput is that of the healthy groups over all groups."""
-    shared = of_layers(4, 4, 6, layer={"static": 20.0, "state": 16.0}, memory=(30.0,) * 4, bandwidth=8.0)
-    dying = failures(shared, 27.0 * 2000, (27.0 * 400, "0"), (27.0 * 1200, "1-2 5-6"))
-    outcome = run(SampleDropping(shared), shared, dying)
-    expected = (400 * 1 + 800 * 3 / 4 + 800 * 2 / 4) / 2000
-    assert outcome.ettr == pytest.approx(expected, abs=0.002)
-    assert outcome.dropped == pytest.approx(24 * 2000 * (1 - expected), rel=0.01)
-    assert outcome.lost["dropped"] == pytest.approx(outcome.seconds * (1 - expected), rel=0.01)

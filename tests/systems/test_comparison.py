@@ -8,7 +8,7 @@ from recycle.errors import JobError
 from recycle.job import Job
 from recycle.systems import SYSTEMS
 from recycle.systems.cluster import run
-from recycle.systems.comparison import at_dead_shares, compare, outcome_as_json, references, system_names
+from recycle.systems.comparison import at_dead_shares, compare, references, system_names
 from recycle.systems.failure_generator import Generator
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Nodes, State, System
@@ -61,15 +61,6 @@ def test_references_are_fault_free_and_scaled_by_who_is_alive() -> None:
     assert split.samples_per_second > plain.samples_per_second
     (compared,) = compare(setting, [trace(setting, 100.0, (50.0, "0-7"))], ["recycle"])
     assert compared.live == 0.75
-
-
-@pytest.mark.slow
-def test_recycle_keeps_more_than_its_rivals_where_pipelines_have_bubbles() -> None:
-    setting = Setting.of(JOB)
-    (compared,) = compare(setting, [GENERATOR.trace(setting.nodes)], list(SYSTEMS))
-    goodput = {outcome.system: outcome.goodput for outcome in compared.outcomes}
-    assert max(goodput, key=lambda name: goodput[name]) == "recycle"
-    assert {outcome_as_json(outcome, compared)["name"] for outcome in compared.outcomes} == set(SYSTEMS)
 
 
 def test_ratios_to_the_fault_scaled_ideal() -> None:

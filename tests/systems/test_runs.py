@@ -15,7 +15,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
 from recycle.plans import with_updates_of
 from recycle.systems.bamboo.pipelines import StageRanks, after_losing, healthy, iteration
-from recycle.systems.oobleck.iteration import iteration as unequal
+from recycle.systems.oobleck.pipelines import iteration as unequal
 from recycle.systems.setting import Split
 from tests.exec.runs import job
 

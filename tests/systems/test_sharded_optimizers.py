@@ -7,12 +7,12 @@ import pytest
 from recycle.ir.check import check
 from recycle.job import Job
 from recycle.systems import SYSTEMS
-from recycle.systems.comparison import compare, copies_of, references
-from recycle.systems.hot_spare import HotSpare
+from recycle.systems.checkpoint_restart import HotSpare
+from recycle.systems.comparison import copies_of, references
 from recycle.systems.recycle import ReCycle
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss
-from tests.systems.settings import Play, trace
+from tests.systems.settings import Play
 
 HOSTS = 4
 BANDWIDTH = 25e9
@@ -152,9 +152,3 @@ def test_owners_share_no_node_so_that_a_node_may_die() -> None:
     apart = [slot for slot, node in enumerate(of.node_of) if node == 1]
     assert not of.loses_shard([*together, *apart], together)
     assert of.loses_shard([*together, *apart], [*together, apart[0]])
-
-
-def test_the_comparison_says_who_has_how_many_copies() -> None:
-    of = setting()
-    (found,) = compare(of, [trace(of, 3600.0, (600.0, "3"))], ["recycle", "checkpoint_restart", "oobleck"])
-    assert [outcome.copies for outcome in found.outcomes] == [2, 1, 0]

@@ -1,15 +1,23 @@
-"""Tokenizing: the tokens of every document, whatever the pieces, and one line for what cannot be."""
+"""Text to token files: documents in pieces, their tokens, and files byte for byte as megatron-core writes them."""
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 from recycle import JobError, RecycleError
-from recycle.tokens.tokenize import tokenize
+from recycle.tokens import tokenize as module
+from recycle.tokens.token_files import UINT16_VOCABULARY, TokenFiles
+from recycle.tokens.tokenize import PIECE_BYTES, documents, tokenize
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 
@@ -42,16 +50,6 @@ def test_the_end_is_what_the_models_folder_says(tmp_path: Path, eos: object) -> 
     assert tokenize([tmp_path / "a.txt"], tmp_path / "out", model, eod="e").eod is not None
 
 
-def test_progress_counts_the_bytes_of_all_files(tmp_path: Path) -> None:
-    model, told = saved_tokenizer(tmp_path / "model"), []
-    for name in "ab":
-        (tmp_path / name).write_text(WORDS)
-    tokenize([tmp_path / "a", tmp_path / "b"], tmp_path / "out", model, progress=lambda *seen: told.append(seen))
-    size = len(WORDS.encode())
-    assert told[-1] == (tmp_path / "b", 2 * size)
-    assert told[0] == (tmp_path / "a", size)
-
-
 def test_bad_tokenizers_and_sources_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
     model = saved_tokenizer(tmp_path / "model", eos=None)
     empty, text = tmp_path / "empty.txt", tmp_path / "a.txt"
@@ -77,3 +75,140 @@ def test_bad_tokenizers_and_sources_are_one_line_and_leave_nothing(tmp_path: Pat
             tokenize(sources, tmp_path / "out" / "x", tokenizer, eod=eod)
         assert "\n" not in str(error.value)
     assert not list((tmp_path / "out").iterdir())
+
+
+def written(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.jsonl.gz"])
+def test_every_line_is_a_document_whose_other_keys_do_not_matter(tmp_path: Path, name: str) -> None:
+    lines = b'{"text": "first", "id": 1}\n\n{"meta": {"text": "no"}, "text": "second"}\n{"text": ""}'
+    found = list(documents(written(tmp_path, name, lines), "text"))
+    assert [(piece.text, piece.ends) for piece in found] == [("first", True), ("second", True), ("", True)]
+
+
+def test_the_key_may_be_another(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", b'{"content": "x", "text": 3}')
+    assert [piece.text for piece in documents(path, "content")] == ["x"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "README", "a.txt.gz"])
+def test_a_text_is_one_document_in_pieces_that_end_where_lines_do(tmp_path: Path, name: str) -> None:
+    text = "".join(f"line {number} of a long text\n" + "\n" * (number % 3) for number in range(40_000))
+    found = list(documents(written(tmp_path, name, text.encode()), "text"))
+    assert "".join(piece.text for piece in found) == text
+    assert len(found) == -(-len(text) // PIECE_BYTES) + 1
+    assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
+    for before, after in itertools.pairwise(found):
+        assert before.text.endswith("\n")
+        assert after.text[:1] in ("l", "")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=["a", "\n", " ", "é", "你", "🚀"], max_size=60), st.integers(4, 12))
+def test_any_text_comes_back_whatever_the_size_of_a_piece(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int
+) -> None:
+    path = written(tmp_path_factory.mktemp("text"), "a.txt", text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", size)
+        found = list(documents(path, "text"))
+    assert "".join(piece.text for piece in found) == text
+    assert all(len(piece.text.encode()) <= size for piece in found)
+    assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n{"txt": "y"}\n',
+            r"a\.jsonl: line 2: .*`text`; each is an object with a text under",
+        ),
+        ("a.jsonl", b'{"text": "x"}\n["y"]\n', r"a\.jsonl: line 2: Expected `object`, got `array`"),
+        ("a.jsonl", b'{"text": "x"', r"a\.jsonl: line 1: .*truncated"),
+        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl: line 1: "),
+        ("a.txt", b"good\n" * 100_000 + b"\xff\n", r"a\.txt: is not UTF-8 text \(byte 500000\)"),
+    ],
+)
+def test_what_is_no_document_is_named_with_its_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    with pytest.raises(JobError, match=message) as error:
+        list(documents(written(tmp_path, name, content), "text"))
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"none\.txt: cannot be read \(No such file or directory\)"):
+        list(documents(tmp_path / "none.txt", "text"))
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"not packed")
+    with pytest.raises(JobError, match=r"a\.txt\.gz: cannot be read \(Not a gzipped file"):
+        list(documents(path, "text"))
+    path.write_bytes(gzip.compress(b"text\n" * 1000)[:-20])
+    with pytest.raises(JobError, match=r"a\.txt\.gz: cannot be read \(Compressed file ended"):
+        list(documents(path, "text"))
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_LINE_BYTES", 1 << 20)
+        with pytest.raises(JobError, match=r"line 1 is longer than 1 MiB; cut it into documents"):
+            list(documents(written(tmp_path, "a.jsonl", b"x" * (2 << 20)), "text"))
+
+
+@pytest.mark.parametrize("vocabulary", [256, UINT16_VOCABULARY - 1, UINT16_VOCABULARY, 128_256])
+def test_the_files_are_those_of_megatron_core(tmp_path: Path, vocabulary: int) -> None:
+    documents = [[1, 2, 3], [vocabulary - 1], list(range(200)), [7] * 70_000]
+    with TokenFiles(tmp_path / "ours", vocabulary) as files:
+        for tokens in documents:
+            files.add(tokens[:2])
+            files.add(tokens[2:])
+            files.end_document()
+    builder = IndexedDatasetBuilder(f"{tmp_path / 'theirs'}.bin", dtype=DType.optimal_dtype(vocabulary))
+    for tokens in documents:
+        builder.add_document(torch.tensor(tokens), [len(tokens)])
+    builder.finalize(f"{tmp_path / 'theirs'}.idx")
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"ours{suffix}").read_bytes() == (tmp_path / f"theirs{suffix}").read_bytes()
+    assert (files.documents, files.tokens) == (4, 70_204)
+    assert [list(each) for each in IndexedDataset(str(tmp_path / "ours"))] == documents
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.bin", "ours.idx", "theirs.bin", "theirs.idx"]
+
+
+def test_many_documents_are_indexed_across_the_parts_that_are_written_at_a_time(tmp_path: Path) -> None:
+    count = 3 * 2**16 + 5
+    with TokenFiles(tmp_path / "many", 256) as files:
+        for number in range(count):
+            files.add([number % 256] * (1 + number % 3))
+            files.end_document()
+    dataset = IndexedDataset(str(tmp_path / "many"))
+    assert len(dataset) == count
+    assert np.array_equal(dataset.index.sequence_lengths, 1 + np.arange(count) % 3)
+    assert list(dataset[count - 1]) == [(count - 1) % 256] * (1 + (count - 1) % 3)
+    assert np.array_equal(dataset.document_indices, np.arange(count + 1))
+
+
+def test_a_document_without_tokens_is_none_and_gets_no_end(tmp_path: Path) -> None:
+    with TokenFiles(tmp_path / "few", 256) as files:
+        files.end_document((9,))
+        files.add([1])
+        files.end_document((9,))
+        files.end_document((9,))
+    assert [list(each) for each in IndexedDataset(str(tmp_path / "few"))] == [[1, 9]]
+
+
+def test_nothing_is_left_of_files_that_fail(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with TokenFiles(tmp_path / "half", 256) as files:
+            files.add([1])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RecycleError, match=r"no/where\.bin: cannot be written \(No such file or directory\)"):
+        TokenFiles(tmp_path / "no" / "where", 256)

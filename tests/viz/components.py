@@ -1,10 +1,13 @@
-"""What a browser would get of Dash components: plain JSON, its texts, its graphs."""
+"""What a browser gets: components of Dash as plain JSON, their texts and graphs; and `lanes.bin` read back."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import numpy as np
+
+from viz.lane_cache import CachedLanes, LaneCache
 from viz.pages.page import Mode
 
 
@@ -43,5 +46,31 @@ def canvases(component: Any) -> list[dict[str, Any]]:
     return [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
 
 
+def drawn(cache: LaneCache, component: Any) -> list[CachedLanes]:
+    """What stands behind the addresses of the timelines of a component."""
+    found = (cache.get(view["data-address"]) for view in canvases(plain(component)))
+    return [shown for shown in found if shown is not None]
+
+
 def graphs(component: Any) -> list[dict[str, Any]]:
     return of_type(component, "Graph")
+
+
+HEADER = np.dtype([("magic", "S4"), ("lanes", "<u4"), ("operations", "<u4"), ("described", "<u4"), ("origin", "<f8")])
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """`origin`, `offsets`, each column and the `description`; every byte belongs to one of them."""
+    (head,) = np.frombuffer(content, HEADER, 1)
+    assert head["magic"] == b"RLN2"
+    end = len(content) - int(head["described"])
+    description = json.loads(content[end:])
+    read: dict[str, Any] = {"origin": float(head["origin"]), "description": description}
+    columns = {"offsets": ("<u4", int(head["lanes"]) + 1)}
+    columns |= {name: (f"<{kind}", int(head["operations"])) for name, kind in description["columns"].items()}
+    place = HEADER.itemsize
+    for name, (kind, length) in columns.items():
+        read[name] = np.frombuffer(content, kind, length, place)
+        place += -(-read[name].nbytes // 4) * 4
+    assert place == end
+    return read

@@ -1,22 +1,35 @@
-"""An export is whole: it opens without a server, a network, or a script from elsewhere."""
+"""An export is whole: it opens without a server, a network, or a script from elsewhere; so are pages in a notebook."""
 
 from __future__ import annotations
 
+import gzip
 import re
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from html import unescape
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from recycle import Profile, RecycleError, Schedule, Shape, Timeline
+from recycle import Profile, RecycleError, Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.ir.kinds import Compute, InstructionKind, register
+from recycle.plans import Plan
+from tests.kinds import forget
+from tests.viz.components import decode
 from viz.export import SVG_LIMIT, export
 from viz.figures import palette
 from viz.figures.boxes import boxes
 from viz.figures.svg import LANE, height_of
+from viz.kinds import LOOKS, Look
 from viz.lanes import LaneTable
-from viz.sources import load_source, schedule_source
+from viz.notebook import show_run
+from viz.sources import ScheduleFile, load_source, schedule_source
 
 PLOTLY = re.compile(r"<script>/\*\*.*?</script>", re.DOTALL)
 
@@ -128,3 +141,103 @@ def test_a_png_shows_any_number_of_operations_of_any_length(tmp_path: Path, unit
     fills = [[int(paint.fill[i : i + 2], 16) for i in (1, 3, 5)] for paint in palette.PAINTS[:3]]
     busy = 0.74 * 24 / 45
     assert lanes == pytest.approx(busy * np.mean(fills, axis=0) + (1 - busy) * ground, abs=4)
+
+
+def test_a_schedule_shows_its_lanes(broken: Schedule, tmp_path: Path) -> None:
+    picture = broken.show(title="without 1.1")
+    drawn = picture._repr_svg_()
+    assert drawn.startswith("<svg")
+    assert "without 1.1" in drawn
+    assert "F1.0" in drawn
+    picture.save(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text() == drawn
+    picture.save(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert repr(picture).startswith("<Picture of <Schedule D=3 P=2 m=2")
+
+
+def test_a_timeline_shows_its_lanes_and_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=2.0))
+    assert timeline._repr_svg_() == one_f_one_b(Shape(1, 2, 2)).show(Profile.uniform(forward=2.0))._repr_svg_()
+    assert repr(timeline).endswith(f"makespan {timeline.makespan:g}, period {timeline.period:g}>")
+    shown = timeline.show()
+    assert capsys.readouterr().out == shown + "\n"
+    assert type(shown)._ipython_display_(shown) is None  # IPython prints what a cell ends with, unless told not to
+
+
+def test_a_page_is_the_viewers_canvas_in_a_frame(broken: Schedule) -> None:
+    page = broken.show(title="<without> 1.1").page(height=500)
+    frame = page._repr_html_()
+    assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    assert "height:500px" in frame
+    assert frame.count("<") == 2  # the frame's own tags: what it holds is text to the notebook
+    inside = unescape(frame.split('srcdoc="')[1].split('" style=')[0])
+    assert "viz/main.js" in inside
+    assert "data:application/gzip;base64," in inside
+    assert "&lt;without&gt; 1.1" in inside
+    assert repr(page).endswith("a notebook shows it>")
+
+
+def test_a_plan_is_named_by_its_figures(broken: Schedule) -> None:
+    plan = Plan(broken, makespan=11.0, period=11.0, lower_bound=10.0, seconds=0.1, profile="")
+    picture = plan.show(Profile.uniform(forward=2.0))
+    assert "without 1.1: period 11, gap 10 %" in picture._repr_svg_()
+    assert picture.source.lanes.span == simulate(broken, Profile.uniform(forward=2.0)).makespan
+    whole = Plan(one_f_one_b(Shape(1, 2, 2)), 9.0, 9.0, 9.0, 0.1, "")
+    assert "all workers: period 9, optimal" in whole.show()._repr_svg_()
+
+
+def test_a_run_is_its_page_in_a_frame(run_dir: Path, tmp_path: Path) -> None:
+    inside = unescape(show_run(run_dir, height=700)._repr_html_())
+    assert "During the failure, step 4: executed" in inside
+    assert "Loss and live workers" in inside
+    with pytest.raises(RecycleError):
+        show_run(tmp_path / "absent")
+
+
+@pytest.mark.process
+def test_showing_loads_neither_dash_nor_plotly() -> None:
+    code = (
+        "import sys; from recycle import Shape; from recycle.ir.families import gpipe;"
+        "assert gpipe(Shape(1, 2, 2)).show().svg;"
+        "print([m for m in ('dash', 'plotly', 'torch', 'mip') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def rerun() -> Iterator[ScheduleFile]:
+    """A schedule whose first worker reruns the forward of micro-batch 0.1 at the end."""
+
+    @register(
+        InstructionKind(
+            token="RERUN",
+            title="forward of a peer, computed again",
+            seconds=("forward",),
+        )
+    )
+    class Rerun(Compute):
+        """`0RERUN0.1`."""
+
+        __slots__ = ()
+
+    LOOKS[Rerun] = Look(("redundant",), ("twice",))
+    programs = {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1 0RERUN0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
+    yield schedule_source(Path("mine.json"), Schedule.from_text(Shape(1, 2, 2), programs))
+    forget(Rerun)
+
+
+def test_a_kind_from_outside_is_in_every_export(rerun: ScheduleFile, tmp_path: Path) -> None:
+    for suffix in ("svg", "html", "png"):
+        export(tmp_path / f"mine.{suffix}", [rerun])
+    assert "0RERUN0.1\nforward of a peer, computed again" in (tmp_path / "mine.svg").read_text()
+    (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', (tmp_path / "mine.html").read_text())
+    lanes = decode(gzip.decompress(b64decode(held)))
+    kind = lanes["description"]["kinds"][-1]
+    assert (kind["token"], kind["title"]) == ("RERUN", "forward of a peer, computed again")
+    reruns = np.flatnonzero(lanes["kind"] == len(lanes["description"]["kinds"]) - 1)
+    assert [(lanes["stage"][i], lanes["pipeline"][i], lanes["micro_batch"][i]) for i in reruns] == [(0, 0, 1)]
+    pixels = np.array(Image.open(BytesIO((tmp_path / "mine.png").read_bytes())).convert("RGB")).reshape(-1, 3)
+    colour = [int(palette.REDUNDANT.fill[i : i + 2], 16) for i in (1, 3, 5)]
+    assert (pixels == colour).all(axis=1).any()

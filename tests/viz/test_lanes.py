@@ -1,4 +1,4 @@
-"""A LaneTable holds what ran or is planned, lane by lane, and survives the wire."""
+"""A LaneTable holds what ran or is planned, lane by lane, and `lanes.bin` keeps all of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
+from recycle.ir.families import one_f_one_b
 from recycle.ir.formats import run_trace
-from recycle.ir.instruction import OptimizerStep, OverlappedPair, SendActivation, SendGradient
+from recycle.ir.instruction import KIND_CLASSES, OptimizerStep, OverlappedPair, SendActivation, SendGradient, StageWide
 from recycle.runs import logs as runs
+from tests.viz.components import decode
+from viz.figures.boxes import boxes
+from viz.figures.palette import PAINTS
+from viz.lane_cache import COLUMNS, encode
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
 
@@ -71,14 +76,6 @@ def test_transfers_that_take_time_are_there_and_others_are_not(healthy: Schedule
     assert set((paid.end - paid.start)[np.isin(paid.kind, sends)].round(9)) == {0.25}
 
 
-def test_work_on_a_failed_worker_is_flagged(healthy: Schedule) -> None:
-    wrong = Schedule.build(healthy.shape, {w: healthy.program(w) for w in healthy.live}, failed=["2.1"])
-    table = LaneTable.until_stuck(wrong, Profile.uniform())
-    marked = table.has(Flag.ON_FAILED_WORKER)
-    assert set(table.lane[marked]) == {5}
-    assert marked.sum() == 4
-
-
 def test_an_order_that_deadlocks_is_timed_until_it_hangs_and_the_rest_laid_back_to_back(
     broken_timeline: Timeline,
 ) -> None:
@@ -92,12 +89,6 @@ def test_an_order_that_deadlocks_is_timed_until_it_hangs_and_the_rest_laid_back_
     ]  # fmt: skip
     assert table.halt == 2.0
     assert LaneTable.from_timeline(broken_timeline).halt is None
-
-
-def test_a_plan_says_which_process_plays_a_role(broken_timeline: Timeline) -> None:
-    players = {Worker(2, 1): Worker(1, 1), Worker(0, 0): Worker(0, 0)}
-    table = LaneTable.from_timeline(broken_timeline, players=players)
-    assert table.labels == ("0.0", "0.1", "1.0", "1.1", "2.0", "2.1 (by 1.1)")
 
 
 def test_an_executed_step_starts_at_zero_and_keeps_its_origin(run_dir: Path, broken: Schedule) -> None:
@@ -120,3 +111,48 @@ def test_a_process_in_another_role_says_so(tmp_path: Path) -> None:
     table = LaneTable.from_trace(runs.read_logs(tmp_path, shape))
     assert table.labels == ("0.0", "1.0 as 0.0")
     assert not table.has(Flag.REROUTED).any()
+
+
+def test_every_column_comes_back(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    content = encode(table)
+    read = decode(content)
+    homed = table.pipeline != NO_PIPELINE
+    for name in COLUMNS:
+        column = getattr(table, name)
+        assert read[name][homed].tolist() == column[homed].tolist()
+    assert (read["pipeline"][~homed] == 255).all()
+    assert read["offsets"].tolist() == table.offsets.tolist()
+    assert read["origin"] == 0.0
+
+
+def test_numbers_beyond_a_byte_are_kept() -> None:
+    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(pipelines=300, ranks=1, micro_batches=1))))
+    read = decode(encode(table))
+    assert read["pipeline"].dtype == np.uint16
+    assert sorted(set(read["pipeline"])) == [*range(300), 65535]
+
+
+def test_microseconds_are_kept_late_in_a_long_run(tmp_path: Path) -> None:
+    shape = Shape(pipelines=1, ranks=1, micro_batches=1)
+    rows = [("0F0.0", 864_000.0, 864_000.000_010), ("0B0.0", 864_000.000_010, 864_000.000_030)]
+    runs.append_iteration(runs.log_path(tmp_path, Worker(0, 0)), 7, 0, "0.0", rows)
+    read = decode(encode(LaneTable.from_trace(runs.read_logs(tmp_path, shape))))
+    assert read["origin"] == 864_000.0
+    assert read["end"] == pytest.approx([10e-6, 30e-6], abs=1e-9)
+
+
+def test_the_description_draws_the_same_boxes_as_the_other_renderers(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    description = decode(encode(table))["description"]
+    drawn = []
+    for operation, kind in enumerate(table.kind.tolist()):
+        begin, long = table.start[operation], table.end[operation] - table.start[operation]
+        for paint, first, last, top, bottom in description["kinds"][kind]["parts"]:
+            drawn.append((description["paints"][paint]["fill"], begin + first * long, begin + last * long, top, bottom))
+    assert drawn == [(box.paint.fill, box.start, box.end, box.top, box.bottom) for box in boxes(table)]
+    assert description["failed"] == [3]
+    busy = [PAINTS[paint].key for paint in description["busy"]]
+    assert busy == ["forward", "input", "weight", "optimizer", "redundant"]
+    homed = [not issubclass(cls, StageWide) for cls in KIND_CLASSES]
+    assert [kind["homed"] for kind in description["kinds"]] == homed

@@ -11,8 +11,8 @@ import pytest
 from recycle import Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from viz.export import MODULES
+from viz.lane_cache import encode
 from viz.lanes import LaneTable
-from viz.wire import encode
 
 NODE, TESTS = shutil.which("node"), Path(__file__).parent / "modules"
 

@@ -28,8 +28,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
-from viz.analysis.bubbles import range_statistics
-from viz.analysis.waits import name
+from viz.analysis.bubbles import name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
 
 

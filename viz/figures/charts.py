@@ -10,9 +10,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
-from viz.comparison import SystemResult, TraceSummary
 from viz.figures.palette import (
     BACKWARD_WEIGHT,
+    CLEAR,
     COMMUNICATION,
     FAILURE,
     FORWARD,
@@ -27,6 +27,7 @@ from viz.figures.palette import (
     UNCHANGED,
     frame,
 )
+from viz.sources import SystemResult, TraceSummary
 
 Mark = tuple[float, str, tuple[str, str]]
 """Where something happened, what it was ("" leaves the text out), and colour and dash of its line."""
@@ -63,7 +64,6 @@ ROWS, ROW = 3, 16
 """Rows of texts above the plots, in turn, and their height in pixels; texts of near places would overlap in one."""
 BOTTOM = 44
 AXIS: dict[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True}
-_LINE = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER}
 
 
@@ -110,17 +110,23 @@ def marked(marks: Sequence[Mark], height: int, top: int, xanchor: str = "auto") 
     Args:
         height, top: pixels of the figure and above its plots; of `height` too, room for the texts is added to `top`.
     """
-    shapes = [
-        {**_LINE, "x0": x, "x1": x, "line": {"color": colour, "width": 1.5, "dash": dash}}
-        for x, _, (colour, dash) in marks
-    ]
-    note = {**_NOTE, "xanchor": xanchor, "font": {"size": 11, "color": INK}}
+    shapes = [_line_at(x, *style) for x, _, style in marks]
+    note = {**_NOTE, "xanchor": xanchor, "font": _font(INK)}
     notes = [
         {**note, "x": x, "yshift": ROW * (place % ROWS), "text": text}
         for place, (x, text, _) in enumerate(marks)
         if text
     ]
     return {**frame(height, top + ROW * min(ROWS, len(notes)), BOTTOM), "shapes": shapes, "annotations": notes}
+
+
+def _line_at(x: float, colour: str, dash: str) -> dict[str, Any]:
+    line = {"color": colour, "width": 1.5, "dash": dash}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _font(colour: str) -> dict[str, Any]:
+    return {"size": 11, "color": colour}
 
 
 def curves_figure(
@@ -232,7 +238,7 @@ def parts_figure(report: RunReport) -> go.Figure:
     figure.update_layout(
         frame(150, 40, BOTTOM) | legend_above(1.05, traceorder="normal"),
         barmode="stack",
-        xaxis={"gridcolor": GRID, "range": [0, 100], "title": {"text": "per cent of the time", "standoff": 6}},
+        xaxis=over("per cent of the time", range=[0, 100]),
         yaxis={"showticklabels": False},
     )
     return figure
@@ -306,16 +312,15 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
     notes: list[dict[str, Any]] = []
     for row, (name, reference) in enumerate(trace.references.items()):
         scaled = reference.goodput * trace.live
-        line = {"color": FAILURE, "width": 1.5, "dash": "dash" if row else "solid"}
-        shapes.append({"type": "line", "x0": scaled, "x1": scaled, "y0": 0, "y1": 1, "yref": "paper", "line": line})
+        shapes.append(_line_at(scaled, FAILURE, "dash" if row else "solid"))
         text = f"{name}, fault-scaled: {scaled:.4g}"
-        notes.append({"x": scaled, "y": 1 + 0.1 * row, "yref": "paper", "text": text, "showarrow": False})
+        notes.append({**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1 + 0.1 * row, "text": text, "font": _font(MUTED)})
     figure.update_layout(
         **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), BOTTOM),
-        xaxis={"gridcolor": GRID, "title": {"text": "samples per second", "standoff": 6}, "rangemode": "tozero"},
+        xaxis=over("samples per second", rangemode="tozero"),
         yaxis={"autorange": "reversed", "automargin": True},
         shapes=shapes,
-        annotations=[{**note, "yanchor": "bottom", "font": {"size": 11, "color": MUTED}} for note in notes],
+        annotations=notes,
     )
     return figure
 
@@ -333,7 +338,7 @@ def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     figure.update_layout(
         frame(110 + _BAR * len(shown), 30, BOTTOM) | legend_above(1.02, traceorder="normal"),
         barmode="stack",
-        xaxis={"gridcolor": GRID, "title": {"text": "share of the time, in per cent", "standoff": 6}},
+        xaxis=over("share of the time, in per cent"),
         yaxis={"autorange": "reversed", "automargin": True},
     )
     return figure

@@ -1,4 +1,4 @@
-"""The pen that draws pictures of `figures.svg` in pixels, for exported PNGs of any number of operations.
+"""Pictures as laid out by `figures.svg` in pixels, for exported PNGs of any number of operations.
 
 Lanes and operations thinner than a few pixels are drawn larger and then made smaller: a pixel is the mean of what it
 shows.
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from viz.figures.boxes import boxes
 from viz.figures.palette import FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAPER
-from viz.figures.svg import LANE, TEXT, Anchor, Point, draw, height_of
+from viz.figures.svg import LANE, TEXT, Lanes, Line, Rectangle, Text, height_of, layout
 from viz.lanes import LaneTable, Panel
 
 SHEET_WIDTH, SHEET_LANES = 1600, 1200
@@ -31,48 +31,33 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 def sheet(panels: Sequence[Panel]) -> bytes:
     """Timelines under each other as one PNG, any number of operations."""
     heights = [min(LANE * panel.table.lanes, max(SHEET_LANES, panel.table.lanes // 4)) for panel in panels]
-    pen = _PixelPen(SHEET_WIDTH, ceil(height_of(heights)))
-    draw(pen, panels, SHEET_WIDTH, heights)
+    image = Image.new("RGB", (SHEET_WIDTH, ceil(height_of(heights))), PAPER)
+    drawn = ImageDraw.Draw(image)
+    for shape in layout(panels, SHEET_WIDTH, heights):
+        match shape:
+            case Text(x, y, text, anchor, fill, size, is_bold):
+                font = ImageFont.load_default(size + is_bold)  # which has no bold letters
+                drawn.text((x, y), text, fill or INK, font, _ANCHORS[anchor])
+            case Line(points, stroke):
+                drawn.line(points, stroke)
+            case Rectangle(x, y, width, height, fill, stroke):
+                drawn.rectangle([(x, y), (x + width, y + height)], fill, stroke or fill)
+            case Lanes():
+                _paste(image, shape)
     content = BytesIO()
-    pen.image.save(content, "png")
+    image.save(content, "png")
     return content.getvalue()
 
 
-class _PixelPen:
-    def __init__(self, width: int, height: int) -> None:
-        self.image = Image.new("RGB", (width, height), PAPER)
-        self.drawn = ImageDraw.Draw(self.image)
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        anchor: Anchor = "start",
-        *,
-        fill: str = "",
-        size: float = TEXT,
-        is_bold: bool = False,
-    ) -> None:
-        font = ImageFont.load_default(size + is_bold)  # which has no bold letters
-        self.drawn.text((x, y), text, fill or INK, font, _ANCHORS[anchor])
-
-    def line(self, points: Sequence[Point], stroke: str, kind: str = "") -> None:
-        self.drawn.line(points, stroke)
-
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", hatch: str = ""
-    ) -> None:
-        self.drawn.rectangle([(x, y), (x + width, y + height)], fill, stroke or fill)
-
-    def lanes(self, panel: Panel, left: float, top: float, width: float, row: float) -> None:
-        table, span = panel.table, panel.span or panel.table.span or 1.0
-        corner, size = (round(left), round(top)), (round(width), round(row * table.lanes))
-        ground = self.image.crop((*corner, corner[0] + size[0], corner[1] + size[1]))
-        wide, high = size[0] * _times(size[0] * table.lanes / max(1, len(table))), size[1] * _times(row)
-        lanes = ground.resize((wide, high), Image.Resampling.NEAREST)
-        _draw_lanes(lanes, table, span, is_labelled=lanes.size == size and len(table) <= LABELLED and row >= TEXT)
-        self.image.paste(lanes.resize(size, Image.Resampling.BOX), corner)
+def _paste(image: Image.Image, shape: Lanes) -> None:
+    table, row = shape.panel.table, shape.row
+    corner, size = (round(shape.left), round(shape.top)), (round(shape.width), round(row * table.lanes))
+    ground = image.crop((*corner, corner[0] + size[0], corner[1] + size[1]))
+    wide, high = size[0] * _times(size[0] * table.lanes / max(1, len(table))), size[1] * _times(row)
+    lanes = ground.resize((wide, high), Image.Resampling.NEAREST)
+    is_labelled = lanes.size == size and len(table) <= LABELLED and row >= TEXT
+    _draw_lanes(lanes, table, shape.panel.span or table.span or 1.0, is_labelled=is_labelled)
+    image.paste(lanes.resize(size, Image.Resampling.BOX), corner)
 
 
 def _times(pixels: float) -> int:

@@ -1,15 +1,15 @@
-"""Timelines under each other as one picture that stands by itself, and the pen that draws it as SVG.
+"""Timelines under each other as one picture that stands by itself, and that picture as SVG.
 
-The layout is one for all files: titles, names of lanes, time axes, periods and a legend. Pens say how that looks, the
-one here as SVG, that of `figures.raster` in pixels. An SVG is the same bytes for the same tables: rectangles, text and
+The layout is one for all files: titles, names of lanes, time axes, periods and a legend, as a list of shapes, which are
+drawn here as SVG and by `figures.raster` in pixels. An SVG is the same bytes for the same tables: rectangles, text and
 lines, for pages that show no script (a README), for `--export`, and for golden files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
@@ -45,39 +45,56 @@ Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
 
 
-class Pen(Protocol):
-    """What draws a picture; all places in pixels."""
+class Text(NamedTuple):
+    """A line of text on the base line y; all places in pixels."""
 
-    def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        anchor: Anchor = "start",
-        *,
-        fill: str = "",
-        size: float = TEXT,
-        is_bold: bool = False,
-    ) -> None:
-        """A line of text on the base line y."""
+    x: float
+    y: float
+    text: str
+    anchor: Anchor = "start"
+    fill: str = ""
+    size: float = TEXT
+    is_bold: bool = False
 
-    def line(self, points: Sequence[Point], stroke: str, kind: str = "") -> None:
-        """Straight lines from point to point."""
 
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", hatch: str = ""
-    ) -> None:
-        """A rectangle; `hatch` is the key of its stripes."""
+class Line(NamedTuple):
+    """Straight lines from point to point."""
 
-    def lanes(self, panel: Panel, left: float, top: float, width: float, row: float) -> None:
-        """The operations and failed lanes of a panel, each lane `row` pixels high."""
+    points: Sequence[Point]
+    stroke: str
+    kind: str = ""
+
+
+class Rectangle(NamedTuple):
+    """`hatch` is the key of its stripes."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    stroke: str = ""
+    hatch: str = ""
+
+
+class Lanes(NamedTuple):
+    """The operations and failed lanes of a panel, each lane `row` pixels high."""
+
+    panel: Panel
+    left: float
+    top: float
+    width: float
+    row: float
+
+
+Shape = Text | Line | Rectangle | Lanes
 
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
     """The picture as SVG text, `width` pixels wide. Operations carry their description as a tooltip."""
-    pen, heights = _SvgPen(), [LANE * panel.table.lanes for panel in panels]
-    draw(pen, panels, width, heights)
-    return _document(panels, pen.parts, width, height_of(heights))
+    heights = [LANE * panel.table.lanes for panel in panels]
+    body = [part for shape in layout(panels, width, heights) for part in _drawn(shape)]
+    return _document(panels, body, width, height_of(heights))
 
 
 def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960) -> str:
@@ -85,17 +102,18 @@ def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960
 
     Where animations are not played, the last one is seen.
     """
-    pen, left, tall = _SvgPen(), _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
+    left, tall = _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
+    body: list[str] = []
     for place, panel in enumerate(panels):
         values = ";".join("1" if frame == place else "0" for frame in range(len(panels)))
-        pen.parts.append(
+        body.append(
             f'<g opacity="{int(place == len(panels) - 1)}"><animate attributeName="opacity" calcMode="discrete"'
             f' values="{values}" dur="{_number(seconds * len(panels))}s" repeatCount="indefinite"/>'
         )
-        _panel(pen, panel, left, TOP, width - left - RIGHT, tall)
-        pen.parts.append("</g>")
-    _legend(pen, panels, left, height_of([tall]) - LEGEND)
-    return _document(panels, pen.parts, width, height_of([tall]))
+        body += [part for shape in _panel(panel, left, TOP, width - left - RIGHT, tall) for part in _drawn(shape)]
+        body.append("</g>")
+    body += [part for shape in _legend(panels, left, height_of([tall]) - LEGEND) for part in _drawn(shape)]
+    return _document(panels, body, width, height_of([tall]))
 
 
 def height_of(heights: Sequence[float]) -> float:
@@ -103,100 +121,82 @@ def height_of(heights: Sequence[float]) -> float:
     return TOP + sum(heights) + (TITLE + AXIS + GAP) * len(heights) + LEGEND
 
 
-def draw(pen: Pen, panels: Sequence[Panel], width: float, heights: Sequence[float]) -> None:
-    """Draw panels under each other, their lanes as high as `heights` says."""
+def layout(panels: Sequence[Panel], width: float, heights: Sequence[float]) -> Iterator[Shape]:
+    """Panels under each other, their lanes as high as `heights` says."""
     left, top = _gutter(panels), float(TOP)
     for panel, tall in zip(panels, heights, strict=True):
-        _panel(pen, panel, left, top, width - left - RIGHT, tall)
+        yield from _panel(panel, left, top, width - left - RIGHT, tall)
         top += TITLE + tall + AXIS + GAP
-    _legend(pen, panels, left, top)
+    yield from _legend(panels, left, top)
 
 
 def _gutter(panels: Sequence[Panel]) -> float:
     return 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
 
 
-def _panel(pen: Pen, panel: Panel, left: float, top: float, width: float, tall: float) -> None:
+def _panel(panel: Panel, left: float, top: float, width: float, tall: float) -> Iterator[Shape]:
     table = panel.table
     span = panel.span or table.span or 1.0
     unit = time_unit(table, span)
     lanes_top, lanes_bottom, row = top + TITLE, top + TITLE + tall, tall / max(table.lanes, 1)
-    pen.text(left, top + 18, panel.title, size=13, is_bold=True)
-    pen.box(left, lanes_top, width, tall, BAND)
+    yield Text(left, top + 18, panel.title, size=13, is_bold=True)
+    yield Rectangle(left, lanes_top, width, tall, BAND)
     for tick in ticks(span * unit.scale):
         x = left + tick / unit.scale * width / span
-        pen.line([(x, lanes_top), (x, lanes_bottom + 4)], GRID)
+        yield Line([(x, lanes_top), (x, lanes_bottom + 4)], GRID)
         shown = f"{tick:g}" + (f" {unit.word}" if unit.word and tick else "")
-        pen.text(x, lanes_bottom + 17, shown, "middle", fill=MUTED)
+        yield Text(x, lanes_bottom + 17, shown, "middle", MUTED)
     for lane in group_edges(table):
-        pen.line([(left, lanes_top + row * lane), (left + width, lanes_top + row * lane)], RULE)
+        yield Line([(left, lanes_top + row * lane), (left + width, lanes_top + row * lane)], RULE)
     every = max(1, ceil(NAME / row))
     for lane in range(0, table.lanes, every):
-        pen.text(left - 8, lanes_top + row * (lane + 0.5) + 4, table.labels[lane], "end")
-    pen.lanes(panel, left, lanes_top, width, row)
+        yield Text(left - 8, lanes_top + row * (lane + 0.5) + 4, table.labels[lane], "end")
+    yield Lanes(panel, left, lanes_top, width, row)
     if panel.period:
         period = unit.amount(panel.period)
-        _bracket(pen, left, left + panel.period / span * width, lanes_top, f"period {period}")
+        yield from _bracket(left, left + panel.period / span * width, lanes_top, f"period {period}")
     for lane in np.flatnonzero(table.failed).tolist() if every == 1 else ():
         middle = lanes_top + row * (lane + 0.5)
         at_end = table.offsets[lane + 1] > table.offsets[lane]
         x = left + width - 30 if at_end else left + width / 2
-        pen.box(x - 24, middle - 9, 48, 18, FAILURE)
-        pen.text(x, middle + 4, "failed", "middle", is_bold=True)
+        yield Rectangle(x - 24, middle - 9, 48, 18, FAILURE)
+        yield Text(x, middle + 4, "failed", "middle", is_bold=True)
 
 
-def _bracket(pen: Pen, left: float, right: float, bottom: float, text: str) -> None:
-    pen.line([(left, bottom - 2), (left, bottom - 9), (right, bottom - 9), (right, bottom - 2)], INK, "period")
+def _bracket(left: float, right: float, bottom: float, text: str) -> Iterator[Shape]:
+    yield Line([(left, bottom - 2), (left, bottom - 9), (right, bottom - 9), (right, bottom - 2)], INK, "period")
     middle, width = left + 0.75 * (right - left), CHARACTER * len(text) + 8
-    pen.box(middle - width / 2, bottom - 16, width, 13, PAPER)
-    pen.text(middle, bottom - 5, text, "middle", is_bold=True)
+    yield Rectangle(middle - width / 2, bottom - 16, width, 13, PAPER)
+    yield Text(middle, bottom - 5, text, "middle", is_bold=True)
 
 
-def _legend(pen: Pen, panels: Sequence[Panel], left: float, top: float) -> None:
+def _legend(panels: Sequence[Panel], left: float, top: float) -> Iterator[Shape]:
     x = left
     for entry in legend([panel.table for panel in panels]):
-        pen.box(x, top, 18, 13, entry.fill, entry.stroke, entry.hatch)
-        pen.text(x + 24, top + 10.5, entry.text)
+        yield Rectangle(x, top, 18, 13, entry.fill, entry.stroke, entry.hatch)
+        yield Text(x + 24, top + 10.5, entry.text)
         x += 24 + CHARACTER * len(entry.text) + 12
 
 
-class _SvgPen:
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        anchor: Anchor = "start",
-        *,
-        fill: str = "",
-        size: float = TEXT,
-        is_bold: bool = False,
-    ) -> None:
-        self.parts.append(_text(x, y, text, anchor, fill, size, is_bold))
-
-    def line(self, points: Sequence[Point], stroke: str, kind: str = "") -> None:
-        path = "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
-        mark = f' class="{kind}"' if kind else ""
-        self.parts.append(f'<path{mark} d="{path}" fill="none" stroke="{stroke}"/>')
-
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", hatch: str = ""
-    ) -> None:
-        ground, border = f"url(#{hatch}-hatch)" if hatch else fill, f' stroke="{stroke}"' if stroke else ""
-        self.parts.append(_rect(x, y, width, height, f' fill="{ground}"{border}'))
-
-    def lanes(self, panel: Panel, left: float, top: float, width: float, row: float) -> None:
-        table = panel.table
-        pixels = width / (panel.span or table.span or 1.0)
-        for lane in np.flatnonzero(table.failed).tolist():
-            band = f' class="failed" fill="url(#failed-hatch)" stroke="{FAILURE}"'
-            self.parts.append(_rect(left, top + row * (lane + 0.5) - 13, width, 26, band))
-        for box in boxes(table):
-            if box.end > box.start:
-                self.parts.append(_operation(table, box, left, top, pixels))
+def _drawn(shape: Shape) -> Iterator[str]:
+    match shape:
+        case Text():
+            yield _text(shape)
+        case Line(points, stroke, kind):
+            path = "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
+            mark = f' class="{kind}"' if kind else ""
+            yield f'<path{mark} d="{path}" fill="none" stroke="{stroke}"/>'
+        case Rectangle(x, y, width, height, fill, stroke, hatch):
+            ground, border = f"url(#{hatch}-hatch)" if hatch else fill, f' stroke="{stroke}"' if stroke else ""
+            yield _rect(x, y, width, height, f' fill="{ground}"{border}')
+        case Lanes(panel, left, top, width, row):
+            table = panel.table
+            for lane in np.flatnonzero(table.failed).tolist():
+                band = f' class="failed" fill="url(#failed-hatch)" stroke="{FAILURE}"'
+                yield _rect(left, top + row * (lane + 0.5) - 13, width, 26, band)
+            for box in boxes(table):
+                if box.end > box.start:
+                    yield _operation(table, box, left, top, width / (panel.span or table.span or 1.0))
 
 
 def _document(panels: Sequence[Panel], body: Sequence[str], width: int, tall: float) -> str:
@@ -240,7 +240,8 @@ def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
     return f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"{rest}/>'
 
 
-def _text(x: float, y: float, text: str, anchor: Anchor, fill: str, size: float, is_bold: bool) -> str:
+def _text(shape: Text) -> str:
+    x, y, text, anchor, fill, size, is_bold = shape
     rest = f' text-anchor="{anchor}"' if anchor != "start" else ""
     rest += f' fill="{fill}"' if fill else ""
     rest += f' font-size="{_number(size)}"' if size != TEXT else ""
@@ -262,9 +263,8 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     room = width - (5 if box.rerouted else 2)  # within its border
     share = min(1.0, room / label_width(box.label, box.rerouted)) if box.label else 0.0
     if share >= SMALLEST:
-        text = _text(
-            x + width / 2, top + height / 2 + 4, box.label, "middle", box.paint.ink, TEXT * share, box.rerouted
-        )
+        where = x + width / 2, top + height / 2 + 4
+        text = _text(Text(*where, box.label, "middle", box.paint.ink, TEXT * share, box.rerouted))
     return f'<g class="{mark}"><title>{tooltip}</title>{rectangle}{text}</g>'
 
 

@@ -1,1 +1,31 @@
-"""The pages of the application: one per run directory, one for all schedule files."""
+"""The pages that the viewer knows, in the order of their tabs: one file each, and a line here."""
+
+from __future__ import annotations
+
+from viz.pages.compare_page import ComparePage
+from viz.pages.page import Page, Workspace
+from viz.pages.plans_page import PlansPage
+from viz.pages.report_page import ReportPage
+from viz.pages.run_page import RunPage
+from viz.pages.runs_page import RunsPage, StartPage
+from viz.pages.schedule_page import SchedulePage
+from viz.pages.systems_page import SystemsPage
+from viz.pages.validate_page import ValidatePage
+
+PAGES: tuple[type[Page], ...] = (
+    StartPage,
+    SystemsPage,
+    RunsPage,
+    RunPage,
+    ReportPage,
+    SchedulePage,
+    ComparePage,
+    PlansPage,
+    ValidatePage,
+)
+
+
+def open_pages(workspace: Workspace) -> list[Page]:
+    """The pages for what a workspace holds, in the order of their tabs; the workspace keeps them."""
+    workspace.pages = [page for kind in PAGES for page in kind.pages_of(workspace)]
+    return workspace.pages

@@ -14,7 +14,7 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html, no_update
 
 from viz.lane_cache import CachedLanes, Explainer, LaneCache, release_memory
-from viz.pages import panels, parts, scenario_panel
+from viz.pages import panels, parts, scenario
 from viz.pages.lanes_view import answer
 from viz.pages.page import TABS, Mode, Page
 
@@ -36,7 +36,7 @@ PANELS: dict[str, Callable[[CachedLanes, Explainer, dict[str, Any]], list[Any]]]
     EXPLAIN: panels.explained,
     IN_VIEW: panels.in_view,
     WORKERS: panels.workers,
-    SCENARIO: scenario_panel.times,
+    SCENARIO: scenario.times,
     FOUND: panels.hits,
 }
 """What makes the content of each panel that is about the timeline in use, from what the browser asks."""
@@ -149,13 +149,13 @@ def register(app: Dash, cache: LaneCache) -> None:
         card, links = answer(cache, choice)
         return card or parts.hint(INVITATION), links
 
-    scenario_panel.register(app, cache)
+    scenario.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
     @app.callback([panel(name) for name in PANELS], store_input("asked"), prevent_initial_call=True)
     def show(asked: Any) -> list[Any]:
         name = asked.get("panel") if isinstance(asked, dict) else None
-        made = [_made(cache.get(asked.get("address")), asked) if one == name else no_update for one in PANELS]
+        made = [panel_content(cache, asked) if one == name else no_update for one in PANELS]
         release_memory()
         return made
 
@@ -165,9 +165,11 @@ def register(app: Dash, cache: LaneCache) -> None:
         return parts.headline_figures(shown) if shown is not None else []
 
 
-def _made(shown: CachedLanes | None, asked: dict[str, Any]) -> list[Any]:
+def panel_content(cache: LaneCache, asked: dict[str, Any]) -> list[Any]:
+    """What the browser asked for: the content of a panel about the lanes of an address."""
     if "problem" in asked:
         return [parts.problems([str(asked["problem"])])]
+    shown = cache.get(asked.get("address"))
     if shown is None:
         return [parts.hint(parts.NOT_KEPT)]
     if shown.explainer is None:

@@ -9,28 +9,25 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from dash import Dash, Input, State, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
-from viz.analysis.differences import match
-from viz.lane_cache import LaneCache, release_memory
-from viz.lanes import LaneTable
-from viz.operands import Operands, on_one_axis
+from viz.figures.palette import SHADES
+from viz.lane_cache import BoundedCache, LaneCache, content_hash, release_memory
 from viz.pages import parts
 from viz.pages.compared import (
     ComparedPair,
     ComparedTimelines,
     LaneArrangement,
-    Shades,
+    choices,
     difference,
-    edges_of,
     figures,
-    for_canvas,
+    first_choice,
     largest,
-    later,
     shade_legend,
 )
 from viz.pages.lanes_view import lanes_address, lanes_view, served
@@ -39,6 +36,8 @@ from viz.run import Run
 from viz.sources import ScheduleFile
 
 MOST_COMPARED = 4
+MOST_BYTES = 100_000_000
+"""Of differences that are kept."""
 Colour = Literal["later", "kind"]
 LETTER_PIXELS = 14
 """What a lane's name takes more when it says whose it is."""
@@ -53,8 +52,8 @@ class ComparePage(Page):
 
     def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: LaneCache | None = None) -> None:
         super().__init__(cache)
-        self.operands = Operands(now)
-        self.shades = Shades()
+        self.now = now
+        self.shades: BoundedCache[str, bytes] = BoundedCache(MOST_BYTES, len)
         self._last: tuple[Any, ComparedTimelines] | None = None
         self._lock, self._answering = threading.Lock(), threading.Lock()
 
@@ -64,14 +63,14 @@ class ComparePage(Page):
         return [cls(workspace.sources, workspace.cache)] if is_enough else []
 
     def layout(self) -> Mode:
-        choices = self.operands.choices()
-        if len(choices) < 2:
+        titles = {key: title for key, (title, _) in choices(self.now()).items()}
+        if len(titles) < 2:
             hint = "Give two schedule files, or a run directory with an executed step:"
             hint += " recycle view fault-free.json adaptive.json"
             return Mode([], {"Differences": parts.empty("There is nothing to compare yet.", hint)})
         chosen = dcc.Dropdown(
-            choices,
-            self.operands.first_choice(),
+            titles,
+            first_choice(self.now()),
             id=self.name("chosen"),
             multi=True,
             clearable=False,
@@ -108,36 +107,38 @@ class ComparePage(Page):
         together = arrangement == "interleaved" and compared.is_same_workers
         if arrangement == "interleaved" and not together:
             ignored.append("these have other workers, so their lanes cannot lie under each other")
-        shades = [
-            self._shaded(pair, table, colour == "later")
-            for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)
-        ]
+        shades = [self._shades(pair, colour == "later") for pair in compared.pairs]
+        legends = [shade_legend(pair, compared) for pair in compared.pairs] if colour == "later" else []
         left = parts.gutter(*compared.tables) + LETTER_PIXELS * together
-        legends = [shade_legend(pair, compared) if colour == "later" else None for pair in compared.pairs]
         if together:
-            blocks = [self._interleaved(compared, shades, left), *filter(None, legends)]
+            blocks = [self._interleaved(compared, shades, left), *legends]
         else:
             blocks = self._stacked(compared, shades, legends, left, ghost)
         return [parts.problems(ignored), parts.div("linked", *blocks)]
 
-    def _shaded(self, pair: ComparedPair, table: LaneTable, is_shaded: bool) -> dict[str, Any]:
-        address, titles = self.shades.put(later(table, pair.matches)), (pair.first.title, pair.second.title)
-        return for_canvas(address, edges_of(pair.first.timeline, pair.matches), titles, is_shaded=is_shaded)
+    def _shades(self, pair: ComparedPair, is_shaded: bool) -> dict[str, Any]:
+        """What the canvas needs: where it finds how much later each operation starts, a float32 each, once per content;
+        the titles of both; and the shades, of which two lengths of time give one to each operation."""
+        content = pair.deltas.astype("<f4").tobytes()
+        digest = content_hash(content)
+        self.shades.put(digest, content)
+        return {
+            "address": f"shades/{digest}.bin",
+            "edges": pair.edges,
+            "title": pair.first.title,
+            "name": pair.second.title,
+            "paints": [asdict(paint) for paint in SHADES],
+            "is_shaded": is_shaded,
+        }
 
     def _stacked(
-        self,
-        compared: ComparedTimelines,
-        shades: Sequence[dict[str, Any]],
-        legends: Sequence[Any],
-        left: int,
-        ghost: bool,
+        self, compared: ComparedTimelines, shades: Sequence[Any], legends: Sequence[Any], left: int, ghost: bool
     ) -> list[Any]:
         first = compared.tables[0]
-        shown = zip(compared.operands, compared.tables, [None, *shades], [None, *legends], strict=True)
         return [
             lanes_view(
                 operand.title,
-                table,
+                operand.lanes,
                 f"{self.prefix}-{place}",
                 self.cache,
                 linked=self.prefix,
@@ -145,29 +146,27 @@ class ComparePage(Page):
                 span=compared.span,
                 left=left,
                 explainer=operand.explainer,
-                ghost=first if ghost and place and first.workers == table.workers else None,
-                more={"data-shades": json.dumps([shade])} if shade else None,
-                legend=legend,
+                ghost=first if ghost and place and first.workers == operand.lanes.workers else None,
+                more={"data-shades": json.dumps([shades[place - 1]])} if place else None,
+                legend=legends[place - 1] if place and legends else None,
             )
-            for place, (operand, table, shade, legend) in enumerate(shown)
+            for place, operand in enumerate(compared.operands)
         ]
 
-    def _interleaved(self, compared: ComparedTimelines, shades: Sequence[dict[str, Any]], left: int) -> html.Div:
-        addresses = [
-            lanes_address(self.cache.put(table, operand.explainer))
-            for operand, table in zip(compared.operands, compared.tables, strict=True)
-        ]
-        title = "; ".join(f"{chr(65 + place)}: {operand.title}" for place, operand in enumerate(compared.operands))
+    def _interleaved(self, compared: ComparedTimelines, shades: Sequence[Any], left: int) -> html.Div:
+        first, *others = compared.operands
+        addresses = [lanes_address(self.cache.put(other.lanes, other.explainer)) for other in others]
         return lanes_view(
-            title,
-            compared.tables[0],
+            "; ".join(f"{chr(65 + place)}: {operand.title}" for place, operand in enumerate(compared.operands)),
+            first.lanes,
             f"{self.prefix}-all",
             self.cache,
             linked=self.prefix,
             span=compared.span,
             left=left,
-            rows=compared.tables[0].lanes * len(compared.tables),
-            more={"data-with": json.dumps(addresses[1:]), "data-shades": json.dumps([None, *shades])},
+            rows=first.lanes.lanes * len(compared.operands),
+            explainer=first.explainer,
+            more={"data-with": json.dumps(addresses), "data-shades": json.dumps([None, *shades])},
         )
 
     def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
@@ -187,14 +186,11 @@ class ComparePage(Page):
         return cards
 
     def compared(self, keys: Sequence[str]) -> ComparedTimelines:
-        """The operands of `keys` on one axis, each compared with the first. Raises RecycleError as `on_one_axis`."""
+        """What `ComparedTimelines.of` gives for the first MOST_COMPARED keys, worked out once."""
         with self._lock:
-            asked = (tuple(keys[:MOST_COMPARED]), list(self.operands.now()))
+            asked = (tuple(keys[:MOST_COMPARED]), list(self.now()))
             if self._last is None or self._last[0] != asked:
-                operands, notes = on_one_axis([self.operands.get(key) for key in asked[0]])
-                first, *others = operands
-                pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
-                self._last = asked, ComparedTimelines(operands, [operand.lanes for operand in operands], pairs, notes)
+                self._last = asked, ComparedTimelines.of(asked[1], asked[0])
                 release_memory()
             return self._last[1]
 

@@ -1,91 +1,63 @@
-"""What a comparison finds, in tables and sentences: figures, where the difference comes from, what differs most; and
-how much later each instruction starts, as the browser colours lanes by it and draws it below them.
+"""What can be set side by side, and what a comparison finds, in tables and sentences: figures, where the difference
+comes from, what differs most.
 
-All times are told in the unit of the axis that the timelines share. The browser gets one float32 per operation, NaN
-where the other timeline has no such instruction, once per content; which of the five shades an operation takes follows
-from two lengths of time that go with the address.
+Where an executed step is among those compared, all are put on its clock: plans are stretched to seconds, by the job's
+profile where that says seconds, else by the executed work. All times are told in the unit of that axis.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from dash import html
 
-from recycle.ir.simulate import Timeline
+from recycle.errors import RecycleError
 from viz.analysis.differences import (
     Divergence,
     Matches,
+    align,
     first_late,
     first_order_divergence,
     is_weight_half,
+    match,
+    require_one_clock,
+    scaled,
     shares,
     split,
 )
 from viz.details import figures_beside
 from viz.figures.palette import SHADES
-from viz.lane_cache import BoundedCache, content_hash
+from viz.lane_cache import Explainer, Operand
 from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, signed, signed_percent, time_unit
-from viz.operands import Operand
 from viz.pages import parts
+from viz.run import Run
+from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
 """Share of the first one's makespan from which a start counts as another."""
-MOST_BYTES = 100_000_000
-
-
-def edges_of(first: Timeline, matches: Matches) -> tuple[float, float]:
-    """Two shades either way: up to half of the largest difference, and beyond; in the unit of the timelines."""
-    some = LATE * first.makespan
-    return some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2)
-
-
-def later(table: LaneTable, matches: Matches) -> npt.NDArray[np.float32]:
-    """How much later each operation of `table`, the second one's lanes, starts than in the first; NaN: not there."""
-    rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
-    of_row = np.full(rows, np.nan, dtype=np.float32)
-    of_row[matches.second] = matches.delta
-    return of_row[table.instruction_id]
-
-
-class Shades:
-    """Differences by the hash of their bytes; the last ones stay. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._kept: BoundedCache[str, bytes] = BoundedCache(MOST_BYTES, len)
-
-    def put(self, differences: npt.NDArray[np.float32]) -> str:
-        """Keep them and return where the browser finds them."""
-        content = differences.astype("<f4").tobytes()
-        digest = content_hash(content)
-        self._kept.put(digest, content)
-        return f"shades/{digest}.bin"
-
-    def get(self, digest: str) -> bytes | None:
-        """The bytes of that hash, None where they are no longer kept."""
-        return self._kept.get(digest)
-
-
-def for_canvas(address: str, edges: tuple[float, float], titles: tuple[str, str], *, is_shaded: bool) -> dict[str, Any]:
-    """What the canvas needs: where the differences are, the titles of the first and the second timeline, and the shades
-    where it colours by them."""
-    paints, (title, name) = [asdict(paint) for paint in SHADES], titles
-    return {
-        "address": address,
-        "edges": edges,
-        "title": title,
-        "name": name,
-        "paints": paints,
-        "is_shaded": is_shaded,
-    }
-
-
 DIFFERENCES_SHOWN = 12
 LaneArrangement = Literal["stacked", "interleaved"]
+Source = Run | ScheduleFile
+
+
+def choices(sources: Sequence[Source]) -> dict[str, tuple[str, Callable[[str], Operand]]]:
+    """What can be compared of some sources: key -> title, and what makes the operand of a title."""
+    return dict(choice for place, source in enumerate(sources) for choice in source.choices(place).items())
+
+
+def first_choice(sources: Sequence[Source]) -> list[str]:
+    """Keys of what is compared at first: the first two files, or of a run the step worth a look and its plan."""
+    suggested = [source.suggested(place) for place, source in enumerate(sources)]
+    files = [keys[0] for keys in suggested if len(keys) == 1]
+    pairs = [keys for keys in suggested if len(keys) > 1]
+    if len(files) >= 2 or not pairs:
+        return files[:2] if len(files) >= 2 else list(choices(sources))[:2]
+    return pairs[0]
 
 
 class ComparedPair(NamedTuple):
@@ -94,6 +66,21 @@ class ComparedPair(NamedTuple):
     first: Operand
     second: Operand
     matches: Matches
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Two shades either way: up to half of the largest difference, and beyond; in the unit of the timelines."""
+        some = LATE * self.first.timeline.makespan
+        return some, max(some, float(np.abs(self.matches.delta).max(initial=0.0)) / 2)
+
+    @property
+    def deltas(self) -> npt.NDArray[np.float32]:
+        """How much later each operation of the second starts than in the first; NaN: not there."""
+        table, matches = self.second.lanes, self.matches
+        rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
+        of_row = np.full(rows, np.nan, dtype=np.float32)
+        of_row[matches.second] = matches.delta
+        return of_row[table.instruction_id]
 
     def divergences(self, unit: TimeUnit) -> list[tuple[str, Divergence]]:
         """The first point where a worker runs something else, and the first instruction that starts at another time."""
@@ -106,12 +93,31 @@ class ComparedPair(NamedTuple):
 
 
 class ComparedTimelines(NamedTuple):
-    """The operands of a comparison, their lanes, the others each with the first, and how they share an axis."""
+    """The operands of a comparison, the others each with the first, and how they share an axis."""
 
     operands: list[Operand]
-    tables: list[LaneTable]
     pairs: list[ComparedPair]
     notes: list[str]
+
+    @classmethod
+    def of(cls, sources: Sequence[Source], keys: Sequence[str]) -> ComparedTimelines:
+        """The operands of `keys` on one clock, each compared with the first.
+
+        Raises:
+            RecycleError: a key is none of the sources', or its operand has no timeline; or as `on_one_axis`.
+        """
+        known = choices(sources)
+        for key in keys:
+            if key not in known:
+                raise RecycleError(f"compare: {key!r} is not there to be compared")
+        operands, notes = on_one_axis([make(title) for title, make in map(known.__getitem__, keys)])
+        first, *others = operands
+        pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
+        return cls(operands, pairs, notes)
+
+    @property
+    def tables(self) -> list[LaneTable]:
+        return [operand.lanes for operand in self.operands]
 
     @property
     def span(self) -> float:
@@ -127,6 +133,39 @@ class ComparedTimelines(NamedTuple):
     def is_same_workers(self) -> bool:
         """Whether lane i is the same worker in all, so that lanes can lie under each other."""
         return all(table.workers == self.tables[0].workers for table in self.tables)
+
+
+def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
+    """(the operands on one clock, how that was done: a line for each that was stretched or checked).
+
+    Raises:
+        RecycleError: an executed one's workers had clocks that contradict each other, or it is of another plan.
+    """
+    ran = next((operand for operand in operands if operand.explainer.executed), None)
+    if ran is None:
+        return list(operands), []
+    aligned, notes = [], []
+    for operand in operands:
+        if operand.explainer.executed:
+            checked, uncertainty = require_one_clock(operand.timeline)
+            notes.append(f"{operand.title}: from its first start. {_checked(checked, uncertainty)}")
+            aligned.append(operand)
+            continue
+        scale, method = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
+        notes.append(f"{operand.title}: 1 unit = {scale:.4g} s; {method}.")
+        timeline = scaled(operand.timeline, scale)
+        lanes = replace(LaneTable.from_timeline(timeline), unit="s")
+        aligned.append(Operand(operand.title, Explainer(timeline, limits=operand.explainer.limits), lanes))
+    return aligned, notes
+
+
+def _checked(transfers: int, uncertainty: float) -> str:
+    if not transfers:
+        return "No transfer is in it, so nothing can be said of its workers' clocks."
+    return (
+        f"Of {transfers:,} transfers none was used before it was sent; clocks may disagree by up to"
+        f" {1000 * uncertainty:.3g} ms undetected."
+    )
 
 
 def figures(compared: ComparedTimelines) -> html.Div:
@@ -203,19 +242,19 @@ def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
 
 def place_of(
     compared: ComparedTimelines, pair: ComparedPair, one: Divergence, arrangement: LaneArrangement
-) -> tuple[parts.LaneInterval, int]:
+) -> tuple[Place, int]:
     """Where a divergence lies, and the place of that timeline in the block."""
     graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
     timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
     lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
     if arrangement == "interleaved" and compared.is_same_workers:
         lane, graph = lane * len(compared.tables) + graph, 0
-    return parts.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row])), graph
+    return (lane, float(timeline.start[row]), float(timeline.end[row])), graph
 
 
 def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:
     """What the shades of one timeline stand for, with their lengths of time."""
-    some, much = (compared.unit.amount(length) for length in edges_of(pair.first.timeline, pair.matches))
+    some, much = (compared.unit.amount(length) for length in pair.edges)
     words = (
         f"over {much} earlier «",
         f"over {some} earlier ‹",

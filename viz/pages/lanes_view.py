@@ -16,13 +16,12 @@ from dash import Dash, html
 from flask import Response, abort, request
 
 from viz.analysis.memory import encode_held
-from viz.details import Details, details
+from viz.details import details
 from viz.kinds import summary
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import Explainer, LaneCache, encode
 from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.numbers import time_unit
 from viz.pages import parts
-from viz.wire import encode
 
 COMPRESSED = "data:application/gzip;base64"
 """How an address begins that holds lanes itself; `assets/modules/table.js` unpacks them."""
@@ -153,17 +152,8 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     found = details(shown, choice)
     if found is None:
         return [], None
-    return _card(found), {
-        "inputs": found.inputs,
-        "outputs": found.outputs,
-        "waited": found.waited,
-        "operation": choice.get("operation"),
-        "address": choice.get("address"),
-    }
-
-
-def _card(found: Details) -> html.Div:
     body: list[Any] = [html.H4(found.title), html.Ul([html.Li(line) for line in found.lines])]
     if found.needs:
         body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), found.needs))
-    return html.Div(body, className="selection")
+    chosen = {name: choice.get(name) for name in ("operation", "address")}
+    return html.Div(body, className="selection"), {**found.links, **chosen}

@@ -1,6 +1,6 @@
 """What a page of the viewer is, and what the pages of one application have in common.
 
-A page is a subclass of `Page` in a file of its own and a line in `viz.pages.registry`; the application and the HTML
+A page is a subclass of `Page` in a file of its own and a line in `viz.pages`; the application and the HTML
 export know pages by this class only.
 """
 
@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+from dash import Dash, Input, Output, State, dcc, html
 
-from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
 from viz.pages import parts
 from viz.run import Run
-from viz.run_files import LiveRun
-from viz.sources import ScheduleFile
+from viz.run_files import REFRESH_SECONDS, LiveRun
+from viz.sources import ScheduleFile, SystemComparison
 from viz.what_if import WhatIf
 
 
@@ -158,16 +157,38 @@ class Page(Protocol):
         return State(self.name(part), what)
 
 
-def open_by_buttons(app: Dash, kind: str) -> None:
-    """Have the buttons `{"type": kind, "page": PREFIX}` open the page that each names."""
+class PageOfRun(Page):
+    """A page of one run directory, which is read again while its run goes on.
 
-    @app.callback(
-        Output(TABS, "value", allow_duplicate=True),
-        Input({"type": kind, "page": ALL}, "n_clicks"),
-        prevent_initial_call=True,
-    )
-    def open_page(clicks: list[int]) -> Any:
-        return ctx.triggered_id["page"] if ctx.triggered_id is not None and any(clicks) else no_update
+    Attributes:
+        kind: what the prefix begins with; behind it stands the place of the run.
+    """
+
+    kind: str
+
+    def __init__(self, live: LiveRun, prefix: str = "", cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
+        self.live, self.prefix = live, prefix or self.kind
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(live, f"{cls.kind}{place}", workspace.cache) for place, live in enumerate(workspace.runs)]
+
+    @property
+    def run(self) -> Run:
+        """The run as it was read last."""
+        return self.live.run
+
+    def refresh(self) -> None:
+        self.live.refresh()
+
+    def ticks(self) -> dcc.Interval:
+        return dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not self.run.live)
+
+
+def opener(page: Any) -> dict[str, Any]:
+    """Identifier of a button that opens the page with that prefix; of all with `ALL`."""
+    return {"type": "open", "page": page}
 
 
 def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:

@@ -17,8 +17,7 @@ from dash import html
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import TITLES, range_statistics
-from viz.analysis.waits import name
+from viz.analysis.bubbles import TITLES, name, range_statistics
 from viz.kinds import listed, marks
 from viz.lane_cache import CachedLanes, Explainer
 from viz.numbers import PLACE_DIGITS, percent, short
@@ -75,7 +74,7 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
     rows: list[list[parts.Cell]] = []
     for gap, *others in list(alike.values())[:BUBBLES_SHOWN]:
         lane = explainer.lane(shown.table, gap.worker)
-        show = parts.show_button([parts.LaneInterval(lane, gap.start, gap.end)]) if lane >= 0 else None
+        show = parts.show_button([(lane, gap.start, gap.end)]) if lane >= 0 else None
         named = f"{gap.worker}, and {len(others)} on its rank alike" if others else str(gap.worker)
         why = html.Div(explainer.bubbles.reason(gap, unit))
         rows.append([named, html.Div([html.Strong(TITLES[gap.cause]), why]), show])
@@ -161,7 +160,7 @@ def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> 
                 short(start * unit.scale, PLACE_DIGITS),
                 slack,
                 html.Div([html.Div(line) for line in said if line]),
-                parts.show_button([parts.LaneInterval(lane, start, end)]),
+                parts.show_button([(lane, start, end)]),
             ]
         )
     total = int(found["total"])

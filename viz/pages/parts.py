@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
@@ -21,6 +21,7 @@ from viz.figures.boxes import legend as entries_of
 from viz.lane_cache import CachedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
+from viz.sources import Place
 
 NOT_KEPT = "These lanes are no longer kept. Load the page again."
 Cell = str | float | int | Component | None
@@ -192,16 +193,7 @@ def headline_figures(shown: CachedLanes) -> list[Any]:
     return [html.Span([f"{one.name} ", html.Strong(one.value)], title=one.meaning) for one in headline(shown)]
 
 
-class LaneInterval(NamedTuple):
-    """A stretch of a lane of the drawn table, in the table's time."""
-
-    lane: int
-    start: float
-    end: float
-
-
-def show_button(places: Sequence[LaneInterval], spoken: str = "", graph: int | None = None) -> html.Button:
+def show_button(places: Sequence[Place], spoken: str = "", graph: int | None = None) -> html.Button:
     """A button that leads to places, all in one timeline: the one at `graph` of the block, else the one in use."""
-    found = json.dumps([list(place) for place in places])
-    leads = attributes(data_places=found, data_graph=None if graph is None else str(graph))
+    leads = attributes(data_places=json.dumps(places), data_graph=None if graph is None else str(graph))
     return html.Button("Show it", className="quiet", title=spoken or None, type="button", **leads)

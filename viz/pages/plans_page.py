@@ -1,6 +1,6 @@
 """The plan browser and what-if: the plan that takes over for the dead and slow workers of the scenario.
 
-Which these are says the text of one field (`viz.pages.scenario_panel`); the browser keeps the texts before it, of which
+Which these are says the text of one field (`viz.pages.scenario`); the browser keeps the texts before it, of which
 `undo` gives the last. The answers are methods, so that tests need no browser.
 """
 
@@ -22,8 +22,7 @@ from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view, pictures
 from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address
-from viz.pages.scenario_panel import FAILED, failed_field, worker_buttons
-from viz.scenario import FORMS, Condition, group, parse
+from viz.pages.scenario import FAILED, FORMS, Condition, failed_field, group, parse, worker_buttons
 from viz.what_if import Answer, WhatIf
 
 ENTRIES_SHOWN = 100

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, dcc, html
+from dash import Dash, html
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.charts import over_time_figure, parts_figure
-from viz.lane_cache import LaneCache
 from viz.numbers import percent, short
 from viz.pages import parts
-from viz.pages.page import Page, Workspace
-from viz.run import Run
-from viz.run_files import REFRESH_SECONDS, LiveRun
+from viz.pages.page import PageOfRun
 
 CHANGES_SHOWN = 60
 PARTS_CAPTION = (
@@ -27,32 +24,17 @@ CHANGES_CAPTION = (
 )
 
 
-class ReportPage(Page):
+class ReportPage(PageOfRun):
     """The time of one run directory."""
 
-    def __init__(self, live: LiveRun, prefix: str = "time", cache: LaneCache | None = None) -> None:
-        super().__init__(cache)
-        self.live, self.prefix = live, prefix
-
-    @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(live, f"time{place}", workspace.cache) for place, live in enumerate(workspace.runs)]
-
-    @property
-    def run(self) -> Run:
-        """The run as it was read last."""
-        return self.live.run
+    kind = "time"
 
     @property
     def title(self) -> str:
         return f"Time of {self.run.name}"
 
-    def refresh(self) -> None:
-        self.live.refresh()
-
     def layout(self) -> html.Div:
-        again = dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not self.run.live)
-        return html.Div([html.Div(self.shown(), id=self.name("shown")), again])
+        return html.Div([html.Div(self.shown(), id=self.name("shown")), self.ticks()])
 
     def shown(self) -> list[Any]:
         """Figures and tables of the run as it is now."""

@@ -12,35 +12,21 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from viz.figures.charts import curves_figure, event_text
-from viz.lane_cache import Drawn, LaneCache
+from viz.lane_cache import Drawn
 from viz.lanes import Flag, LaneTable
 from viz.numbers import percent, seconds_unit
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view, pictures
-from viz.pages.page import TABS, Mode, Page, Workspace, keep_in_address
-from viz.run import Run
-from viz.run_files import REFRESH_SECONDS, LiveRun
+from viz.pages.page import TABS, Mode, PageOfRun, keep_in_address
 
 EVENTS_SHOWN = 60
 
 
-class RunPage(Page):
+class RunPage(PageOfRun):
     """The page of one run directory."""
 
+    kind = "run"
     has_lanes, opened = True, "run"
-
-    def __init__(self, live: LiveRun, prefix: str = "run", cache: LaneCache | None = None) -> None:
-        super().__init__(cache)
-        self.live, self.prefix = live, prefix
-
-    @classmethod
-    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(live, f"run{place}", workspace.cache) for place, live in enumerate(workspace.runs)]
-
-    @property
-    def run(self) -> Run:
-        """The run as it was read last."""
-        return self.live.run
 
     @property
     def title(self) -> str:
@@ -49,9 +35,6 @@ class RunPage(Page):
     @property
     def begins_with_graph(self) -> bool:
         return bool(self.run.steps)
-
-    def refresh(self) -> None:
-        self.live.refresh()
 
     def layout(self) -> Mode:
         run = self.run
@@ -83,7 +66,7 @@ class RunPage(Page):
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
                 dcc.Interval(id=self.name("playing"), interval=int(PLAY_SECONDS * 1000), disabled=True),
-                dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
+                self.ticks(),
             ],
             self.name("timelines"),
         )

@@ -13,12 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, html
+from dash import html
 
 from recycle.errors import RecycleError
 from recycle.runs.logs import TRACE, read_lines
 from viz.pages import parts
-from viz.pages.page import Page, Workspace, open_by_buttons
+from viz.pages.page import Page, Workspace, opener
 from viz.run_files import runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
@@ -50,13 +50,10 @@ class RunsPage(Page):
             page = opened.get(path.resolve())
             show: parts.Cell = html.Code(f"recycle view {path}")
             if page is not None:
-                show = parts.button("Open", {"type": self.name("open"), "page": page}, f"Open {path.name}")
+                show = parts.button("Open", opener(page), f"Open {path.name}")
             rows.append([path.name, *summary(path), show])
         more = f" The newest {LISTED} of {len(runs):,}." if len(runs) > LISTED else ""
         return parts.card(f"Runs in {folder}", parts.table(HEAD, rows), caption=f"The newest first.{more}")
-
-    def register(self, app: Dash) -> None:
-        open_by_buttons(app, self.name("open"))
 
 
 def summary(run: Path) -> list[parts.Cell]:
@@ -120,7 +117,7 @@ class StartPage(Page):
         links = [
             html.Button(
                 [html.Strong(page.title), html.Span(page.invitation)],
-                id={"type": self.name("link"), "page": page.prefix},
+                id=opener(page.prefix),
                 n_clicks=0,
             )
             for page in self.workspace.pages
@@ -140,6 +137,3 @@ class StartPage(Page):
                 parts.card("To see your own", commands, caption=caption),
             ]
         )
-
-    def register(self, app: Dash) -> None:
-        open_by_buttons(app, self.name("link"))

@@ -7,11 +7,11 @@ from typing import Any
 
 from dash import Dash, dcc, html
 
-from viz.comparison import SystemComparison
 from viz.figures.charts import goodput_figure, lost_figure, rates_figure
 from viz.numbers import percent, short
 from viz.pages import parts
 from viz.pages.page import Page, Workspace
+from viz.sources import SystemComparison
 
 HEAD = ("system", "runs", "goodput", "fault-free", "ETTR")
 PAUSES = "Pauses shorter than a thousandth of the time are left out here; below they count."

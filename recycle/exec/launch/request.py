@@ -21,7 +21,7 @@ from recycle.exec.worker.specification import REFUSED, RunSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.job.architecture import Architecture
-from recycle.job.initial_weights import require_model_of_weights
+from recycle.job.manifest import require_model_of_weights
 from recycle.job.shape import Worker
 from recycle.plans import with_updates_of
 from recycle.plans.hosting import Hosts

@@ -4,7 +4,6 @@ The hosts of a stage are those of the loop placement, chunk c of rank r on stage
 
 closed_forms  load, memory and ways through the ranks
 fluid         a linear program over a few stages, which raises the former
-grids         the times at which that program looks
 
 `RisingBound` is the bound beside a search, which it ends once it is met: a thread raises it, as linear programs take as
 long as a good part of a search, and the solver as well as the compiled searches run without the interpreter's lock.
@@ -64,7 +63,7 @@ def _chains(problem: Problem) -> list[tuple[int, ...]]:
     else:
         _, _, longest = max(one for one in found if one[1] == 0)
         loaded = max(ranks, key=lambda r: closed_forms.work(problem, r))
-        held = max(ranks, key=lambda r: closed_forms.memory(problem, r))
+        held = max(ranks, key=lambda r: closed_forms.through_slots(problem, r))
         together = [(0, longest), (0, loaded), (0, held), max(found)[1:], (held,)]
         together = together if shape.chunks == 1 else together[::-1]
     return [

@@ -11,16 +11,14 @@ for the rest: `idle`.
 
     load    every host takes its idle time and its work, and reduces and steps all stages one after the other: those
             that it reduces after its last W, w* reduces after it too
-    memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts, and the same in whole
-            units; then reduce and step of one stage, as those of the others may come before the last slot is free
     detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
-            its first backward, all F and backwards of the rank and the W that memory asks for before the last F; the
-            last backward of stage r comes after those of the deeper chunks, and its gradient goes back to q, whose W
-            and step follow
+            its first backward, all F and backwards of the rank and the W that memory asks for before the last F, or
+            all its units one after another through the slots of its hosts; the last backward of stage r comes after
+            those of the deeper chunks, and its gradient goes back to q, whose W and step follow
 
 Hosts of the same speed and memory have room for as much, so a bound takes time in the ranks and kinds of host, not in
 the workers. Under the barrier S is at least the arrival of the first micro-batch. A backward that stays whole counts as
-I with no W. Sources: load and round trip after ReCycle's section 4 figures; memory is Little's law on activation slots.
+I with no W. Sources: load and round trip after ReCycle's section 4 figures.
 Limits: links are the fastest ones, workers on the way the fastest hosts.
 """
 
@@ -43,18 +41,13 @@ Room = Callable[[float], float]
 
 def period(problem: Problem) -> float:
     """Lower bound on the period with a staggered optimizer."""
-    bound = max(max(load(problem, r), memory(problem, r)) for r in range(problem.shape.ranks))
-    return _rounded(problem, max(bound, max(detours(problem))[0]))
+    return max(*(load(problem, r) for r in range(problem.shape.ranks)), max(detours(problem))[0])
 
 
 def makespan(problem: Problem) -> float:
     """Lower bound on one iteration from idle, which is the period under the barrier."""
-    bound = max(_fill(problem, r) + max(load(problem, r), memory(problem, r)) for r in range(problem.shape.ranks))
-    return _rounded(problem, max(bound, max(detours(problem, from_idle=True))[0]))
-
-
-def _rounded(problem: Problem, bound: float) -> float:
-    return float(ceil(bound - _FUZZ)) if problem.is_integral else bound
+    loads = (_fill(problem, r) + load(problem, r) for r in range(problem.shape.ranks))
+    return max(*loads, max(detours(problem, from_idle=True))[0])
 
 
 def load(problem: Problem, rank: int) -> float:
@@ -70,21 +63,7 @@ def work(problem: Problem, rank: int) -> float:
     return problem.micro_batches * each / sum(1 / problem.speed[w] for w in problem.hosts[rank])
 
 
-def memory(problem: Problem, rank: int) -> float:
-    """Slot-seconds that the units need, over the slots; and what the slots have room for in whole units.
-
-    Each unit holds a slot from its F through the trip to the last stage and back until its I, then a share.
-    """
-    slots = sum(problem.cap[w] / _slower(problem, rank, w, problem.stash) for w in problem.hosts[rank])
-    if slots == inf:
-        return 0.0
-    little = problem.micro_batches * sum(_held(problem, rank, problem.fastest[rank], problem.stash)) / slots
-    return max(little, _through_slots(problem, rank, 0.0)) + min(
-        problem.update_seconds[s] for s in _stages(problem, rank)
-    )
-
-
-def _through_slots(problem: Problem, rank: int, after: float) -> float:
+def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
     """Time from the first start of a rank until all units have gone through the whole slots of its hosts.
 
     What is held at once has distinct slots, and those of a host are first taken one F after another.
@@ -165,17 +144,16 @@ def last_backward(problem: Problem, rank: int) -> float:
 
     The idle time lies before the first backward. The last F has to find a free slot: of the `count` units that are
     started with it at most `cap` may be held, where one between I and W counts as `stash`, and at most count - 1 have
-    had their I. What that leaves over must have had its W, and the last I comes after the last F. With the backward
-    whole nothing follows the last one, so that Little's law bounds it as well.
+    had their I. What that leaves over must have had its W, and the last I comes after the last F.
     """
     stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
     both = [problem.forward[s] + problem.backward[s] for s in stages]
     rooms = [(count, _room(problem, rank, both, w)) for w, count in kinds.items()]
     after = max(problem.weight[s] for s in stages) * problem.fastest[rank] if problem.stash == 1 else 0.0
-    bound = max(_held(problem, rank, problem.fastest[rank], 0.0)[0], _through_slots(problem, rank, after))
+    bound = max(_held(problem, rank, problem.fastest[rank], 0.0)[0], through_slots(problem, rank, after))
     bound = max(bound, _least(problem, rooms, problem.micro_batches * sum(both)))
     if not problem.split:
-        return max(bound, memory(problem, rank) - min(problem.update_seconds[s] for s in stages))
+        return bound
     units = np.arange(problem.micro_batches * len(stages) + 1)
 
     def room_of(w: int) -> Room:

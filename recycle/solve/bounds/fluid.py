@@ -21,10 +21,12 @@ Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is 
 (with the barrier: at stage 0), which holds for all stages of its rank, as they come later. If no such fluid is through
 with all of these at T - update_seconds, then E - S of that rank is more than T, and so is the period (`closed_forms`).
 
-Sampled on a grid (`grids`), a function is replaced by its value at the next grid point, which only weakens the rows. A
-grid that is fine at both ends comes first, then, for chains of few stages, one that is aligned to the lags. As each lag
-is rounded by itself, the row of memory stands by way of inputs and of forwards, too. A solver proposes multipliers; the
-proof is weak duality, computed here from the rows, so that neither its tolerances nor its limits make a bound wrong.
+Sampled on a grid, a function is replaced by its value at the next grid point, which only weakens the rows: a lag that
+is no multiple of the distance between two points counts as the next shorter one that is. A grid that is fine at both
+ends comes first, as what decides lies in warm-up and drain; then, for chains of few stages, one that is aligned to the
+lags, as with tight memory how long activations are held must not be rounded. As each lag is rounded by
+itself, the row of memory stands by way of inputs and of forwards, too. A solver proposes multipliers; the proof is weak
+duality, computed here from the rows, so that neither its tolerances nor its limits make a bound wrong.
 
 Limits: windows of the other ranks are left out with the staggered optimizer.
 """
@@ -39,7 +41,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.solve.bounds import grids
 from recycle.solve.effort import Deadline, Pace
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
@@ -57,6 +58,10 @@ MOST_CREWS = 3
 """Crews by speed of a rank at most; the slowest hosts are one."""
 MOST_ITERATIONS = 100
 """Of the interior point method, per program."""
+POINTS = 40
+"""Grid points at either end of the window, and between, where it is fine at both ends."""
+STEPS, WIDEST = 200, 1.5
+"""Distances that are tried, up to so many times the shortest that so many points allow."""
 Integers = npt.NDArray[np.int64]
 
 
@@ -79,7 +84,7 @@ def rising_bounds(
         bound = _climb(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
         latest = columns[stages]
         yield bound
-    for stages in chains if not grids.is_exact(problem, bound) else ():
+    for stages in chains if not is_exact(problem, bound) else ():
         points = FINE_COLUMNS // columns[stages]
         if points >= LEAST_POINTS:
             bound = _climb(problem, bound, stages, points, pace, LARGER_TAKES)
@@ -168,7 +173,7 @@ class _FluidRelaxation:
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
         end = max(max(self.ends.values()), problem.unit)
         self.crews, self.groups = _grouped(problem, stages)
-        self.times = grids.aligned(problem, end, points, self._lags()) if points else grids.fine_at_ends(problem, end)
+        self.times = aligned(problem, end, points, self._lags()) if points else fine_at_ends(problem, end)
         self.points = len(self.times)
         self.lanes: dict[tuple[int, int], list[int]] = {}  # by the ranks that a transfer leads from and to
         self.goal = 0
@@ -482,3 +487,41 @@ def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
         return [_Crew(hosts, units, speeds[0])]
     share = ceil(units / len(hosts))
     return [_Crew(hosts[:1], units, speeds[0]), _Crew(hosts[1:], units - share, speeds[0])]
+
+
+def fine_at_ends(problem: Problem, end: float) -> Floats:
+    """Times from 0 to `end`: close together in warm-up and drain, wide apart between."""
+    step = max(_shortest(problem), problem.shape.stages * problem.unit / POINTS)
+    if problem.is_integral:
+        step = max(1.0, ceil(step - TOLERANCE))
+    if 2 * POINTS * step >= end:
+        return np.append(np.arange(0, end - TOLERANCE, step), end)
+    near = np.arange(POINTS) * step
+    between = np.linspace(near[-1], end - near[-1], POINTS)
+    return np.concatenate([near, between[1:-1], end - near[::-1]])
+
+
+def is_exact(problem: Problem, end: float) -> bool:
+    """Whether a grid that is fine at the ends has every whole time of a window, and all times are whole."""
+    return problem.is_integral and float(np.diff(fine_at_ends(problem, end)).max(initial=0.0)) <= 1.0
+
+
+def aligned(problem: Problem, end: float, points: int, lags: list[float]) -> Floats:
+    """Times from 0 to `end`, all equally far apart, so that these lags lose little when they are rounded down.
+
+    Args:
+        points: at most.
+    """
+    least = 1.0 if problem.is_integral else _shortest(problem)
+    if end <= least * points:
+        return np.append(np.arange(0, end - TOLERANCE, least), end)
+    steps = np.linspace(1.0, WIDEST, STEPS) * end / (points - 1)
+    exact = np.array([lag for lag in lags if lag > 0])[:, None]
+    lost = exact - np.floor(exact / steps + TOLERANCE) * steps
+    step = float(steps[np.argmin((lost / exact).sum(axis=0))])
+    return np.append(np.arange(0, end - TOLERANCE, step), end)
+
+
+def _shortest(problem: Problem) -> float:
+    """A quarter of the shortest operation."""
+    return min((t for t in problem.times.tolist() if t > 0), default=1.0) / 4

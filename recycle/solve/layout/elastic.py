@@ -1,51 +1,40 @@
 """The plan of an elastic layout: the best of re-routing and of the hostings worth a try.
 
-Every hosting is list-scheduled, which already counts warm-up, tail and hand-overs; the best of them are simulated, and
-where the best are chains each kind of chain is planned by the planner of fixed stages as well, as a job of one pipeline
-without failures, and copied. The period and all other figures are the simulator's, on the schedule of all workers.
+Every hosting is list-scheduled, which already counts warm-up, tail and hand-overs; the best of them are simulated. The
+period and all other figures are the simulator's, on the schedule of all workers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 
 from recycle.errors import PlanError
 from recycle.ir.check import check
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.job.pricing import byte_limit, profile_of_layout
-from recycle.job.profile import Profile
-from recycle.job.sections import AnalyticSection, DataSection, ModelSection, ShapeSection, TimesSection, TrainSection
-from recycle.job.shape import Shape, Worker, node_of
+from recycle.job.shape import Worker, node_of
 from recycle.plans import Move, Plan
-from recycle.solve.effort import Deadline, Pace, Stop
-from recycle.solve.layout.chains import Cut
+from recycle.solve.effort import Deadline, Pace
 from recycle.solve.layout.hostings import Hosting, hosting_as_held, hostings
 from recycle.solve.layout.hosts import moves_to
-from recycle.solve.layout.route_search import Legs, best_order, legs_of
+from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule
 from recycle.solve.layout.units import Parts, Units
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations
+from recycle.solve.problem_arrays import Operations
 
-FIXED_SHARE = 0.25
-"""Of the time, what the plan of the given stages may take."""
-LISTED_SHARE, PLANNER_SHARE = 0.5, 0.7
-"""Of the rest, what list-scheduling hostings may take; and of what then is left, what planning chains may."""
+LISTED_SHARE = 0.5
+"""Of the rest, what list-scheduling hostings may take."""
 SIMULATED, LARGE = 3, 50_000
 """Hostings whose schedules are made and simulated, beside the one that copies least; one where it has more legs than
 this."""
 CLOSE = 1.01
 """Plans within this factor of the shortest period count as equally good: the one then counts that copies least."""
-
-PlanOf = Callable[..., Plan]
-"""The planner of fixed stages: `solve.planner.plan`, handed in since that stands above this folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,60 +49,32 @@ class Listed:
 
 
 def elastic_plan(
-    job: PricedJob,
-    failed: Iterable[Worker],
-    plan_of: PlanOf,
-    *,
-    seconds: float | None,
-    steps: int | None,
-    stop: Stop | None = None,
-    within: Schedule | None = None,
+    job: PricedJob, failed: Iterable[Worker], fixed: Plan, limit: Deadline, within: Schedule | None = None
 ) -> Plan:
     """The best plan found for `job` without `failed`, in their names: never worse than that of the given stages.
 
     Its `lower_bound` holds for every layout, `fixed_bound` for the given stages.
 
     Args:
-        plan_of: the planner of the given stages.
-        seconds, steps: as of `solve.planner.plan`; each chain that is planned gets all the `steps`.
-        stop: ends the search with the best so far once it is set.
+        fixed: the plan of the given stages.
+        limit: after which no further hosting is tried.
         within: its live workers have what they host by it (`Units.of`), and copies are counted from there.
-
-    Raises:
-        PlanError, JobError: as `solve.planner.plan`.
     """
-    begun = time.perf_counter()
-    failed = frozenset(failed)
-    planner = msgspec.structs.replace(job.planner, layout="fixed")
-    maker = Maker(job, failed, within)
-    limit = Deadline(seconds, stop)
-    fixed = plan_of(
-        msgspec.structs.replace(job, planner=planner),
-        failed,
-        seconds=None if seconds is None else seconds * FIXED_SHARE,
-        steps=steps,
-    )
+    maker = Maker(job, frozenset(failed), within)
     if maker.units.held and not fixed.moves:
         fixed = replace(fixed, moves=maker.moves_to({worker: maker.units.given[worker.rank] for worker in maker.live}))
-    best = fixed
+    plans = [fixed]
     if fixed.gap_to(maker.bound) > 0:
         listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
-        plans = [fixed]
         pace = Pace(limit)
         for turn, one in enumerate(_of_interest(listed)):
             over = pace.is_over()
             if not (turn and over) and one.hosting.seconds < min(made.period for made in plans):
-                plans += maker.plan(one)
-        chains = min((one for one in listed if one.hosting.chains), key=lambda one: one.hosting.seconds, default=None)
-        shortest = min(made.period for made in plans)
-        if chains is not None and chains.hosting.seconds * CLOSE < shortest and not pace.is_over():
-            share = None if seconds is None else max(0.05, limit.left * PLANNER_SHARE)
-            plans += maker.plan(maker.by_planner(chains, plan_of, share, steps))
-        shortest = min(made.period for made in plans)
-        near = [made for made in plans if made.period <= shortest * CLOSE]
-        best = min(near, key=lambda made: (_copied(made), made.period))
-    seconds_spent = round(time.perf_counter() - begun, 3)
-    return replace(best, lower_bound=maker.bound, fixed_bound=fixed.lower_bound, seconds=seconds_spent)
+                plans += filter(None, [maker.plan(one)])
+    shortest = min(made.period for made in plans)
+    near = [made for made in plans if made.period <= shortest * CLOSE]
+    best = min(near, key=lambda made: (_copied(made), made.period))
+    return replace(best, lower_bound=maker.bound, fixed_bound=fixed.lower_bound)
 
 
 def listed_plan(
@@ -127,14 +88,13 @@ def listed_plan(
         within: as of `elastic_plan`.
 
     Raises:
-        PlanError, JobError: as `elastic_plan`.
+        PlanError, JobError: as `solve.planner.plan`.
     """
     begun = time.perf_counter()
     maker = Maker(job, frozenset(failed), within)
-    for one in maker.listed(float("inf"), deadline):
-        for made in maker.plan(one):
-            return replace(made, seconds=round(time.perf_counter() - begun, 3))
-    return None
+    plans = map(maker.plan, maker.listed(float("inf"), deadline))
+    made = next((made for made in plans if made is not None), None)
+    return made and replace(made, seconds=round(time.perf_counter() - begun, 3))
 
 
 def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], deadline: Deadline) -> Plan:
@@ -156,9 +116,10 @@ def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], 
     if hosting is None:
         raise PlanError("in the layout at hand a unit of the model has no live host")
     listed = maker.listed_one(hosting, float("inf"), deadline)
-    for made in maker.plan(listed) if listed is not None else []:
-        return replace(made, moves=(), seconds=round(time.perf_counter() - begun, 3))
-    raise PlanError("[memory] limit: too little for the layout at hand without the dead workers")
+    made = None if listed is None else maker.plan(listed)
+    if made is None:
+        raise PlanError("[memory] limit: too little for the layout at hand without the dead workers")
+    return replace(made, moves=(), seconds=round(time.perf_counter() - begun, 3))
 
 
 def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
@@ -210,16 +171,20 @@ class Maker:
     def listed_one(self, hosting: Hosting, below: float, deadline: Deadline) -> Listed | None:
         """A hosting with its best order; None where that has no period below the given one."""
         routes = hosting.routes()
-        order = best_order(routes, self._legs(routes), self.units, deadline, staggered=self.job.planner.staggered)
+        order = best_order(
+            routes,
+            self.units,
+            self.job.prices,
+            self.job.shape,
+            self._caps(routes),
+            deadline,
+            split=self.split,
+            in_bytes=self.room is not None,
+            staggered=self.job.planner.staggered,
+        )
         if order is None or order.period >= below:
             return None
         return Listed(hosting, routes, order.programs, order.period, hosting.copied(self.units))
-
-    def _legs(self, routes: Routes) -> Legs:
-        job, in_bytes = self.job, self.room is not None
-        return legs_of(
-            routes, self.units, job.prices, job.shape, self._caps(routes), split=self.split, in_bytes=in_bytes
-        )
 
     def _caps(self, routes: Routes) -> list[float]:
         """What each worker may hold of activations: in those of a fault-free stage, or in bytes."""
@@ -234,8 +199,8 @@ class Maker:
             for parts in routes.parts
         ]
 
-    def plan(self, one: Listed) -> list[Plan]:
-        """The plan; none where its schedule is over a memory limit."""
+    def plan(self, one: Listed) -> Plan | None:
+        """The plan; None where its schedule is over a memory limit."""
         job = self.job
         schedule = joint_schedule(
             job.shape,
@@ -257,8 +222,8 @@ class Maker:
         limits = job.limits
         findings = check(schedule, profile=profile, limits=limits if self.room is None else None, byte_limit=self.room)
         if any(finding.severity == "error" for finding in findings):
-            return []
-        made = Plan(
+            return None
+        return Plan(
             schedule=schedule,
             makespan=timeline.makespan,
             period=timeline.period,
@@ -269,64 +234,3 @@ class Maker:
             planner=msgspec.to_builtins(job.planner),
             moves=self.moves_to(wanted),
         )
-        return [made]
-
-    def by_planner(self, one: Listed, plan_of: PlanOf, seconds: float | None, steps: int | None) -> Listed:
-        """The same chains, each kind of chain planned by the planner of fixed stages."""
-        chains = one.hosting.chains
-        assert chains is not None
-        kinds: dict[Cut, int] = {}
-        for cut, share in zip(chains.cuts, chains.shares, strict=True):
-            kinds[cut] = max(share, kinds.get(cut, 0))
-        each = None if seconds is None else seconds / len(kinds)
-        alone: dict[Cut, Schedule] = {}
-        for cut, share in kinds.items():
-            alone[cut] = plan_of(self._chain_job(cut, share), (), seconds=each, steps=steps).schedule
-        return replace(one, programs=_programs_of(one, [alone[cut] for cut in chains.cuts], chains.cuts))
-
-    def _chain_job(self, cut: Cut, micro_batches: int) -> PricedJob:
-        """A chain as a job of one pipeline: each part of the cut is a rank."""
-        job = self.job
-        shape = Shape(1, len(cut), micro_batches, cut=cut)
-        prices: Profile = replace(profile_of_layout(job, job.prices, shape), links={}, speed={})
-        memory = job.memory
-        if isinstance(memory.limit, int | list):
-            least = memory.limit if isinstance(memory.limit, int) else min(memory.limit)
-            of_whole = len(self.units) / len(self.units.whole)
-            limit = [max(1, int(least * of_whole / part + 1e-9)) for part in cut]
-            memory = msgspec.structs.replace(memory, limit=limit)
-        return msgspec.structs.replace(
-            job,
-            grid=ShapeSection(1, len(cut), micro_batches),
-            times=TimesSection(),
-            memory=memory,
-            planner=msgspec.structs.replace(job.planner, layout="fixed", move=False),
-            model=ModelSection(),
-            data=DataSection(),
-            train=TrainSection(),
-            analytic=AnalyticSection(),
-            prices=prices,
-        )
-
-
-def _programs_of(one: Listed, alone: Sequence[Schedule], cuts: Sequence[Cut]) -> list[Operations]:
-    """The programs of the routes' workers in operations of legs, from each chain's own schedule."""
-    routes, legs = one.routes, len(one.routes)
-    place = {worker: i for i, worker in enumerate(one.hosting.workers)}
-    first = np.flatnonzero(np.diff(routes.micro_batch, prepend=-1))
-    chain = np.array([one.hosting.groups[place[routes.workers[host]]] for host in routes.host[first].tolist()])
-    codes = np.zeros(256, dtype=np.int64)
-    codes[Forward.kind], codes[BackwardInput.kind], codes[BackwardWeight.kind] = FORWARD, INPUT, WEIGHT
-    codes[Backward.kind] = 3
-    programs: dict[Worker, Operations] = {}
-    for k, (schedule, _) in enumerate(zip(alone, cuts, strict=True)):
-        mine = first[chain == k]
-        columns = schedule.columns
-        for rank in range(len(cuts[k])):
-            rows = slice(int(columns.offsets[rank]), int(columns.offsets[rank + 1]))
-            index = columns.index[rows].astype(np.int64)
-            kept = index < len(mine)
-            programs[routes.workers[routes.host[mine[0] + rank]]] = (
-                codes[columns.kind[rows][kept]] * legs + mine[index[kept]] + rank
-            )
-    return [programs[worker] for worker in routes.workers]

@@ -1,7 +1,6 @@
 """Hostings: which units each live worker hosts, and how many micro-batches of each unit it runs; the ways worth a try.
 
 chains     rows of workers, each a whole model cut anew; a chain's micro-batches stay in it
-soft cuts  the same, but neighbours in the model both host the units around their cut, and each micro-batch chooses
 helpers    ranges of any workers, with least copied: what is left over beside whole pipelines helps these
 """
 
@@ -27,8 +26,6 @@ CLOSE = 1.01
 """Chains within this factor of the fastest count as equally fast: those then come first that leave most in place."""
 MOST_CHAINS = 3
 """Ways to make chains that are tried, at most."""
-WORTH = 1.003
-"""Factor that soft cuts must save, in the load of the busiest worker."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +38,6 @@ class Hosting:
         groups: of each, its chain, or its pipeline.
         quotas: [workers, units], micro-batches of each unit that it runs.
         seconds: of the busiest worker.
-        chains: whether no two workers of a chain host the same unit, so that a chain can be planned by itself.
     """
 
     workers: tuple[Worker, ...]
@@ -49,7 +45,6 @@ class Hosting:
     groups: tuple[int, ...]
     quotas: Operations
     seconds: float
-    chains: Chains | None = None
 
     @property
     def wanted(self) -> dict[Worker, Parts]:
@@ -105,11 +100,7 @@ def every_hosting(
     count = shape.global_micro_batches
     if len(set(speeds)) == 1:
         for chains in _of_interest(units, shape, len(live), count, below / speeds[0]):
-            made = _of_chains(units, live, chains, nodes)
-            yield made
-            soft = _softened(units, made, profile, count)
-            if soft is not None and soft.seconds * WORTH < made.seconds:
-                yield soft
+            yield _of_chains(units, live, chains, nodes)
     had = [units.held_before(worker) for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
     seen: set[tuple[tuple[Worker, Parts], ...]] = set()
@@ -172,24 +163,7 @@ def _of_chains(units: Units, live: Sequence[Worker], chains: Chains, nodes: Mapp
         quotas[i, begin:end] = chains.shares[group]
     parts: list[Parts] = [(part,) for part in ranges]
     workers = _apart(units, assign(units, live, parts, [homes.get(k) for k in groups]), parts, live, nodes)
-    return Hosting(tuple(workers), tuple(parts), tuple(groups), quotas, chains.seconds, chains)
-
-
-def _softened(units: Units, made: Hosting, profile: Profile, micro_batches: int) -> Hosting | None:
-    """The same with a unit more on either side of each cut, where workers can hold them."""
-    upto = np.concatenate([[0.0], np.cumsum(units.static)])
-    hosted: list[Parts] = []
-    for ((begin, end),) in made.parts:
-        lower, upper = max(0, begin - 1), min(len(units), end + 1)
-        wider = [(lower, upper), (lower, end), (begin, upper)]
-        fitting = (part for part in wider if upto[part[1]] - upto[part[0]] <= units.most_static)
-        hosted.append((next(fitting, (begin, end)),))
-    speeds = [profile.speed_of(worker) for worker in made.workers]
-    found = balanced(units, hosted, speeds, micro_batches)
-    if found is None:
-        return None
-    seconds, quotas = found
-    return _used(replace(made, parts=tuple(hosted), quotas=quotas, seconds=seconds, chains=None))
+    return Hosting(tuple(workers), tuple(parts), tuple(groups), quotas, chains.seconds)
 
 
 def _of_ranges(
@@ -240,42 +214,33 @@ def _apart(
     nodes: Mapping[Worker, int],
 ) -> list[Worker]:
     """Who hosts each of these, some exchanged so that fewer units have all their hosts on one node."""
-    chosen = list(workers)
     if not nodes:
-        return chosen
+        return list(workers)
 
     def on_one_node(of: Sequence[Worker]) -> list[int]:
         on: list[set[int]] = [set() for _ in range(len(units))]
-        for worker, parts in zip(of, hosted, strict=True):
+        for worker, parts in zip(of, hosted, strict=False):
             for u in (u for part in parts for u in range(*part)):
                 on[u].add(nodes[worker])
         return [u for u, each in enumerate(on) if len(each) < 2]
 
     def new(of: Sequence[Worker]) -> int:
-        return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=True))
+        return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=False))
 
-    spare = [worker for worker in live if worker not in set(chosen)]
-    while bad := on_one_node(chosen):
-        u = bad[0]
+    everybody = [*workers, *sorted(set(live).difference(workers))]  # who hosts nothing stands at the end
+    while bad := on_one_node(everybody):
         tries = []
-        for i in [i for i, parts in enumerate(hosted) if common(parts, ((u, u + 1),))]:
-            for j in range(len(chosen)):
-                if nodes[chosen[j]] != nodes[chosen[i]]:
-                    other = list(chosen)
+        for i in [i for i, parts in enumerate(hosted) if common(parts, ((bad[0], bad[0] + 1),))]:
+            for j in range(len(everybody)):
+                if nodes[everybody[j]] != nodes[everybody[i]]:
+                    other = list(everybody)
                     other[i], other[j] = other[j], other[i]
                     tries.append((len(on_one_node(other)), new(other), other))
-            tries += [
-                (len(on_one_node(other)), new(other), other)
-                for worker in spare
-                if nodes[worker] != nodes[chosen[i]]
-                for other in [[*chosen[:i], worker, *chosen[i + 1 :]]]
-            ]
         best = min(tries, key=lambda one: one[:2], default=None)
         if best is None or best[0] >= len(bad):
-            return chosen
-        chosen = best[2]
-        spare = [worker for worker in live if worker not in set(chosen)]
-    return chosen
+            break
+        everybody = best[2]
+    return everybody[: len(workers)]
 
 
 def _new(parts: Parts, had: Parts) -> int:

@@ -119,8 +119,8 @@ class _Search:
         if limit != self.job.memory.limit:  # the given stages may profit from it as well
             below = min(below, _work_of_given(job, maker.units, maker.live))
         listed = maker.listed(below / CLOSE, self.deadline)
-        plans = (plan for hosting in listed if hosting.copied for plan in maker.plan(hosting))
-        return next((plan for plan in plans if plan.period * CLOSE < below), None)
+        plans = (maker.plan(hosting) for hosting in listed if hosting.copied)
+        return next((plan for plan in plans if plan is not None and plan.period * CLOSE < below), None)
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
         """(most layers that the state limit allows on a worker, most layers on a worker of a faster layout)."""

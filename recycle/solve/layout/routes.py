@@ -155,7 +155,7 @@ def joint_schedule(
 
     Args:
         shape: of the job.
-        programs: operations of each worker of `routes`, `kind * legs + leg`, with F, I (or B), W and B as 0 to 3.
+        programs: operations of each worker of `routes`, `kind * legs + leg`, with F, I (or B) and W as 0 to 2.
         names: the micro-batch that goes each route.
         failed: dead workers. Live ones that run nothing host nothing.
         split: whether the backward pass is cut into I and W.
@@ -166,7 +166,7 @@ def joint_schedule(
     shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks, cut)
     ends = np.concatenate([[0], np.cumsum(cut)])
     first, last = np.searchsorted(ends, routes.begin), np.searchsorted(ends, routes.end)
-    codes = np.array([cls.kind for cls in (Forward, BackwardInput if split else Backward, BackwardWeight, Backward)])
+    codes = np.array([cls.kind for cls in (Forward, BackwardInput if split else Backward, BackwardWeight)])
     pipeline, index = (np.array([name[i] for name in names]) for i in (0, 1))
     by_worker: list[dict[str, Operations]] = [dict.fromkeys(_COLUMNS, _NONE) for _ in range(shape.worker_count)]
     placement: dict[Worker | str, Sequence[int]] = {}

@@ -27,8 +27,7 @@ from recycle.solve.effort import Deadline, Effort, Incumbent, Pace
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import Operations, seeded
 from recycle.solve.search.kernels import are_loaded, load_if_worth_it
-from recycle.solve.search.order_kernels import Annealing, anneal_order, timed_order
-from recycle.solve.search.timing import time_order
+from recycle.solve.search.order_kernels import Annealing, anneal_order, time_order, timed_order
 
 HEATS = ((0.15, 0.03), (0.1, 0.02))
 """First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""

@@ -24,7 +24,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays, draw_below
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays
 
 SAME_INSTANT = 1e-12
 """Seconds within which events count as one instant."""
@@ -38,8 +38,6 @@ class Rule(NamedTuple):
         priority: of each operation, the lowest first. By policy it orders each queue; by priority it decides alone.
         by_priority: 1 for the rule by priority, 0 for the rule by policy.
         hold, weights, forward_first, weight_first: [stages]; see `list_scheduling.Policy`.
-        noise: share of the choices by policy that are taken at random.
-        random: [1], state of the random generator.
         patience, weight_patience: seconds that an F or I, and a W, stands back for a more urgent operation that is on
             its way; by priority only.
         starts, release: [micro-batches], where each enters the model, and before when it does not.
@@ -51,12 +49,27 @@ class Rule(NamedTuple):
     weights: Operations
     forward_first: Operations
     weight_first: Operations
-    noise: float
-    random: Operations
     patience: float
     weight_patience: float
     starts: Operations
     release: Floats
+
+
+def plain_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
+    """The rule by priority alone, without limits or patience, and with nothing released late."""
+    no = np.zeros(stages, dtype=np.int64)
+    return Rule(
+        priority=priority,
+        by_priority=1,
+        hold=np.full(stages, np.inf),
+        weights=np.full(stages, UNLIMITED),
+        forward_first=no,
+        weight_first=no,
+        patience=0.0,
+        weight_patience=0.0,
+        starts=starts,
+        release=np.zeros(len(starts)),
+    )
 
 
 class Queues(NamedTuple):
@@ -207,7 +220,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     hops, size, hop_of = problem.hops, queues.size, queues.hop
     times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
     priority, hold, weights, by_priority = rule.priority, rule.hold, rule.weights, rule.by_priority
-    forward_first, weight_first, noise, random = rule.forward_first, rule.weight_first, rule.noise, rule.random
+    forward_first, weight_first = rule.forward_first, rule.weight_first
     host, begins, line, place = queues.host, queues.begins, queues.line, queues.place
     ready, head, tail = queues.ready, queues.head, queues.tail
     waiting, waiting_head, waiting_tail = queues.waiting, queues.waiting_head, queues.waiting_tail
@@ -319,14 +332,6 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     x = backward
                 elif forward >= 0 and has_room:
                     x = forward
-                if noise > 0.0 and x >= 0 and draw_below(random, 10000) < noise * 10000:
-                    other = draw_below(random, 3)
-                    if other == 0 and forward >= 0:
-                        x = forward
-                    elif other == 1 and backward >= 0:
-                        x = backward
-                    elif other == 2 and weight >= 0:
-                        x = weight
             if x < 0:
                 continue
             # --- it begins

@@ -35,7 +35,7 @@ from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.event_loop import UNLIMITED
-from recycle.solve.search.timing import timed
+from recycle.solve.search.order_kernels import timed
 
 NEVER = 1e300
 SAME = 1e-9
@@ -169,11 +169,11 @@ def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: E
             current, current_period = candidate, found.period
             if found.period < best.period - SAME:
                 best = found
-        candidate = _neighbour(problem, current, random)
+        candidate = vary_manner(problem, current, random)
     return best
 
 
-def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:
+def vary_manner(problem: Problem, manner: Manner, random: Random) -> Manner:
     """The manner with one or two things changed."""
     waiting, delay, sequence = list(manner.waiting), list(manner.delay), list(manner.sequence)
     for _ in range(random.choice((1, 1, 2))):

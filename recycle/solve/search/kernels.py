@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load, touch_cache
+from recycle.ir.compiled import cache_folder, is_cached, is_loaded, load
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import list_schedule
@@ -24,7 +24,7 @@ WORTH_LOADING, WORTH_COMPILING, WORTH_COMPILING_FOR = 2.0, 100.0, 200_000
 times orders made for either."""
 STALE_SECONDS = 300.0
 """After so long a process that was to compile is taken to have failed, and another one is started."""
-_KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
+KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
 
 
 def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:
@@ -35,13 +35,18 @@ def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_
     """
     if are_loaded() or deadline.left <= WORTH_LOADING or problem.size * orders <= WORTH_COMPILING_FOR:
         return
-    if deadline.left > WORTH_COMPILING or is_cached(*_KERNELS):
-        load(*_KERNELS)
+    if deadline.left > WORTH_COMPILING or is_cached(*KERNELS):
+        load(*KERNELS)
     elif is_search:
-        _compile_beside()
+        compile_beside()
 
 
-def _compile_beside() -> None:
+def are_loaded() -> bool:
+    """Whether the search runs compiled."""
+    return is_loaded(*KERNELS)
+
+
+def compile_beside() -> None:
     """Start the process that compiles, once for all that share the place of the compiled code; where that cannot be
     written to there is none.
 
@@ -61,18 +66,3 @@ def _compile_beside() -> None:
         cwd=Path(__file__).absolute().parents[3],
         stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
     )  # fmt: skip
-
-
-def load_all() -> None:
-    """Load the compiled kernels, or have each compiled at its next call."""
-    load(*_KERNELS)
-
-
-def all_are_called() -> None:
-    """Say that each kernel has been called since `load_all`, so that compiled code of all of them is there."""
-    touch_cache(*_KERNELS)
-
-
-def are_loaded() -> bool:
-    """Whether the search runs compiled."""
-    return is_loaded(*_KERNELS)

@@ -33,8 +33,8 @@ import numpy as np
 
 from recycle.solve.assignment import Assignment, possible_assignments
 from recycle.solve.problem import Order, Problem, flat
-from recycle.solve.problem_arrays import Floats, Operations, seeded
-from recycle.solve.search.event_loop import UNLIMITED, Rule, scheduled
+from recycle.solve.problem_arrays import Floats, Operations
+from recycle.solve.search.event_loop import UNLIMITED, plain_rule, scheduled
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,6 @@ class Policy:
         weights: W that may wait before a forward has to stand back.
         forward_first: a forward that may run goes before a ready I.
         weight_first: a W goes before a ready I when a forward waits for memory.
-        lead: places by which re-routed micro-batches are moved up in the queues, in micro-batch indices.
-        swaps: pairs of (stage, micro-batch) whose hosts change places.
         evenness: how far the clock by which the scheduler decides is from the true times (0) to one where F, I and W
             take the same and links nothing (1). A true clock fills each wait with a W that then holds up the next F or
             I; an even one keeps the rotation, and what it decides is timed truly afterwards.
@@ -61,8 +59,6 @@ class Policy:
     weights: tuple[int, ...]
     forward_first: tuple[bool, ...]
     weight_first: tuple[bool, ...]
-    lead: float = 0.0
-    swaps: tuple[tuple[int, int, int], ...] = ()
     evenness: float = 0.0
     group: int = 0
 
@@ -89,31 +85,26 @@ def groups(problem: Problem) -> tuple[int, ...]:
 
 def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
-    leads = (0.0, 2.0) if problem.dead else (0.0,)
     yield plain
+    firsts = (True, False) if problem.split else (False,)
     evennesses = (0.0,) if problem.is_even else (0.0, 1.0)
-    for more, evenness, lead in product((0, 1, 2, 3), evennesses, leads):
-        for weight_first in (True, False) if problem.split else (False,):
-            yield replace(
-                plain,
-                hold=warm_up(problem, more),
-                weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
-                forward_first=(True,) * stages,
-                weight_first=(weight_first,) * stages,
-                lead=lead,
-                evenness=evenness,
-            )
+    for more, evenness, weight_first in product((0, 1, 2, 3), evennesses, firsts):
+        yield replace(
+            plain,
+            hold=warm_up(problem, more),
+            weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
+            forward_first=(True,) * stages,
+            weight_first=(weight_first,) * stages,
+            evenness=evenness,
+        )
     limits = [plain.weights]
     if problem.split:
         limits += [(1,) * stages, (2,) * stages, tuple(max(1, s % ranks) for s in range(stages)), (4,) * stages]
-    for hold in (plain.hold, warm_up(problem, 0), warm_up(problem, 1), warm_up(problem, 3)):
-        for weights in limits:
-            for weight_first in (False, True) if problem.split else (False,):
-                for lead in leads:
-                    firsts = (weight_first,) * stages
-                    policy = replace(plain, hold=hold, weights=weights, weight_first=firsts, lead=lead)
-                    if policy != plain:
-                        yield policy
+    holds = (plain.hold, *(warm_up(problem, more) for more in (0, 1, 3)))
+    for hold, weights, weight_first in product(holds, limits, firsts[::-1]):
+        policy = replace(plain, hold=hold, weights=weights, weight_first=(weight_first,) * stages)
+        if policy != plain:
+            yield policy
 
 
 def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
@@ -124,57 +115,34 @@ def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
     return tuple((chunks - 1) * ranks + 2 * (ranks - 1 - s % ranks) + 1 + more for s in range(stages))
 
 
-def hosts_under(problem: Problem, policy: Policy) -> Operations:
-    """Worker of each (stage, micro-batch), flat: as assigned, but for the policy's exchanges."""
-    host = policy.assignment.host.copy()
-    for s, g, h in policy.swaps:
-        g, h = s * problem.micro_batches + g, s * problem.micro_batches + h
-        host[g], host[h] = host[h], host[g]
-    return host
-
-
-def schedule_by_policy(problem: Problem, policy: Policy | None = None, *, noise: float = 0.0, seed: int = 0) -> Order:
-    """The order that the list scheduler makes under `policy`; always complete and within the caps.
-
-    Args:
-        noise: share of decisions taken at random, for a search to vary.
-        seed: of those decisions.
-    """
+def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
+    """The order that the list scheduler makes under `policy`; always complete and within the caps."""
     policy = policy or default_policy(problem)
-    n, m = problem.micro_batches, problem.shape.micro_batches
-    host = hosts_under(problem, policy)
-    g, stage = np.tile(np.arange(n), problem.shape.stages), problem.stage_of
-    rerouted = host != g // m * problem.shape.ranks + stage % problem.shape.ranks
-    rank = g % m * problem.shape.pipelines + g // m - policy.lead * problem.shape.pipelines * rerouted
-    arrays = problem.arrays._replace(
-        times=problem.times + policy.evenness * (problem.unit - problem.times),
-        link=problem.link * (1 - policy.evenness),
-        hops=problem.arrays.hops * (1 - policy.evenness),
-    )
-    rule = Rule(
-        priority=_priority(problem, policy, rank, stage),
+    rule = plain_rule(_priority(problem, policy), problem.shape.stages, np.arange(problem.micro_batches))._replace(
         by_priority=0,
         hold=np.array(policy.hold, dtype=np.float64),
         weights=np.array(policy.weights),
         forward_first=np.array(policy.forward_first, dtype=np.int64),
         weight_first=np.array(policy.weight_first, dtype=np.int64),
-        noise=float(noise),
-        random=seeded(seed),
-        patience=0.0,
-        weight_patience=0.0,
-        starts=np.arange(n),
-        release=np.zeros(n),
     )
-    return scheduled(problem, arrays, host, rule)
+    arrays = problem.arrays._replace(
+        times=problem.times + policy.evenness * (problem.unit - problem.times),
+        link=problem.link * (1 - policy.evenness),
+        hops=problem.arrays.hops * (1 - policy.evenness),
+    )
+    return scheduled(problem, arrays, policy.assignment.host, rule)
 
 
-def _priority(problem: Problem, policy: Policy, rank: Floats, stage: Operations) -> Floats:
+def _priority(problem: Problem, policy: Policy) -> Floats:
     """Of the F, then of the backward of each (stage, micro-batch): a worker takes the lowest that is ready."""
-    chunks, chunk = problem.shape.chunks, stage // problem.shape.ranks
+    shape, n = problem.shape, problem.micro_batches
+    m, pipelines, chunks = shape.micro_batches, shape.pipelines, shape.chunks
+    g, chunk = np.tile(np.arange(n), shape.stages), problem.stage_of // shape.ranks
+    turn = (g % m * pipelines + g // m).astype(np.float64)
     if not policy.group:
-        return np.concatenate([rank - chunk * (1 + np.ptp(rank)), rank])
-    size = policy.group * problem.shape.pipelines
-    begun = rank // size * chunks * size + rank % size
+        return np.concatenate([turn - chunk * n, turn])
+    size = policy.group * pipelines
+    begun = turn // size * chunks * size + turn % size
     return np.concatenate([begun + chunk * size, begun + (chunks - 1 - chunk) * size])
 
 
@@ -207,20 +175,11 @@ def schedule_by_priority(
     Raises:
         PlanError: see `event_loop.scheduled`.
     """
-    stages = problem.shape.stages
-    anything, no = np.full(stages, UNLIMITED), np.zeros(stages, dtype=np.int64)
-    rule = Rule(
-        priority=priority,
-        by_priority=1,
-        hold=np.array(anything if hold is None else hold, dtype=np.float64),
-        weights=anything,
-        forward_first=no,
-        weight_first=no,
-        noise=0.0,
-        random=seeded(0),
-        patience=float(patience),
-        weight_patience=float(weight_patience),
-        starts=np.arange(problem.micro_batches),
-        release=np.zeros(problem.micro_batches) if release is None else release,
+    rule = plain_rule(priority, problem.shape.stages, np.arange(problem.micro_batches))._replace(
+        patience=float(patience), weight_patience=float(weight_patience)
     )
+    if hold is not None:
+        rule = rule._replace(hold=np.array(hold, dtype=np.float64))
+    if release is not None:
+        rule = rule._replace(release=release)
     return scheduled(problem, problem.arrays, host, rule)

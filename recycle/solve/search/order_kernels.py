@@ -7,10 +7,20 @@ stand. A lane, which is a directed pair of workers, carries one transfer at a ti
 seconds each, in the order of the sender's program: so a transfer begins when its operation and the lane's transfer
 before it have ended.
 
+Timing takes two linear passes. Every rank's last end E_r (reduces and steps of its stages included) is kept from the
+first pass (with the barrier: the makespan is), and every operation and transfer is put as late as these ends and its
+successors allow. With S_w the latest first start of worker w, and with lanes that begin their first transfer as late
+and end their last one as early as that permits,
+
+    period = max(max over w of (E_r(w) - S_w), time of the longest lane)    staggered optimizer
+    period = max over r of E_r                                              barrier.
+
+That is an upper estimate of the staggered period, nearly always exact (`simulate` is).
+
 Annealing asks whether an order has a period T. The state is one sequence of operations per worker and a due time D_r
 for each rank r. A worker of rank r may begin at D_r - T and should be done, reduce and step included, by D_r; the cost
 is the sum of what the workers are late. The order reaches T with these due times when that is 0 and no lane takes
-longer than T either (`timing`).
+longer than T either (above).
 
 In a single pipeline all micro-batches are alike. Exchange their names on each worker so that those of one kind and
 stage run in turn, and nothing gets later: what was there for the k-th of them is there still. So only orders in turn
@@ -20,12 +30,14 @@ Some moves take a whole run of micro-batches along, as a steady state gains litt
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
 
 import numpy as np
 
-from recycle.ir.compiled import called_by_kernels
+from recycle.ir.compiled import called_by_kernels, run
+from recycle.solve.effort import Incumbent
 from recycle.solve.problem import Order, Problem, flat
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, draw, draw_below
 
@@ -261,7 +273,7 @@ def _lane(goes_back: bool, w: int, v: int, workers: int, ranks: int) -> int:
 
 
 def time_from_idle(problem: ProblemArrays, order: TimedOrder, due: Floats, latest: Floats) -> tuple[float, float]:
-    """The kernel of `timing`: (period, makespan), infinite for an order that comes to a halt.
+    """The kernel of `time_order`: (period, makespan), infinite for an order that comes to a halt.
 
     Args:
         due: [P], is filled with when the workers of each rank are done, reduce and step included; with the barrier they
@@ -672,3 +684,32 @@ def _is_beyond_cap(problem: ProblemArrays, order: TimedOrder, w: int) -> bool:
         else:
             held -= problem.stash
     return False
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """When an order's operations and ranks end.
+
+    Attributes:
+        period: by right-shift; infinite when the order can never finish.
+        makespan: end of its last stage, step included, when started from idle.
+        due: E_r of each rank; with the barrier each is the makespan.
+        latest_starts: [operations], right-shifted start of each operation.
+    """
+
+    period: float
+    makespan: float
+    due: list[float]
+    latest_starts: Floats
+
+
+def time_order(problem: Problem, order: Order) -> Timing:
+    """Time an order."""
+    state, due, latest = timed_order(problem, order), np.zeros(problem.shape.ranks), np.zeros(problem.size)
+    (period, makespan), *_, due, latest = run(time_from_idle, problem.size, problem.arrays, state, due, latest)
+    return Timing(float(period), float(makespan), np.asarray(due).tolist(), np.asarray(latest))
+
+
+def timed(problem: Problem, order: Order) -> Incumbent:
+    """An order with its period."""
+    return Incumbent(order, time_order(problem, order).period)

@@ -1,8 +1,7 @@
 """Policy search: change the list scheduler's policy a little, again and again, and keep what is not worse.
 
-What changes: caps on what is in flight, W that may wait, preferences of runs of stages, hosts of re-routed
-micro-batches, and a little noise. Depends on nothing but the seed and the number of steps, unless the deadline cuts the
-search short.
+What changes: caps on what is in flight, W that may wait, and preferences of runs of stages. Depends on nothing but the
+seed and the number of steps, unless the deadline cuts the search short.
 """
 
 from __future__ import annotations
@@ -16,14 +15,10 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, groups, schedule_by_policy
-from recycle.solve.search.timing import timed
+from recycle.solve.search.order_kernels import timed
 
-LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
-"""Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
 NEAR = 1.12
 """Up to how many times the best period that of the policy may be for a search to pay."""
-SWAPS = 40
-"""Exchanges of hosts that a policy holds at most."""
 _PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
 """What a policy says per stage; the hold matters most."""
 
@@ -41,8 +36,7 @@ def vary_policy(problem: Problem, start: Incumbent, policy: Policy, effort: Effo
         return start
     while effort.goes_on(problem, best.period):
         candidate = _neighbour(problem, current, random)
-        noise = random.choice((0.0, 0.0, 0.02, 0.1))
-        found = timed(problem, schedule_by_policy(problem, candidate, noise=noise, seed=random.randrange(1 << 30)))
+        found = timed(problem, schedule_by_policy(problem, candidate))
         if found.period <= current_period:
             current, current_period = candidate, found.period
             if found.period < best.period:
@@ -64,24 +58,12 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
             lists[name][span.start : span.stop] = [random.random() < 0.5] * len(span)
         elif name == "weights" or problem.shape.chunks == 1:
             _change(lists[name], span, problem.shape.stages, name == "weights", random)
-    swaps = policy.swaps
-    if problem.dead and random.random() < 0.2:
-        swaps = (*swaps, *_swap(problem, random))[-SWAPS:]
-    lead = random.choice(LEADS) if random.random() < 0.15 else policy.lead
+    group = random.choice(groups(problem)) if problem.shape.chunks > 1 and random.random() < 0.15 else policy.group
     evenness = policy.evenness
     if not problem.is_even and random.random() < 0.15:
         evenness = random.choice((0.0, 0.25, 0.5, 0.75, 1.0))
-    return replace(
-        policy,
-        hold=tuple(lists["hold"]),
-        weights=tuple(lists["weights"]),
-        forward_first=tuple(lists["forward_first"]),
-        weight_first=tuple(lists["weight_first"]),
-        swaps=swaps,
-        lead=lead,
-        evenness=evenness,
-        group=random.choice(groups(problem)) if problem.shape.chunks > 1 and random.random() < 0.15 else policy.group,
-    )
+    changed: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
+    return replace(policy, group=group, evenness=evenness, **changed)
 
 
 def _some_stages(stages: int, random: Random) -> range:
@@ -107,12 +89,3 @@ def _change(entries: list[int], span: range, stages: int, rising: bool, random: 
             entries[s] = max(1, line + more)
         else:
             entries[s] = max(1, int(line * slope) + more - 1)
-
-
-def _swap(problem: Problem, random: Random) -> list[tuple[int, int, int]]:
-    """Two micro-batches of one stage whose homes are dead, to change hosts."""
-    m, worker = problem.shape.micro_batches, random.choice(sorted(problem.dead))
-    stage = worker.rank + problem.shape.ranks * random.randrange(problem.shape.chunks)
-    peers = [dead.pipeline for dead in sorted(problem.dead) if dead.rank == worker.rank]
-    g, h = (random.choice(peers) * m + random.randrange(m) for _ in range(2))
-    return [(stage, g, h)] if g != h else []

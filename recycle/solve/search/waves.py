@@ -27,7 +27,7 @@ from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.list_scheduling import schedule_by_priority
-from recycle.solve.search.timing import timed
+from recycle.solve.search.order_kernels import timed
 
 SIZES, DISTANCES, SPACINGS = (0.0, 0.3, 0.5, 0.7, 1.0), (0.9, 1.05), (1.0, 0.0)
 """Of the grid: micro-batches of a wave, as a share of those whose forwards fill the memory; time from one wave to the

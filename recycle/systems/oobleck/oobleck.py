@@ -26,20 +26,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
-from recycle.ir.event_graph import load_compiled
 from recycle.ir.families import one_f_one_b
 from recycle.job.layers import ring_seconds
 from recycle.job.shape import Shape
 from recycle.systems.grids import CheckpointedSystem
-from recycle.systems.joint_iteration import computed, ends_of_1f1b, hosted, synchronised
-from recycle.systems.oobleck.iteration import common_cut, iteration
-from recycle.systems.oobleck.placement import PipelineNodes, assign_nodes, copied, places, reconfigure
+from recycle.systems.joint_iteration import computed, hosted, synchronised
+from recycle.systems.oobleck.pipelines import (
+    PipelineNodes,
+    assign_nodes,
+    common_cut,
+    copied,
+    iteration,
+    places,
+    reconfigure,
+)
 from recycle.systems.oobleck.template import PipelineTemplate, distribute, instantiate, templates
 from recycle.systems.setting import Fullest, LayerRange, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
-
-MANY = 16
-"""Templates from which the pipelines that a run may come to are so many that compiled loops are worth loading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._computed = cache(self._simulated)
-        self._ends = cache(self._of_any)
         self._period = cache(self._synchronised)
         self._sizes = cache(self._sizes_of)
 
@@ -135,8 +137,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
         found = templates([layer.seconds for layer in layers], most)
-        if len(found) >= MANY:
-            load_compiled()
         every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
         return {
             nodes: template
@@ -170,12 +170,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
         return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
 
-    def _of_any(self, size: int, share: int) -> list[float]:
-        """The same, of any share."""
-        stages = self.setting.stages(self.templates[size].split)
-        slowest = max(sum(layer.seconds for layer in stage) for stage in stages)
-        return ends_of_1f1b(partial(self._computed, size), slowest, share)
-
     def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
         splits = [self.templates[size].split for size, _ in pipelines]
@@ -183,7 +177,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         workers = [
             worker
             for split, (size, share) in zip(splits, pipelines, strict=True)
-            for worker in zip(self._ends(size, share), hosted(split, common), strict=True)
+            for worker in zip(self._computed(size, share), hosted(split, common), strict=True)
         ]
         return synchronised(workers, self.setting.profile(common, len(pipelines)), common)
 

@@ -16,8 +16,7 @@ from recycle.exec.launch.launcher import train
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b
 from tests.exec.runs import Run, kinds
-from tests.hugging_face.hub_models import hub_model, logits_of
-from tests.hugging_face.ours import our_logits
+from tests.hugging_face.written import hub_model, logits_of, our_logits
 from tests.tokens.tokenizers import saved_tokenizer
 
 pytestmark = pytest.mark.process

@@ -11,9 +11,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
-from recycle.job.analytic import layers as layers_of
 from recycle.job.cut import profile_of_cut
-from recycle.job.pricing import profile_of_layout
 from recycle.job.shape import Worker, node_of
 from recycle.plans import Plan
 from recycle.solve.planner import plan
@@ -94,10 +92,8 @@ def require_sound(made: Plan, its_job: PricedJob) -> None:
     [
         (4, 8, 64, 64, ["1.2"], 1.03),
         pytest.param(4, 8, 64, 64, ["2.1", "2.4", "2.6"], 1.05, marks=pytest.mark.soak),
-        pytest.param(4, 8, 64, 64, ["0.3", "1.7", "3.0"], 1.05, marks=pytest.mark.soak),
         (4, 8, 64, 16, ["1.0"], 1.08),
         (2, 8, 32, 32, ["0.5"], 1.06),
-        pytest.param(8, 4, 64, 32, ["3.2"], 1.03, marks=pytest.mark.soak),
     ],
 )
 def test_live_workers_come_near_to_all_that_they_can_do(
@@ -114,7 +110,7 @@ def test_live_workers_come_near_to_all_that_they_can_do(
 
 
 @pytest.mark.search
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (3, 4, 5))])
+@pytest.mark.parametrize("seed", range(3))
 def test_random_jobs_are_planned_no_worse_than_by_re_routing(seed: int) -> None:
     chance = random.Random(seed)
     D, P = chance.choice([(2, 3), (3, 3), (3, 4), (2, 5)])
@@ -175,20 +171,6 @@ def test_no_node_has_all_hosts_of_a_unit() -> None:
 
 
 @pytest.mark.search
-def test_the_head_of_a_model_lies_on_its_last_layer() -> None:
-    """A vocabulary of 50,000 makes the last of 8 layers several times the others'; the analytic model knows it."""
-    mine = price(Job.from_toml(ANALYTIC))
-    made = plan(mine, steps=50)
-    layers = layers_of(mine)
-    assert made.lower_bound >= 16 * sum(layer.seconds for layer in layers) / 4
-    assert made.fixed_bound is not None
-    assert made.period < 0.8 * made.fixed_bound
-    assert made.period < 1.15 * made.lower_bound
-    prices = profile_of_layout(mine, mine.prices, made.shape)
-    assert simulate(made.schedule, prices).period == made.period
-
-
-@pytest.mark.search
 def test_steps_make_it_repeatable() -> None:
     mine = job(3, 4, 12, 12)
     first, second = (plan(mine, [Worker(1, 2)], steps=200) for _ in range(2))
@@ -214,13 +196,6 @@ def test_with_several_chunks_layouts_come_as_near_to_all_that_live_workers_can_d
     assert made.period <= most * even
     assert made.fixed_bound is not None
     assert made.fixed_bound > 1.1 * made.period, "re-routing in the given stages cannot reach it"
-    given = {rank: [range(s * layers // (P * V), (s + 1) * layers // (P * V)) for s in range(rank, P * V, P)]
-             for rank in range(P)}  # fmt: skip
-    copied = {(move.worker, unit) for move in made.moves for unit in range(*(move.units or ()))}
-    for name, ends in made.schedule.metadata["layout"].items():
-        hosted = {unit for begin, end in zip(ends[::2], ends[1::2], strict=True) for unit in range(begin, end)}
-        had = {unit for part in given[Worker.parse(name).rank] for unit in part}
-        assert {unit for worker, unit in copied if worker == name} == hosted - had
 
 
 @pytest.mark.search

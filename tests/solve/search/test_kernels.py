@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle.ir import compiled
+from recycle.solve.problem_arrays import draw, seeded
 from recycle.solve.search import kernels
 from recycle.solve.search.compile_kernels import compile_all
 
@@ -14,9 +15,9 @@ from recycle.solve.search.compile_kernels import compile_all
 @pytest.mark.slow
 def test_the_process_that_compiles_calls_every_kernel_with_the_types_of_a_search() -> None:
     compile_all()
-    assert all(compiled._compiled[kernel].signatures for kernel in kernels._KERNELS)
-    assert compiled.is_loaded(*kernels._KERNELS)
-    assert compiled.is_cached(*kernels._KERNELS)
+    assert all(compiled._compiled[kernel].signatures for kernel in kernels.KERNELS)
+    assert compiled.is_loaded(*kernels.KERNELS)
+    assert compiled.is_cached(*kernels.KERNELS)
 
 
 @pytest.mark.slow
@@ -28,7 +29,7 @@ def test_compiled_code_is_looked_for_where_numba_keeps_it(is_given, tmp_path, mo
     monkeypatch.setattr(caching.config, "CACHE_DIR", str(tmp_path) if is_given else "")
     if is_given:
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    for kernel in kernels._KERNELS:
+    for kernel in kernels.KERNELS:
         locators = (caching.UserProvidedCacheLocator, caching.InTreeCacheLocator)
         found = [locator.from_function(kernel, kernel.__code__.co_filename) for locator in locators]
         places = [Path(one.get_cache_path()) for one in found if one is not None]
@@ -42,7 +43,7 @@ def test_the_process_that_compiles_imports_the_copy_that_started_it(tmp_path) ->
     (tmp_path / "recycle" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
     here = Path(kernels.__file__).parents[3]
     starts = (
-        f"import sys; sys.path[0] = {str(here)!r}; from recycle.solve.search import kernels; kernels._compile_beside()"
+        f"import sys; sys.path[0] = {str(here)!r}; from recycle.solve.search import kernels; kernels.compile_beside()"
     )
     cache = tmp_path / "cache"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
@@ -51,4 +52,10 @@ def test_the_process_that_compiles_imports_the_copy_that_started_it(tmp_path) ->
     while [*cache.glob("*/compiling")] and time.monotonic() < until:
         time.sleep(0.2)
     compiled_ones = {index.name.split("-")[0] for index in cache.glob("*/*.nbi")}
-    assert {f"{Path(one.__code__.co_filename).stem}.{one.__name__}" for one in kernels._KERNELS} <= compiled_ones
+    assert {f"{Path(one.__code__.co_filename).stem}.{one.__name__}" for one in kernels.KERNELS} <= compiled_ones
+
+
+def test_a_seed_gives_the_same_numbers_for_ever() -> None:
+    state = seeded(3)
+    assert [int(draw(state)) for _ in range(4)] == [119106029, 1583775778, 687545011, 243210352]
+    assert seeded(3 + 2147483647) == seeded(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,15 +12,15 @@ from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
-from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent
+from recycle.solve import effort as efforts
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Pace
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import improve
-from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import Beginning, initial_orders
 from recycle.solve.search.insertion import vary_insertion
+from recycle.solve.search.local_search import search_from
+from recycle.solve.search.order_kernels import time_order
 from recycle.solve.search.policy_search import vary_policy
-from recycle.solve.search.refine import refine
-from recycle.solve.search.timing import time_order
 from recycle.solve.search.waves import best_wave
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -30,7 +31,6 @@ def insertion(begun: Beginning, effort: Effort) -> Incumbent:
 
 SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
     "policies": lambda begun, effort: vary_policy(begun.problem, begun.best, begun.policy, effort),
-    "priorities": lambda begun, effort: refine(begun.problem, begun.orders, effort),
     "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
     "insertion": insertion,
     "waves": lambda begun, effort: best_wave(begun.problem, effort),
@@ -83,3 +83,34 @@ def test_searches_find_the_same_in_plain_python_and_compiled(name: str, in_both_
     begun = begun_at(made, [])
     plain, compiled = in_both_ways(lambda: SEARCHES[name](begun, Effort(0.0, steps=4 * STEPS_OF_ORDER, seed=3)))
     assert plain == compiled
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that tests set: `clock[0]` is the time in seconds."""
+    now = [100.0]
+    monkeypatch.setattr(efforts.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_parts_and_earlier_deadlines_count_from_now(clock: list[float]) -> None:
+    whole = Deadline(10.0)
+    clock[0] += 2.0
+    assert (whole.left, whole.part(0.5).left, whole.earlier(3.0).left) == (8.0, 4.0, 5.0)
+    assert Deadline(None).earlier(3.0).left == float("inf")
+
+
+def test_a_loop_ends_before_a_step_that_would_not_fit(clock: list[float]) -> None:
+    pace, steps = Pace(Deadline(10.0)), 0
+    while not pace.is_over():
+        clock[0] += 3.0
+        steps += 1
+    assert (steps, clock[0]) == (3, 109.0)
+
+
+def test_a_stop_ends_what_has_no_limit() -> None:
+    stop = threading.Event()
+    pace = Pace(Deadline(None, stop).earlier(5.0))
+    assert not pace.is_over()
+    stop.set()
+    assert pace.is_over()

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from recycle import Schedule
-from tests.viz.browser.page import Page
-from tests.viz.serving import served
+from tests.viz.browser.page import Page, served
 
 CHROMIUM = shutil.which("chromium")
 

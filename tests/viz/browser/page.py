@@ -1,8 +1,15 @@
-"""A page with one timeline in a real browser: scripts that read its canvas, and what tests do with it."""
+"""An application on a port of its own, and a page with one timeline in a real browser: what tests read and do there."""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
+
+from dash import Dash
+
+from viz.app import build_app, serve
+from viz.sources import load_source
 
 NAME = "schedules-0"
 VIEW = f"recycle.views.get('{NAME}')"
@@ -91,3 +98,17 @@ class Page:
 
     def status(self) -> str:
         return str(self(f"() => {VIEW}.status.textContent"))
+
+
+def served(*paths: Path, app: Dash | None = None) -> str:
+    """The address of an application that shows `paths`, or of `app`, served until the tests end."""
+    ready, addresses = threading.Event(), []
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    app = app or build_app([load_source(path) for path in paths])
+    threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True).start()
+    assert ready.wait(30)
+    return addresses[0]

@@ -14,12 +14,11 @@ from recycle.ir.families import zb_v
 from recycle.ir.formats import chrome_trace
 from recycle.job import Job
 from tests.test_site import site
-from tests.viz.browser.page import Page
-from tests.viz.serving import served
+from tests.viz.browser.page import Page, served
 from viz.app import build_app
-from viz.dropped import MOST_BYTES
 from viz.export import export
 from viz.lanes import LaneTable
+from viz.pages.validate_page import MOST_BYTES
 from viz.sources import load_source, schedule_source
 from viz.what_if import WhatIf
 

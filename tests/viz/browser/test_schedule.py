@@ -70,24 +70,6 @@ def test_looking_around_asks_the_server_for_nothing(page: Page) -> None:
     assert (page.requests, page.complaints) == ([], [])
 
 
-def test_a_movement_of_the_pointer_styles_the_page_once(page: Page) -> None:
-    metrics = page.page.context.new_cdp_session(page.page)
-    metrics.send("Performance.enable")
-
-    def styled() -> float:
-        found = metrics.send("Performance.getMetrics")["metrics"]
-        return next(one["value"] for one in found if one["name"] == "RecalcStyleCount")
-
-    x, y = page.point(0.5, 0.5)
-    page.page.mouse.move(x, y)
-    page.page.wait_for_timeout(300)
-    before, moves = styled(), 40
-    for step in range(moves):
-        page.page.mouse.move(x + 5 * step, y)
-        page("() => 0")
-    assert styled() - before < 1.5 * moves
-
-
 def test_a_selection_is_explained_by_pointer_and_keys(page: Page) -> None:
     page.page.mouse.click(*page.point(2.5, 1.5))
     page.page.wait_for_function(f"() => {VIEW}.links")

@@ -1,4 +1,4 @@
-/* lanes.bin as typed arrays (layout: viz/wire.py), and the searches in it. Operations of a lane are sorted by start;
+/* lanes.bin as typed arrays (layout: viz/lane_cache.py), and the searches in it. Operations of a lane are sorted by start;
    `reach` is the latest end so far in the lane, so both ends of a time window are found by binary search even where
    transfers overlap what comes after them. */
 const HEADER = 24, TYPES = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };

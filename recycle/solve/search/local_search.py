@@ -1,0 +1,125 @@
+"""Search from a beginning: waves and insertion where they do well, then walks of several seeds beside each other.
+
+A walk varies the policy, then anneals single operations. Walks differ in their seed alone, so how many run at once
+changes nothing but the time they take: with steps in place of a wall limit the result depends on the seed and the steps
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from functools import partial
+
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, by_period
+from recycle.solve.problem import Problem
+from recycle.solve.processes import map_unordered
+from recycle.solve.search.annealing import improve
+from recycle.solve.search.initial_orders import Beginning
+from recycle.solve.search.insertion import vary_insertion
+from recycle.solve.search.list_scheduling import Policy
+from recycle.solve.search.policy_search import vary_policy
+from recycle.solve.search.waves import best_wave
+
+LARGE = 10_000
+"""Operations from which annealing gains less than other orders to begin with."""
+WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5
+"""Of the time, or of the steps, what waves get where workers host several chunks; and the seconds per operation that
+must be left for waves of all pipelines to be tried: some orders' worth."""
+INSERTION_SHARE, ALONE_SHARE, CLOSE = 0.3, 0.08, 1.15
+"""Of the time, or of the steps, what manners of insertion may take at most; the same of a single pipeline with one
+chunk per worker, where annealing gains more; and of the best period, what the one to begin with may have for this to
+pay."""
+WALKS = 2
+SINGLE_UP_TO = 100_000
+"""Operations from which moving single ones is too slow to gain anything."""
+POLICY_SHARE, LARGE_POLICY_SHARE = 0.3, 0.1
+"""Of the time that is left, what policies get; and where annealing gains most: of larger problems, of a single pipeline
+and with several chunks. The rest is for annealing."""
+POLICIES = 4_000
+"""Policies that a walk tries at most; fewer on small problems."""
+ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
+"""Operations from which on a second walk against the clock in the same process gains less
+than a longer first one; and up to which that was seen."""
+WORTH_PROCESSES = 4.0
+"""Seconds of search from which starting processes for the walks pays."""
+
+
+def search_from(beginning: Beginning, effort: Effort) -> Incumbent:
+    """The best order found, never worse than the best of the beginning."""
+    problem, best, shape = beginning.problem, beginning.best, beginning.problem.shape
+    is_time_left = effort.deadline.left > WAVE_SECONDS * problem.size
+    if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
+        best = by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
+        effort.report("searching", best.period)
+    inserted = beginning.inserted
+    if inserted is not None and inserted[0].period <= CLOSE * best.period:
+        is_alone = shape.pipelines == shape.chunks == 1 and problem.size <= LARGE
+        part = effort.part(ALONE_SHARE if is_alone else INSERTION_SHARE)
+        best = by_period([best, vary_insertion(problem, *inserted, part)])[0]
+    return _walks(problem, best, beginning.policy, effort.rest())
+
+
+def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
+    """The best order of all walks, in processes only where they take long enough to pay for starting them."""
+    if effort.is_met(problem, start.period) or effort.deadline.is_over:
+        return start
+    if effort.processes > 1 and effort.deadline.left > WORTH_PROCESSES:
+        return by_period(_in_processes(problem, start, policy, effort))[0]
+    is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
+    walks = 1 if is_long else WALKS
+    found = [start]
+    for turn in range(walks):
+        part = effort.part(1 / walks, 1 - turn / walks, seed=effort.seed * WALKS + turn)
+        found.append(_walk(problem, start, policy, part))
+        if effort.is_met(problem, found[-1].period):
+            break
+    return by_period(found)[0]
+
+
+def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
+    """One walk; never worse than its start."""
+    is_plain = problem.shape.chunks == 1 < problem.shape.pipelines
+    share = POLICY_SHARE if is_plain and problem.size < LARGE else LARGE_POLICY_SHARE
+    if problem.size >= SINGLE_UP_TO:
+        share = 1.0
+    most = min(POLICIES, 3 * problem.size) * STEPS_OF_ORDER
+    steps = most if effort.steps is None else min(most, effort.steps)
+    found = vary_policy(problem, start, policy, effort.part(share, steps=steps))
+    return improve(problem, found, effort.part(1.0)) if problem.size < SINGLE_UP_TO else found
+
+
+def _in_processes(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> list[Incumbent]:
+    """What each walk finds, in the order of the seeds; against the clock, one that meets the bound ends the others."""
+    over, deadline, processes = multiprocessing.get_context("spawn").Event(), effort.deadline, effort.processes
+    seconds = None if effort.steps is not None else deadline.left / -(-WALKS // processes)
+    steps = None if effort.steps is None else effort.steps // WALKS
+    found: dict[int, Incumbent] = {}
+    seeds = range(effort.seed * WALKS, (effort.seed + 1) * WALKS)
+    tasks = iter([(problem, start, policy, effort.bound, steps, seconds, seed) for seed in seeds])
+    walks = map_unordered(
+        partial(_walk_in_child, over), tasks, processes, lambda: over.set() if deadline.is_over else None
+    )
+    with contextlib.closing(walks):
+        for (*_, seed), (one, spent) in walks:
+            found[seed] = one
+            effort.spend(spent)
+            effort.report("searching", one.period)
+            if effort.steps is None and effort.is_met(problem, one.period):
+                break
+    return [found[seed] for seed in seeds if seed in found]
+
+
+def _walk_in_child(
+    over: Stop,
+    problem: Problem,
+    start: Incumbent,
+    policy: Policy,
+    bound: float,
+    steps: int | None,
+    seconds: float | None,
+    seed: int,
+) -> tuple[Incumbent, int]:
+    """(what a walk finds, its steps)."""
+    effort = Effort(bound, Deadline(seconds, over), steps, seed)
+    return _walk(problem, start, policy, effort), effort.spent

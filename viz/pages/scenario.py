@@ -1,0 +1,345 @@
+"""The scenario: what instructions take, what workers may hold, and which workers are dead or slow; and its panel.
+
+Times and limits come field by field, or with a profile or job that somebody drops; the order of the schedule stays.
+The browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/modules/times.js`):
+the lanes, and what the headline says of them.
+
+Dead and slow workers are one text, which asks for another plan: `1.2, pipeline:0, stage:3, node:1/8, 0.1=1.5`.
+`pipeline:K`, `stage:S` (all workers of a position) and `node:N/W` (node N where W workers share one, see
+`recycle.job.shape`) name several dead workers at once; `0.1=1.5` is a worker that takes 1.5 times as long for all its
+work. The page's address keeps the text; buttons and lanes write into it, and the page of plans draws the plan for it
+(`viz.pages.plans_page`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import plotly.utils
+from dash import Dash, dcc, html
+from flask import Response, abort, request
+
+from recycle.errors import JobError, PlanError, RecycleError, errors_as
+from recycle.ir.simulate import time_graph
+from recycle.job import Job, price
+from recycle.job.pricing import profile_of_layout
+from recycle.job.profile import PerStage, Profile
+from recycle.job.sections import ANALYTIC
+from recycle.job.shape import Shape, Worker, place_workers
+from viz.lane_cache import CachedLanes, Explainer, LaneCache, Limits, is_loosened
+from viz.lanes import Flag, LaneTable
+from viz.pages import parts
+from viz.pages.lanes_view import lanes_address
+
+
+class Field(NamedTuple):
+    """A field of the panel.
+
+    Attributes:
+        name: in the request, and in the page's address.
+        title: its label.
+        key: entry of the profile that it sets.
+        is_per_stage: whether it may be a number per stage.
+    """
+
+    name: str
+    title: str
+    key: str
+    is_per_stage: bool = True
+
+
+FIELDS = (
+    Field("F", "Forward (F)", "forward"),
+    Field("I", "Backward, input (I)", "backward_input"),
+    Field("W", "Backward, weight (W)", "backward_weight"),
+    Field("link", "Transfer", "latency", is_per_stage=False),
+    Field("reduce", "Reduce", "reduce"),
+    Field("step", "Step", "step"),
+)
+LIMIT = "limit"
+"""The field of what a worker may hold, in activations: a number, or one per rank; none where it is left empty."""
+_LONGEST = 100_000
+
+
+def values_of(explainer: Explainer) -> dict[str, str]:
+    """What the fields hold for a timeline as it is."""
+    profile = explainer.timeline.profile
+    found = {field.name: _text(getattr(profile, field.key)) for field in FIELDS}
+    return found | {LIMIT: _text(list(explainer.limits)) if explainer.limits else ""}
+
+
+def by_fields(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[Profile, Limits]:
+    """What the fields say: field -> its text; fields that are left out stay as they are.
+
+    Raises:
+        JobError: a text is no number of the wanted form.
+    """
+    profile, shape = explainer.timeline.profile, explainer.timeline.schedule.shape
+    changed: dict[str, Any] = {}
+    for name, title, key, is_per_stage in FIELDS:
+        if name in wanted and str(wanted[name]).strip() != _text(getattr(profile, key)):
+            changed[key] = _number(title, wanted[name], shape.stages if is_per_stage else 1, "stage")
+    if "latency" in changed:
+        changed |= {"bandwidth": None, "links": {}}
+    limits = _limits(wanted[LIMIT], shape.ranks) if LIMIT in wanted else explainer.limits
+    return replace(profile, **changed) if changed else profile, limits
+
+
+def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits]:
+    """What a profile or job says that somebody dropped.
+
+    Args:
+        name: of the file; a job's ends with `.toml`.
+        text: its content. Files that it names are not read.
+
+    Raises:
+        JobError: it cannot be read, is of another shape, or names a file of times.
+    """
+    shape = explainer.timeline.schedule.shape
+    if not name.lower().endswith(".toml"):
+        profile = Profile.from_bytes(text.encode(), name)
+        with errors_as(JobError, name):
+            profile.require(shape)
+        return profile, explainer.limits
+    job = Job.from_toml(text, name)
+    if job.times.profile not in (None, ANALYTIC):
+        raise JobError(f"{name}: [times] profile names a file, which the page does not read: drop that file here")
+    priced = price(job)
+    if replace(shape, cut=()) != priced.shape:
+        raise JobError(f"{name} has the shape {priced.shape}, the timeline has {shape}: they must be the same")
+    return profile_of_layout(priced, priced.prices, shape), None if priced.limits is None else tuple(priced.limits)
+
+
+def retimed(table: LaneTable, explainer: Explainer, profile: Profile, limits: Limits) -> tuple[LaneTable, Explainer]:
+    """The lanes of a planned timeline in other times and limits, with the same names and violations, and what explains
+    them.
+
+    Raises:
+        JobError: the timeline is what ran, or the times add up to too much.
+    """
+    if explainer.executed:
+        raise JobError("times: an executed step keeps its measured times; choose a plan")
+    before = explainer.timeline
+    timeline = before if profile is before.profile else time_graph(explainer.graph, profile)
+    is_same = timeline is before and not is_loosened(limits, explainer.limits)
+    violations = table.instruction_id[table.has(Flag.VIOLATION)].tolist()
+    lanes = replace(LaneTable.from_timeline(timeline, violations=violations), labels=table.labels)
+    return lanes, Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
+
+
+def _limits(text: Any, ranks: int) -> Limits:
+    if not str(text or "").strip():
+        return None
+    value = _number("Memory limit", text, ranks, "rank")
+    return tuple(value) if isinstance(value, list) else (value,) * ranks
+
+
+def _number(title: str, text: Any, count: int, what: str) -> PerStage:
+    """A number, or `count` of them with spaces or commas between. Raises JobError."""
+    words = str(text)[:_LONGEST].replace(",", " ").split()
+    try:
+        values = [float(word) for word in words]
+    except ValueError:
+        values = []
+    form = "a number" + (f", or {count}, one per {what}" if count > 1 else "")
+    if len(values) not in {1, count} or not all(math.isfinite(value) and value >= 0 for value in values):
+        raise JobError(f"{title}: write {form}, of at least 0; got {str(text)[:40]!r}")
+    return values[0] if len(values) == 1 else values
+
+
+def _text(value: Any) -> str:
+    """A value as the fields show it: numbers that are all alike once."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    shown = [f"{number:.6g}" for number in values]
+    return shown[0] if len(set(shown)) == 1 else " ".join(shown)
+
+
+FORMS = "1.2, pipeline:0, stage:3, node:1/8 (the second node of 8 workers each), or 0.1=1.5 for a slow worker"
+MOST_NAMED = 2048
+
+
+class Condition(NamedTuple):
+    """Dead workers, and how many times as long slow ones take.
+
+    Attributes:
+        failed: the dead ones.
+        slow: (worker, factor) of live ones, by worker.
+    """
+
+    failed: frozenset[Worker] = frozenset()
+    slow: tuple[tuple[Worker, float], ...] = ()
+
+    def names(self) -> list[str]:
+        """A text for each worker, as `parse` reads them."""
+        return [*map(str, sorted(self.failed)), *(f"{worker}={factor:g}" for worker, factor in self.slow)]
+
+    def without(self, failed: Iterable[Worker]) -> Condition:
+        """The same condition with other dead workers; a worker that is dead does not count as slow."""
+        dead = frozenset(failed)
+        return Condition(dead, tuple(one for one in self.slow if one[0] not in dead))
+
+
+def parse(text: str, shape: Shape) -> Condition:
+    """The condition that a text names. Raises PlanError that says what is wrong with it."""
+    words = text.replace(",", " ").split()
+    if len(words) > MOST_NAMED:
+        raise PlanError(f"failed workers: {len(words)} are named; at most {MOST_NAMED}")
+    failed: set[Worker] = set()
+    slow: dict[Worker, float] = {}
+    try:
+        for word in words:
+            name, is_slow, factor = word.partition("=")
+            if is_slow:
+                slow[shape.require(Worker.parse(name), "slow workers")] = _factor(word, factor)
+            else:
+                failed |= group(word, shape)
+    except JobError as error:
+        raise PlanError(str(error)) from None
+    return Condition(frozenset(), tuple(sorted(slow.items()))).without(failed)
+
+
+def group(word: str, shape: Shape) -> frozenset[Worker]:
+    """The workers that `1.2`, `pipeline:0`, `stage:3` or `node:1/8` names. Raises JobError or PlanError."""
+    kind, is_group, which = word.partition(":")
+    if not is_group:
+        return frozenset([shape.require(Worker.parse(word), "failed workers")])
+    if kind not in _GROUPS:
+        raise PlanError(f"failed workers: {word!r} is none of the forms: {FORMS}")
+    try:
+        number, *size = (int(part) for part in which.split("/"))
+        if number < 0 or min(size, default=1) < 1:
+            raise IndexError(which)
+        return frozenset(_GROUPS[kind](shape, *size)[number])
+    except (ValueError, TypeError, IndexError):
+        raise PlanError(f"failed workers: {word!r} names nothing of {shape}: write {FORMS}") from None
+
+
+_GROUPS: dict[str, Callable[..., Sequence[Sequence[Worker]]]] = {
+    "pipeline": lambda shape: [[Worker(k, r) for r in range(shape.ranks)] for k in range(shape.pipelines)],
+    "stage": lambda shape: [[Worker(k, r) for k in range(shape.pipelines)] for r in range(shape.ranks)],
+    "node": place_workers,
+}
+
+
+def _factor(word: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not (math.isfinite(factor) and factor > 0):
+        raise PlanError(f"slow workers: {word!r}: write how many times as long it takes, for example 0.1=1.5")
+    return factor
+
+
+FAILED = "fail"
+"""Identifier of the field of dead and slow workers; the name in the address."""
+BUTTONS, NODES_SHOWN = 512, 64
+"""Workers up to which each has a button; of more, lanes are pressed or names typed."""
+MOST_BYTES = 2**20
+HINT = (
+    "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
+    " schedule stays as it is. Bound and gap are shown where they hold for these times. A profile (.json) or job"
+    " (.toml) that you choose or drop on the fields gives all of them."
+)
+_LONGEST_NAME = 120
+
+
+def failed_field() -> list[Any]:
+    """The field of dead and slow workers."""
+    field = dcc.Input(
+        id=FAILED,
+        type="text",
+        value="",
+        placeholder="1.2, node:0/8, 0.1=1.5",
+        debounce=True,
+        n_submit=0,
+        size="30",
+    )
+    return [html.Label("Failed and slow workers", htmlFor=FAILED), field]
+
+
+def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
+    """A button per worker, pipeline and node; or how to name workers where there are too many."""
+    dead = frozenset(failed)
+    if shape.worker_count > BUTTONS:
+        return parts.hint(f"{shape.worker_count:,} workers: type names, or press a lane below.")
+    rows = []
+    for k in range(shape.pipelines):
+        workers = [_button(str(Worker(k, r)), str(Worker(k, r)), shape, dead) for r in range(shape.ranks)]
+        rows.append(parts.div("pipeline", _button(f"pipeline:{k}", f"pipeline {k}", shape, dead), *workers))
+    if shape.pipelines > 1:
+        size = shape.ranks if shape.ranks > 1 else 2
+        count = min(len(place_workers(shape, size)), NODES_SHOWN)
+        nodes = [_button(f"node:{n}/{size}", f"node {n}", shape, dead) for n in range(count)]
+        rows.append(parts.div("pipeline", html.Span(f"{size} a node", className="name"), *nodes))
+    return parts.div("workers", *rows)
+
+
+def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> html.Button:
+    first, *others = sorted(group(word, shape))
+    is_failed = dead >= {first, *others}
+    return html.Button(
+        f"✕ {title}" if is_failed else title,
+        id={"type": FAILED, "workers": word},
+        n_clicks=0,
+        className="worker failed" if is_failed else "worker",
+        title=f"{'Restore' if is_failed else 'Fail'} {first}" + (f" to {others[-1]}" if others else ""),
+        **parts.attributes(aria_pressed=str(is_failed).lower()),
+    )
+
+
+def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
+    """The fields of times and limits for a planned timeline."""
+    if explainer.executed:
+        return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
+    titles = {field.name: field.title for field in FIELDS} | {LIMIT: "Memory limit"}
+    rows = [_field(name, titles[name], value) for name, value in values_of(explainer).items()]
+    reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
+    choose = html.Button(
+        "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MOST_BYTES))
+    )
+    message = parts.div("status retime-message", role="status")
+    below = parts.div("retime-buttons", reset, choose)
+    fields = parts.div("retime", *rows, below, message)
+    return [parts.card("Times and limits", fields, parts.hint(HINT))]
+
+
+def _field(name: str, title: str, value: str) -> html.Label:
+    identifier = {"type": "retime", "field": name}
+    entry = dcc.Input(value=value, id=identifier, type="text", placeholder="none", autoComplete="off", spellCheck=False)
+    return html.Label([html.Span(title), entry], **parts.attributes(data_field=name, data_given=value))
+
+
+def register(app: Dash, cache: LaneCache) -> None:
+    """Add the route that times lanes anew."""
+
+    def answer(digest: str) -> Response:
+        shown = cache.get(digest) or abort(404)
+        if request.content_length is None or request.content_length > MOST_BYTES:
+            abort(413)
+        wanted, explainer = request.get_json(silent=True), shown.explainer
+        if explainer is None or not isinstance(wanted, dict):
+            abort(400)
+        try:
+            match wanted.get("file"):
+                case [str(name), str(text)]:
+                    asked = by_file(explainer, name[:_LONGEST_NAME], text)
+                case None:
+                    asked = by_fields(explainer, wanted)
+                case _:
+                    abort(400)
+            digest = cache.put(*retimed(shown.table, explainer, *asked))
+        except RecycleError as error:
+            return _answer({"problem": str(error)})
+        made = cache.get(digest)
+        return _answer({"address": lanes_address(digest), "headline": parts.headline_figures(made) if made else []})
+
+    app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
+
+
+def _answer(head: dict[str, Any]) -> Response:
+    return Response(json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")
