@@ -35,8 +35,7 @@ import torch
 
 from recycle import Job, MicroBatch
 from recycle.cli.planner import plan_for_training
-from recycle.exec.faults.faults import Fault
-from recycle.exec.faults.punisher import punish
+from recycle.exec.faults.faults import Fault, punish
 from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.leader.commit import Comparison

@@ -29,9 +29,8 @@ import numpy as np
 
 from recycle import Job
 from recycle.cli.planner import plan_for_training
-from recycle.exec.faults.faults import Fault
+from recycle.exec.faults.faults import Fault, punish
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer

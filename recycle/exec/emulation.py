@@ -29,19 +29,16 @@ from types import MappingProxyType
 import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, flipped
-from recycle.exec.model.stage import ReplicatedState, Stage, UnitState, copy_state
+from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece
 from recycle.exec.model.state.gradient_sums import SumBuffer
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.model.stored_tensors import piece_name
 from recycle.ir.instruction import (
     Backward,
-    BackwardInput,
-    BackwardWeight,
     Forward,
     Instruction,
     RedundantForward,
     Replay,
-    WeightPart,
 )
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
@@ -66,11 +63,11 @@ class EmulatedPiece:
 
     Attributes:
         parameters: as given.
-        count: fp64 [1], steps taken.
+        count: fp64 [1], steps taken; [0] where there are no parameters.
     """
 
     def __init__(self, parameters: torch.Tensor) -> None:
-        self.parameters, self.count = parameters, torch.zeros(1, dtype=torch.float64)
+        self.parameters, self.count = parameters, torch.zeros(min(1, len(parameters)), dtype=torch.float64)
 
     def bind(
         self,
@@ -90,22 +87,12 @@ class EmulatedPiece:
         self._sums, self._begin, self._layers, self._update = sums, begin, layers, update
         return self
 
-    @property
-    def size(self) -> int:
-        return len(self.parameters)
-
     def state_tensors(self) -> list[torch.Tensor]:
         return [self.parameters, self.count]
 
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        if before is not None and not kept:
-            copy_state(before, self.state_tensors())
+    def step(self, iteration: int, clip_factor: float) -> None:
         self._update(self.parameters, self._sums, clip_factor)
         self.count.add_(1)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        copy_state(before, self.state_tensors())
-        return self.size
 
     def publish(self) -> None:
         return
@@ -124,28 +111,15 @@ class EmulatedPiece:
         return named
 
 
-class Stateless:
-    """The state of the embedding or the head, which have none."""
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        return []
-
-
 class EmulatedUnits(ReplicatedState):
     """The units of a stage.
 
     Args:
-        units: by number, in order.
+        pieces: by number, in order; those of embedding and head are empty.
     """
 
-    pieces: dict[int, EmulatedPiece]
-
-    def __init__(self, units: Mapping[int, EmulatedPiece | Stateless]) -> None:
-        self._units = units
-        self.pieces = {number: unit for number, unit in units.items() if isinstance(unit, EmulatedPiece)}
-
-    def units(self) -> Mapping[int, UnitState]:
-        return self._units
+    def __init__(self, pieces: Mapping[int, EmulatedPiece]) -> None:
+        self.pieces: Mapping[int, EmulatedPiece] = pieces
 
     def weights(self) -> list[torch.Tensor]:
         return [piece.parameters for piece in self.pieces.values()]
@@ -168,7 +142,7 @@ class EmulatedStage(Stage):
         index: int,
         profile: Profile | None = None,
         scale: float = 1.0,
-        held: Mapping[int, UnitState] = MappingProxyType({}),
+        held: Mapping[int, StatePiece] = MappingProxyType({}),
     ) -> None:
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
@@ -181,27 +155,21 @@ class EmulatedStage(Stage):
         layers = layers_of(job)
         self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
         self.sum = torch.zeros(ENTRIES * len(self._numbers), dtype=torch.float64)
-        units: dict[int, EmulatedPiece | Stateless] = {}
+        units: dict[int, EmulatedPiece] = {}
         for unit in range(*stage_units(layers)[index]):
-            state, begin = held.get(unit), ENTRIES * (unit - 1 - self._numbers.start)
-            if unit - 1 not in self._numbers:
-                units[unit] = Stateless()
-                continue
-            if not isinstance(state, EmulatedPiece):
-                drawn = _draw(ENTRIES, "parameters", unit - 1, job.model.seed)
-                state = EmulatedPiece(torch.tensor(drawn, dtype=torch.float64))
-            units[unit] = self.bind(state, begin)
+            piece, layer = held.get(unit), unit - 1
+            if not isinstance(piece, EmulatedPiece):
+                entries = ENTRIES * (layer in self._numbers)
+                drawn = _draw(entries, "parameters", layer, job.model.seed)
+                piece = EmulatedPiece(torch.tensor(drawn, dtype=torch.float64))
+            units[unit] = self.bind(piece, max(0, ENTRIES * (layer - self._numbers.start)))
         replicated = EmulatedUnits(units)
         self.layout = self._sharded(job, replicated) if job.train.sharded_optimizer else replicated
         self._loss = 0.0
-        self._evaluates, self._evaluated = False, list[tuple[float, float]]()
-        self._held: dict[MicroBatch, float] = {}
-        self._waiting: dict[MicroBatch, float] = {}
-        """Of each micro-batch behind its F, or its I, the error of what is held of it."""
 
     def bind(self, piece: EmulatedPiece, begin: int) -> EmulatedPiece:
         """Have a piece be the part of this stage that begins at an element."""
-        return piece.bind(self.sum[begin : begin + piece.size], begin, self._numbers, self._update)
+        return piece.bind(self.sum[begin : begin + len(piece.parameters)], begin, self._numbers, self._update)
 
     def _sharded(self, job: Job, units: EmulatedUnits) -> Shards:
         """The layers' parameters in one flat tensor, cut into shards of as many entries as can be; or each layer's."""
@@ -217,39 +185,30 @@ class EmulatedStage(Stage):
         return _EmulatedShards(self, first * count, bounds, flat)
 
     def begin_iteration(self, step: int) -> None:
-        self._iteration, self._evaluates = step, False
-        self.watch(())
-        self._held.clear()
-        self._waiting.clear()
+        super().begin_iteration(step)
         self.sum.zero_()
         self._loss = 0.0
 
-    def begin_evaluation(self, batch: int) -> None:
-        self._iteration, self._evaluates, self._evaluated = batch, True, []
-        self._held.clear()
-        self._waiting.clear()
+    def _run_forward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
+    ) -> tuple[float, torch.Tensor]:
+        """Of a micro-batch an error is held."""
+        with self._lasting("redundant_forward" if cls is RedundantForward else "forward"):
+            error = self._run(cls, micro_batch, activation)
+            return error, self._output(micro_batch, error)
 
-    def evaluated(self) -> list[tuple[float, float]]:
-        return self._evaluated
-
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         with self._lasting("forward"):
-            if self._evaluates:
-                error = self._run(Forward, micro_batch, activation)
-                if not self._is_last:
-                    return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
-                drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _propagated("loss", error)
-                seen = float(torch.cat(self.layout.weights())[-ENTRIES]) if self._numbers else 0.0
-                self._evaluated.append((drawn + seen, 1.0))
-                return None
-            output = self._output(micro_batch, self._hold(Forward, micro_batch, activation))
-            making = self._making(micro_batch)
-            if making is not None:
-                making.activation(output)
+            error = self._run(Forward, micro_batch, activation)
             if not self._is_last:
-                return output
-            self._loss += float(output)
+                return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
+            drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0] + _propagated("loss", error)
+            seen = float(torch.cat(self.layout.weights())[-ENTRIES]) if self._numbers else 0.0
+            self._evaluated.append((drawn + seen, 1.0))
             return None
+
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        self._loss += float(loss)
 
     def _output(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
         """The output of a forward, or the loss."""
@@ -258,55 +217,31 @@ class EmulatedStage(Stage):
             return torch.tensor([loss], dtype=torch.float64)
         return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
 
-    def replay(
-        self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
-    ) -> ChecksumBuilder:
-        making = ChecksumBuilder()
-        with self._lasting("forward"):
-            making.activation(self._output(micro_batch, self._hold(Replay, micro_batch, activation)))
-        message, error = self._take_gradient(Replay, micro_batch, gradient)
+    def _run_replay(
+        self,
+        micro_batch: MicroBatch,
+        activation: torch.Tensor | None,
+        gradient: torch.Tensor | None,
+        making: ChecksumBuilder,
+    ) -> None:
+        error, output = self._run_forward(Replay, micro_batch, activation)
+        making.activation(output)
+        message, error = self._pass_back(Replay, micro_batch, error, gradient)
         with self._lasting("backward_weight"):
             if message is not None:
                 making.input_gradient(message)
             making.weight_gradient(0, self._addend(micro_batch, error))
-        return making
 
-    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
-        with self._lasting("redundant_forward"):
-            error = self._hold(RedundantForward, micro_batch, activation)
-            return self._message(ValueKind.ACTIVATION, self.index, micro_batch, error)
-
-    def release(self, micro_batch: MicroBatch) -> None:
-        del self._held[micro_batch]
-
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message, self._waiting[micro_batch] = self._take_gradient(BackwardInput, micro_batch, gradient)
-        self._note(micro_batch, message)
-        return message
-
-    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
-        if micro_batch not in self._waiting:
-            cls = BackwardWeight if buckets == 1 else WeightPart
-            raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
-        error = self._waiting[micro_batch]
-        if bucket == buckets - 1:
-            del self._waiting[micro_batch]
-        self._add_gradient(micro_batch, error, bucket, buckets)
+    def _run_backward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: float, gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, float]:
+        message, error = self._pass_back(cls, micro_batch, held, gradient)
+        if cls is Backward:
+            self._run_weight(micro_batch, error, 0, 1)
+        return message, error
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         return [len(self.sum) * bucket // buckets for bucket in range(buckets + 1)]
-
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message, error = self._take_gradient(Backward, micro_batch, gradient)
-        self._note(micro_batch, message)
-        self._add_gradient(micro_batch, error)
-        return message
-
-    def _note(self, micro_batch: MicroBatch, message: torch.Tensor | None) -> None:
-        """Take the checksum of the gradient by the input, if it is wanted and there is one."""
-        making = self._making(micro_batch)
-        if making is not None and message is not None:
-            making.input_gradient(message)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self.sum]
@@ -325,17 +260,12 @@ class EmulatedStage(Stage):
     def replicated(self) -> range:
         return range(len(self.sum) if self._is_one_of_several else 0)
 
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
+    def step(self, iteration: int, clip_factor: float) -> None:
         with self._lasting("step"):
-            super().step(iteration, clip_factor, before, kept)
+            super().step(iteration, clip_factor)
 
     def _update(self, parameters: torch.Tensor, sums: torch.Tensor, clip_factor: float) -> None:
         parameters.sub_(sums / self._divisor * (clip_factor * self._train.learning_rate))
-
-    def held_micro_batches(self) -> int:
-        return len(self._held) + len(self._waiting)
 
     def incoming(self, value: ValueKind, micro_batch: MicroBatch) -> torch.Tensor | None:
         """The message that a neighbour would send, if there is one: an activation comes from the stage before."""
@@ -348,12 +278,6 @@ class EmulatedStage(Stage):
         drawn = [entry for number in self._numbers for entry in _draw(ENTRIES, "gradient", number, step, micro_batch)]
         return torch.tensor(drawn, dtype=torch.float64)
 
-    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
-        if micro_batch in self._held or micro_batch in self._waiting:
-            raise self._misuse(cls, micro_batch, "its activations are already held")
-        self._held[micro_batch] = self._run(cls, micro_batch, activation)
-        return self._held[micro_batch]
-
     def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
         """A forward: the error of its output."""
         error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
@@ -364,20 +288,18 @@ class EmulatedStage(Stage):
             error = _flipped(error, bit)
         return error
 
-    def _take_gradient(
-        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
+    def _pass_back(
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: float, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, float]:
         """The gradient that goes to the stage before, and the error of both."""
-        if micro_batch not in self._held:
-            raise self._misuse(cls, micro_batch, "its F has not run")
         with self._lasting("backward_input"):
             error = self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
-            error = _propagated(f"I {self.index}", self._held.pop(micro_batch), error)
+            error = _propagated(f"I {self.index}", held, error)
             if self._is_first:
                 return None, error
             return self._message(ValueKind.INPUT_GRADIENT, self.index, micro_batch, error), error
 
-    def _add_gradient(self, micro_batch: MicroBatch, error: float, bucket: int = 0, buckets: int = 1) -> None:
+    def _run_weight(self, micro_batch: MicroBatch, error: float, bucket: int, buckets: int) -> None:
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         with self._lasting("backward_weight", 1 / buckets):
             addend, making = self._addend(micro_batch, error)[begin:end], self._making(micro_batch)
@@ -447,7 +369,7 @@ class _EmulatedShards(Shards):
 def _draw(count: int, *key: object) -> list[float]:
     """Numbers in [-1, 1) on the grid 2^-20, a pure function of the key; sums of up to 2^32 of them are exact."""
     text = " ".join(map(str, key)).encode()
-    raw = hashlib.blake2b(text, digest_size=4 * count).digest()
+    raw = hashlib.blake2b(text, digest_size=max(1, 4 * count)).digest()
     words = (int.from_bytes(raw[4 * place : 4 * place + 4], "little") for place in range(count))
     return [((word % (1 << 21)) - (1 << 20)) * _GRID for word in words]
 

@@ -14,7 +14,6 @@ import torch
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.job import Job
 from recycle.job.sections import DataSection, ModelSection, ShapeSection, TrainSection
@@ -147,14 +146,9 @@ def norm_squared_of(stages: Iterable[Stage]) -> float:
 
 def mean_gradients(stage: MegatronStage) -> dict[str, torch.Tensor]:
     """Mean gradient of each parameter of a stage by its name in the whole model, fp32; after the reduction."""
-    found: dict[str, torch.Tensor] = {}
-    units = stage.layout
-    assert isinstance(units, UnitOptimizers)
-    for unit, optimizer in units.optimizers.items():
-        mean = torch.empty(optimizer.layout.size)
-        units.write_mean(unit, 0, mean)
-        found |= zip(units.names[unit], optimizer.layout.views(mean), strict=True)
-    return found
+    mean = torch.empty(stage._sums.layout.size)
+    stage._sums.mean(0, mean)
+    return dict(zip(stage.parameters, stage._sums.layout.views(mean), strict=True))
 
 
 def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.protocol import Copied, Copy, CopyProgress
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
-from recycle.exec.worker.hosted_shards import HostedShards
+from recycle.exec.worker.hosted import HostedShards
 from recycle.ir.instruction import Instruction
 from recycle.job.shape import Worker
 from recycle.plans.hosting import UnitRange

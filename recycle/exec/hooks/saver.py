@@ -21,7 +21,7 @@ from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_st
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.leader.checkpoints import writer_of
 from recycle.exec.members import split_member
-from recycle.exec.model.stage import Stage, StoredPart, copy_state
+from recycle.exec.model.stage import Stage, StoredPart, buffers_for, copy_state, on_host
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 
 
@@ -113,13 +113,11 @@ class Saver(IterationHook):
             raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; see to the disk")
 
     def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        copies = self._copies.get(index)
-        if copies is None or [tensor.shape for tensor in copies] != [tensor.shape for tensor in live]:
-            self._copies[index] = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in live]
-        copy_state(self._copies[index], live)
+        copies = self._copies[index] = buffers_for(live, self._copies.pop(index, []), on_host)
+        copy_state(copies, live)
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.current_stream().synchronize()  # the next step changes them
-        return self._copies[index]
+        return copies
 
     def _write(self, step: int, copied: Sequence[tuple[int, StoredPart, Sequence[torch.Tensor]]], stall: float) -> None:
         for index, part, state in copied:

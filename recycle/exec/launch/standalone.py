@@ -22,7 +22,7 @@ from recycle.exec.model.stage import bucket_key
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
-from recycle.exec.worker.hosted_shards import hold_initial
+from recycle.exec.worker.hosted import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.event_graph import event_graph

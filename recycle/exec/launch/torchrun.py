@@ -35,7 +35,7 @@ from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings, transport_of
-from recycle.exec.worker.hosted_shards import hold_initial
+from recycle.exec.worker.hosted import hold_initial
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule

@@ -15,7 +15,7 @@ from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.loading import load_batches, load_evaluation
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.stage import PRECISIONS, Stage, UnitState
+from recycle.exec.model.stage import PRECISIONS, Stage, StatePiece
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price
@@ -31,7 +31,7 @@ def build_stages(
     providers: Providers | None = None,
     *,
     cut: Sequence[int] = (),
-    held: Mapping[int, UnitState] = MappingProxyType({}),
+    held: Mapping[int, StatePiece] = MappingProxyType({}),
     is_filled: bool = True,
 ) -> dict[int, Stage]:
     """Stage index -> a freshly initialised stage of the job's kind. Every process gets the same initial bits.

@@ -35,26 +35,23 @@ class RunningChecksum:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._words = [tensor.view(-1).view(torch.int32) for tensor in tensors if tensor.numel()]
-        device = self._words[0].device if self._words else torch.device("cpu")
+        self._pieces: list[tuple[int, torch.Tensor]] = []
+        place = longest = 0
+        for tensor in tensors:
+            for words in torch.split(tensor.view(-1).view(torch.int32), PIECE) if tensor.numel() else ():
+                self._pieces.append((place, words))
+                place, longest = place + len(words), max(longest, len(words))
+        device = self._pieces[0][1].device if self._pieces else torch.device("cpu")
         self._sums = torch.zeros(2, dtype=torch.int64, device=device)
-        self._places = torch.empty(0, dtype=torch.int64)
-        self._tensor = self._start = self._before = 0
+        self._places = torch.arange(longest, device=device)
 
     @torch.no_grad()
     def piece(self) -> bool:
         """Go through the next piece; whether there was one."""
-        if self._tensor == len(self._words):
+        if not self._pieces:
             return False
-        words = self._words[self._tensor]
-        stop = min(self._start + PIECE, len(words))
-        if len(self._places) < stop - self._start:
-            self._places = torch.arange(stop - self._start, device=words.device)
-        _add_words(self._sums, words[self._start : stop], self._places, self._before + self._start)
-        self._start = stop
-        if stop == len(words):
-            self._before += stop
-            self._tensor, self._start = self._tensor + 1, 0
+        first, words = self._pieces.pop()
+        _add_words(self._sums, words, self._places, first)
         return True
 
     def finish(self) -> Checksum:

@@ -7,6 +7,7 @@ it or when. With `exact` accumulation the sum does not depend on order either.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -20,24 +21,19 @@ from recycle.exec.model.integrity import ChecksumBuilder, flipped, flipped_token
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
 from recycle.exec.model.providers import NONE, Providers
-from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StoredPart, UnitState
+from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, StoredPart
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
+from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
 from recycle.exec.model.state.optimizer import StoredNames, decays, without_shared
-from recycle.exec.model.state.shards import ShardedOptimizer
-from recycle.exec.model.state.unit_states import UnitOptimizers
 from recycle.exec.model.tensor_ranks import own_experts, partly_computed
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head, units_of
 from recycle.ir.instruction import (
-    Backward,
     BackwardInput,
-    BackwardWeight,
     Compute,
     Forward,
     Instruction,
-    RedundantForward,
     Replay,
-    WeightPart,
 )
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
@@ -64,7 +60,7 @@ class MegatronStage(Stage):
         held: units of the model whose state is there already, as another stage had it.
 
     Attributes:
-        parameters: the live parameters by their name in the whole model, a shared one first.
+        parameters: the live parameters by their name in the whole model, unit by unit.
     """
 
     def __init__(
@@ -78,9 +74,8 @@ class MegatronStage(Stage):
         tensor_rank: int = 0,
         providers: Providers = NONE,
         evaluation: Batches | None = None,
-        held: Mapping[int, UnitState] = MappingProxyType({}),
+        held: Mapping[int, StatePiece] = MappingProxyType({}),
     ) -> None:
-
         self._type = PRECISIONS[job.train.precision]
         self._part = StageModule(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
         super().__init__(job, index, self._part.message_shape, self._type)
@@ -88,19 +83,17 @@ class MegatronStage(Stage):
         is_pinned = device.type == "cuda"
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
         self._evaluated_on = None if evaluation is None else BatchesAhead(evaluation, is_pinned)
-        self._data, self._evaluates = self._trained_on, False
-        self._evaluated: list[tuple[torch.Tensor, Any]] = []
+        self._data = self._trained_on
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
         named = self._part.names
-        shared = SHARED_WEIGHT if job.model.tied else None
-        is_by_unit = has_unit_shards(job)
-        units = self._units_of(job, named) if is_by_unit else {}
-        in_order = sorted(
-            named.items(), key=lambda item: (item[0] != shared, units.get(item[0], 0), not decays(item[1]))
-        )
-        self.parameters = dict(in_order)
+        shared = SHARED_WEIGHT if job.model.tied and SHARED_WEIGHT in named else None
+        units = self._units_of(job, named)
+        # A shared weight comes first of all, or last, so that the sums of the others lie in one row.
+        end = -1 if self._is_first else 1
+        names = sorted(named, key=lambda name: (units[name], end * (name == shared), not decays(named[name])))
+        self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated(part)
@@ -115,34 +108,26 @@ class MegatronStage(Stage):
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
             [name for name, parameter in self.parameters.items() if parameter in halves],
         )
-        is_shared = shared in self.parameters
-        self._sums = GradientSums(job, index, self.parameters, is_shared, self._names.cut, tied_sum, device, units)
+        self._sums = GradientSums(job, index, self.parameters, shared, self._names.cut, tied_sum, device)
+        self._size = self._sums.layout.size
+        self._replicated = self._sums.common(0, self._size) if job.grid.tensor_parallel > 1 else []
         hosted = range(*stage_units(job.layers_per_stage())[index])
+        ends = ends_of_units(hosted, [units[name] for name in self.parameters], self._sums.layout)
         if job.train.sharded_optimizer:
-            count = job.shape.pipelines
+            count, is_by_unit = job.shape.pipelines, has_unit_shards(job)
             self.layout = ShardedOptimizer(
                 self.parameters,
                 self._names,
-                self._sums.joined(),
+                self._sums,
                 job.train,
                 self._type,
                 (hosted.start if is_by_unit else index) * count,
                 count,
-                (hosted, units) if is_by_unit else None,
+                [0, *(end for _, end in ends.values())] if is_by_unit else [0, self._size],
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = UnitOptimizers(
-                hosted,
-                self._units_of(job, named),
-                self.parameters,
-                self._sums.all(),
-                job.train,
-                self._type,
-                self._divisor,
-                held,
-                self._names,
-            )
+            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, job.train, self._type, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -155,8 +140,6 @@ class MegatronStage(Stage):
         self._graph = GraphSplit(parameters, self._store, self._incoming.add) if is_looked_at else None
         self._is_struck = False
         self._vocabulary = job.model.vocabulary
-        self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
-        """Input and output of the forward; no output where the forward is run again."""
 
     @property
     def tied_sum(self) -> Accumulator | None:
@@ -165,33 +148,23 @@ class MegatronStage(Stage):
 
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
         """The unit of each parameter."""
-
         layers, index = job.layers_per_stage(), self.index
         head = stage_units(layers)[-1][1] - 1
         return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
 
     def begin_iteration(self, step: int) -> None:
-        self._take_up(step, evaluates=False)
+        super().begin_iteration(step)
         self._sums.clear()
         self._losses.clear()
 
-    def begin_evaluation(self, batch: int) -> None:
-        self._take_up(batch, evaluates=True)
-        self._evaluated = []
-
     def _take_up(self, iteration: int, evaluates: bool) -> None:
-        self._iteration = iteration
-        self.watch(())
+        if evaluates != self._evaluates:
+            self._data = self._evaluated_on if evaluates else self._trained_on
+            self._part.evaluates(evaluates)
+        super()._take_up(iteration, evaluates)
         self._incoming.reset()
-        self._activations.clear()
         self._store.clear()
         self._delayed.clear()
-        if evaluates != self._evaluates:
-            self._evaluates, self._data = evaluates, self._evaluated_on if evaluates else self._trained_on
-            self._part.evaluates(evaluates)
-
-    def evaluated(self) -> list[tuple[float, float]]:
-        return [(float(total), float(count)) for total, count in self._evaluated]
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
         if self._data is None or not (self._is_first or self._is_last):
@@ -201,32 +174,17 @@ class MegatronStage(Stage):
         steps = (iteration,) if self._evaluates else (iteration, iteration + 1)
         self._data.expect((step, number) for step in steps for number in numbers)
 
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        if self._evaluates:
-            return self._evaluate(micro_batch, activation)
-        output = self._hold(Forward, micro_batch, activation)
-        making = self._making(micro_batch)
-        if making is not None:
-            making.activation(output)
-        if self._is_last:
-            self._losses.add(0, output.detach().reshape(1))
-        return None if self._is_last else output.detach()
-
-    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
-        return self._hold(RedundantForward, micro_batch, activation).detach()
-
-    def release(self, micro_batch: MicroBatch) -> None:
-        del self._activations[micro_batch]
-
-    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
-        """Compute the forward, and hold what its backward needs."""
-        if micro_batch in self._activations:
-            raise self._misuse(cls, micro_batch, "its activations are already held")
+    def _run_forward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
+    ) -> tuple[Any, torch.Tensor]:
+        """Input and output are held; no output where the forward is run again."""
         entry = self._entry(cls, micro_batch, activation)
         with torch.set_grad_enabled(not self._recomputes):
             output = self._compute(micro_batch, entry)
-        self._activations[micro_batch] = (entry, None if self._recomputes else output)
-        return output
+        return (entry, None if self._recomputes else output), output
+
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        self._losses.add(0, loss.reshape(1))
 
     def _entry(
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
@@ -238,12 +196,14 @@ class MegatronStage(Stage):
             entry = flipped(entry, bit)
         return entry
 
-    def replay(
-        self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
-    ) -> ChecksumBuilder:
-        if micro_batch in self._activations or micro_batch in self._store.waiting():
-            raise self._misuse(Replay, micro_batch, "this worker runs it itself")
-        entry, making = self._entry(Replay, micro_batch, activation), ChecksumBuilder()
+    def _run_replay(
+        self,
+        micro_batch: MicroBatch,
+        activation: torch.Tensor | None,
+        gradient: torch.Tensor | None,
+        making: ChecksumBuilder,
+    ) -> None:
+        entry = self._entry(Replay, micro_batch, activation)
         with self._incoming.of(making, is_scratch=True):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)
@@ -251,7 +211,6 @@ class MegatronStage(Stage):
             by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
             if by_entry is not None:
                 making.input_gradient(by_entry)
-        return making
 
     def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
         if (activation is None) != self._is_first:
@@ -267,16 +226,15 @@ class MegatronStage(Stage):
         self._evaluated.append((total.detach(), count))
         return None
 
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        if micro_batch in self._store.waiting():
-            raise self._misuse(BackwardInput, micro_batch, "its I is done already")
-        with self._store.record(micro_batch), self._incoming.of(self._making(micro_batch), "I"):
-            return self._run_backward(BackwardInput, micro_batch, gradient)
+    def _run_backward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, Any]:
+        is_split, (entry, output) = cls is BackwardInput, held
+        recording = self._store.record(micro_batch) if is_split else nullcontext()
+        with recording, self._incoming.of(self._making(micro_batch), "I" if is_split else None):
+            return self._backward_from(cls, micro_batch, entry, output, gradient), None
 
-    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
-        if micro_batch not in self._store.waiting():
-            cls = BackwardWeight if buckets == 1 else WeightPart
-            raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
+    def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
         with self._incoming.of(self._making(micro_batch), "W"):
             if bucket == buckets - 1:
                 self._store.flush(micro_batch)
@@ -285,10 +243,6 @@ class MegatronStage(Stage):
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         return self._sums.bucket_bounds(buckets)
-
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        with self._incoming.of(self._making(micro_batch)):
-            return self._run_backward(Backward, micro_batch, gradient)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         return self._sums.buffers()
@@ -300,14 +254,13 @@ class MegatronStage(Stage):
         return float(self._losses.buffer.sum()) if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        return self._sums.norms_squared()
+        return self._sums.norms_squared(0, self._size)
 
     def replicated(self) -> Collection[int]:
-        return self._sums.replicated
+        return self._replicated
 
     def stored(self) -> dict[int, StoredPart]:
         """Of tied stages with shards the first stores the shared weight."""
-
         parts = super().stored()
         if self._is_first or self._sums.tied is None or not self.layout.gathered():
             return parts
@@ -325,9 +278,6 @@ class MegatronStage(Stage):
             self._is_struck = True
             strike_first_layer(self._part.module, self._flips)
         super().flip(target, bit)
-
-    def held_micro_batches(self) -> int:
-        return len(self._activations.keys() | self._store.waiting())
 
     def placement(self) -> dict[str, Half]:
         placed = self._incoming.placed
@@ -355,17 +305,6 @@ class MegatronStage(Stage):
     def _number(self, micro_batch: MicroBatch) -> int:
         """Global id."""
         return micro_batch.pipeline * self._micro_batches + micro_batch.index
-
-    def _run_backward(
-        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        if micro_batch not in self._activations:
-            raise self._misuse(cls, micro_batch, "its F has not run")
-        entry, output = self._activations.pop(micro_batch)
-        by_entry = self._backward_from(cls, micro_batch, entry, output, gradient)
-        if self._incoming.making is not None and by_entry is not None:
-            self._incoming.making.input_gradient(by_entry)
-        return by_entry
 
     def _backward_from(
         self,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -18,7 +19,17 @@ from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
 from recycle.exec.model.integrity import ChecksumBuilder, FlipsOfForwards, flip_largest
 from recycle.exec.transport.base import Transport
-from recycle.ir.instruction import Compute, Instruction
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Instruction,
+    RedundantForward,
+    Replay,
+    WeightPart,
+)
 from recycle.job import Job
 from recycle.job.shape import MicroBatch
 
@@ -43,25 +54,14 @@ class StoredPart(NamedTuple):
     cuts: Mapping[str, int | None]
 
 
-class UnitState(Protocol):
-    """What a worker holds of one unit of the model."""
+class StatePiece(Protocol):
+    """A part of a stage's state that steps by itself: a unit's, or a shard."""
 
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a new host must copy: the live tensors, in fixed order."""
 
-
-class StatePiece(UnitState, Protocol):
-    """A part of a stage's state that steps by itself: a unit's, or a shard."""
-
-    @property
-    def size(self) -> int:
-        """Elements, which `keep` counts in."""
-
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        """As `Stage.step`, of which `kept` elements are in `before` already; that is laid out as `state_tensors`."""
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`, of this piece."""
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """As `Stage.step`."""
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
@@ -90,7 +90,7 @@ class StateLayout(ABC):
     incomplete: frozenset[int] = frozenset()
 
     @abstractmethod
-    def units(self) -> Mapping[int, UnitState]:
+    def units(self) -> Mapping[int, StatePiece]:
         """What moves with units of the model, in order; complete before the first step."""
 
     @abstractmethod
@@ -133,41 +133,12 @@ class StateLayout(ABC):
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Stage.named_state`."""
         named: dict[str, torch.Tensor] = {}
-        for number, mine in self._split(tensors):
-            named |= self.pieces[number].named_state(mine)
-        return named
-
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        """As `Stage.step`."""
-        split = dict(self._split(before)) if before is not None else {}
-        for number, piece in self.pieces.items():
-            piece.step(iteration, clip_factor, split.get(number), min(max(0, kept), piece.size))
-            kept -= piece.size
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """As `Stage.keep`; counts in elements of the pieces, one behind the other.
-
-        It goes no further than to one that is incomplete: what comes of it until the step has to be kept too.
-        """
-        offset = 0
-        for number, mine in self._split(before):
-            piece = self.pieces[number]
-            if number in self.incomplete:
-                break
-            if start < offset + piece.size:
-                return offset + piece.keep(mine, start - offset)
-            offset += piece.size
-        return start
-
-    def _split(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, Sequence[torch.Tensor]]]:
-        """Of each piece, its part of tensors laid out as `state_tensors`."""
         begin = 0
-        for number, piece in self.pieces.items():
+        for piece in self.pieces.values():
             end = begin + len(piece.state_tensors())
-            yield number, tensors[begin:end]
+            named |= piece.named_state(tensors[begin:end])
             begin = end
+        return named
 
 
 class ReplicatedState(StateLayout):
@@ -175,7 +146,7 @@ class ReplicatedState(StateLayout):
 
     kind = "stage"
 
-    def units(self) -> Mapping[int, UnitState]:
+    def units(self) -> Mapping[int, StatePiece]:
         return self.pieces
 
     def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
@@ -205,6 +176,8 @@ class Stage(ABC):
     `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`. The reduction may go bucket by
     bucket, each after the last part for it.
 
+    What is held of a micro-batch, and in which order it may come, is known here; a subclass computes.
+
     Args:
         job: whose model it is a part of.
         index: the stage s.
@@ -225,6 +198,9 @@ class Stage(ABC):
         self._divisor = job.shape.global_micro_batches
         self._message_spec = message_shape, message_type
         self._iteration = 0
+        self._evaluates, self._evaluated = False, list[tuple[Any, Any]]()
+        self._held: dict[MicroBatch, Any] = {}
+        self._waiting: dict[MicroBatch, Any] = {}
         self._flips = FlipsOfForwards()
         self._watched: frozenset[MicroBatch] = frozenset()
         self._made: dict[MicroBatch, ChecksumBuilder] = {}
@@ -233,18 +209,24 @@ class Stage(ABC):
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
         return self._message_spec
 
-    @abstractmethod
     def begin_iteration(self, step: int) -> None:
         """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
+        self._take_up(step, evaluates=False)
 
-    @abstractmethod
     def begin_evaluation(self, batch: int) -> None:
         """Take up a batch of an evaluation. Until the next iteration begins `forward` holds nothing for a backward,
         dropout is off, and what the last stage gives is in `evaluated`."""
+        self._take_up(batch, evaluates=True)
 
-    @abstractmethod
+    def _take_up(self, iteration: int, evaluates: bool) -> None:
+        self._iteration, self._evaluates, self._evaluated = iteration, evaluates, []
+        self.watch(())
+        self._held.clear()
+        self._waiting.clear()
+
     def evaluated(self) -> list[tuple[float, float]]:
         """(sum of the losses, how many they are) of each micro-batch of the batch; [] but on the last stage."""
+        return [(float(total), float(count)) for total, count in self._evaluated]
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
         """What this stage will be asked for in an iteration, or a batch of an evaluation, in order.
@@ -253,20 +235,47 @@ class Stage(ABC):
         """
         return
 
-    @abstractmethod
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         """F. Takes the input (None on stage 0), which must keep its content until the backward.
 
         Returns the output to send, detached; None on the last stage, whose loss is kept.
         """
+        if self._evaluates:
+            return self._evaluate(micro_batch, activation)
+        output = self._hold(Forward, micro_batch, activation)
+        if (making := self._making(micro_batch)) is not None:
+            making.activation(output)
+        if self._is_last:
+            self._add_loss(output)
+        return None if self._is_last else output
 
-    @abstractmethod
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         """R, on a copy of the stage: F without loss, which that of the stage itself counts. Returns the output."""
+        return self._hold(RedundantForward, micro_batch, activation)
 
-    @abstractmethod
     def release(self, micro_batch: MicroBatch) -> None:
         """Free what R holds, since no backward will use it."""
+        del self._held[micro_batch]
+
+    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        if micro_batch in self._held or micro_batch in self._waiting:
+            raise self._misuse(cls, micro_batch, "its activations are already held")
+        self._held[micro_batch], output = self._run_forward(cls, micro_batch, activation)
+        return output.detach()
+
+    @abstractmethod
+    def _run_forward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
+    ) -> tuple[Any, torch.Tensor]:
+        """Compute F or R: what the backward needs, and the output, on the last stage the loss."""
+
+    @abstractmethod
+    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        """F in an evaluation."""
+
+    @abstractmethod
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        """Count the loss of a micro-batch."""
 
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Take checksums of what this iteration's work on these micro-batches makes; of those that run here."""
@@ -280,7 +289,6 @@ class Stage(ABC):
         """What takes the checksums of a micro-batch's work; None for one that is not watched."""
         return self._made.setdefault(micro_batch, ChecksumBuilder()) if micro_batch in self._watched else None
 
-    @abstractmethod
     def replay(
         self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
     ) -> ChecksumBuilder:
@@ -288,25 +296,67 @@ class Stage(ABC):
 
         Nothing is held or summed, and the loss does not count. Returns what it makes.
         """
+        if micro_batch in self._held or micro_batch in self._waiting:
+            raise self._misuse(Replay, micro_batch, "this worker runs it itself")
+        making = ChecksumBuilder()
+        self._run_replay(micro_batch, activation, gradient, making)
+        return making
 
     @abstractmethod
+    def _run_replay(
+        self,
+        micro_batch: MicroBatch,
+        activation: torch.Tensor | None,
+        gradient: torch.Tensor | None,
+        making: ChecksumBuilder,
+    ) -> None:
+        """Compute REPLAY."""
+
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
 
         Returns the gradient by the input; None on stage 0.
         """
+        by_input, self._waiting[micro_batch] = self._back(BackwardInput, micro_batch, gradient)
+        return by_input
 
-    @abstractmethod
     def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
         """W of a micro-batch whose I is done.
 
         Args:
             bucket, buckets: only the share that adds to this bucket, of so many; the last has what belongs to none.
         """
+        if micro_batch not in self._waiting:
+            cls = BackwardWeight if buckets == 1 else WeightPart
+            raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
+        self._run_weight(micro_batch, self._waiting[micro_batch], bucket, buckets)
+        if bucket == buckets - 1:
+            del self._waiting[micro_batch]
 
-    @abstractmethod
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """B: I and W in one go, to the same bits."""
+        by_input, _ = self._back(Backward, micro_batch, gradient)
+        return by_input
+
+    def _back(
+        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, Any]:
+        if micro_batch not in self._held:
+            raise self._misuse(cls, micro_batch, "its F has not run")
+        by_input, rest = self._run_backward(cls, micro_batch, self._held.pop(micro_batch), gradient)
+        if (making := self._making(micro_batch)) is not None and by_input is not None:
+            making.input_gradient(by_input)
+        return by_input, rest
+
+    @abstractmethod
+    def _run_backward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, Any]:
+        """Compute I or B: the gradient by the input, and what W needs."""
+
+    @abstractmethod
+    def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
+        """Compute W, or a part of it."""
 
     @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
@@ -390,24 +440,10 @@ class Stage(ABC):
         """
         return {}
 
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        """After the reduction: one AdamW update with the learning rate of `iteration`.
-
-        Args:
-            before: takes the state as it was, laid out as `state_tensors`.
-            kept: how much of it `keep` has copied since the last step.
-        """
-        self.layout.step(iteration, clip_factor, before, kept)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """Copy the next piece of the state into `before`, laid out as `state_tensors`; 0 is the first one's `start`.
-
-        Returns:
-            the next one's start; `start` again when nothing was left.
-        """
-        return self.layout.keep(before, start)
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """After the reduction: one AdamW update with the learning rate of `iteration`."""
+        for piece in self.layout.pieces.values():
+            piece.step(iteration, clip_factor)
 
     def state_tensors(self) -> list[torch.Tensor]:
         """The live tensors of all units, one unit behind the other; or of the owned shards."""
@@ -456,9 +492,9 @@ class Stage(ABC):
         """
         return {}
 
-    @abstractmethod
     def held_micro_batches(self) -> int:
         """Micro-batches that hold memory: from the start of F to the end of W (or B)."""
+        return len(self._held) + len(self._waiting)
 
     def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
         """The error for an instruction that the stage cannot run now."""
@@ -471,6 +507,23 @@ def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -
     """Copy state tensors into others of the same layout."""
     for into, tensor in zip(target, source, strict=True):
         into.copy_(tensor, non_blocking=True)  # where one is on the host; in order on the device
+
+
+def buffers_for(
+    live: Sequence[torch.Tensor], older: list[torch.Tensor], empty_like: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Buffers for a copy of a state: of older ones those that fit, which are taken out, and else made."""
+    there = defaultdict[object, list[torch.Tensor]](list)
+    while older:
+        there[older[-1].shape, older[-1].dtype].append(older.pop())
+    found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
+    del there  # the memory of what does not fit is for what is made
+    return [empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A buffer for a tensor in the host's memory: pinned, as only that is copied while a device computes."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:

@@ -33,7 +33,7 @@ from recycle.child import serve
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.memory import allocated_by, capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import ANYWHERE, TransportSettings, gpu_or_cpu, transport_named
@@ -131,7 +131,7 @@ class Subject:
         self._device = gpu_or_cpu()
         built = allocated_by(self._build, self._device)
         self._static = float(built.kept)
-        self._updates = Updates({index: self.stage}, on_host=job.train.undo == "host")
+        self._updates = Updates({index: self.stage}, is_on_host=job.train.undo == "host")
         self._generator = torch.Generator().manual_seed(index)
 
     def _build(self) -> None:

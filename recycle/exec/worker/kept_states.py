@@ -19,8 +19,9 @@ import torch
 
 from recycle.exec.checksums import PARAMETERS, Checksum
 from recycle.exec.leader.commit import Comparison
-from recycle.exec.model.integrity import PIECE, RunningChecksum
-from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.integrity import RunningChecksum
+from recycle.exec.model.stage import Stage, buffers_for, copy_state
+from recycle.exec.model.state.optimizer import piece_of_step
 from recycle.exec.worker.hosted import Hosted, HostedStages
 
 _COPIES = 2
@@ -33,6 +34,37 @@ class _Kept(NamedTuple):
     buffers: dict[int, list[torch.Tensor]]
 
 
+class StateCopy:
+    """A copy of a state on its way.
+
+    Args:
+        live, into: tensors of the state, and of the copy.
+    """
+
+    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        self._pieces = [
+            pair
+            for one, other in zip(live, into, strict=True)
+            for pair in zip(
+                *(torch.split(each.view(-1), piece_of_step(one.device)) for each in (one, other)), strict=True
+            )
+        ]
+
+    @torch.no_grad()
+    def piece(self) -> bool:
+        """Copy the next piece; whether there was one."""
+        if not self._pieces:
+            return False
+        live, into = self._pieces.pop()
+        into.copy_(live, non_blocking=True)  # where it is on the host; in order on the device
+        return True
+
+    def finish(self) -> None:
+        """Copy all that is left."""
+        while self.piece():
+            pass
+
+
 class _Copying:
     """The checksum of one part of a stage on its way, and where the part is kept the copy before it.
 
@@ -42,25 +74,19 @@ class _Copying:
     """
 
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
+        self._copy: StateCopy | None = None if into is None else StateCopy(live, into)
         into = live if into is None else into
-        self._pieces = [
-            pair
-            for one, other in zip(live, into, strict=True)
-            if one is not other
-            for pair in zip(torch.split(one.view(-1), PIECE), torch.split(other.view(-1), PIECE), strict=True)
-        ]
         self._is_awaited = any(one.is_cuda and not other.is_cuda for one, other in zip(live, into, strict=True))
         self._checksum = RunningChecksum(into)
 
-    @torch.no_grad()
     def piece(self) -> bool:
         """Copy the next piece, or else go through one of the copy; whether there was one."""
-        if self._pieces:
-            live, into = self._pieces.pop()
-            into.copy_(live, non_blocking=True)
-            if not self._pieces and self._is_awaited:
+        if self._copy is not None:
+            if self._copy.piece():
+                return True
+            self._copy = None
+            if self._is_awaited:
                 torch.cuda.current_stream().synchronize()
-            return True
         return self._checksum.piece()
 
     def finish(self) -> Checksum:
@@ -110,19 +136,16 @@ class KeptStates:
         self, comparison: Comparison, state: Mapping[int, Sequence[torch.Tensor]]
     ) -> dict[int, list[torch.Tensor]]:
         """The buffers of the copy, those of an older one that fit among them."""
-        older, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
+        steps, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
         if comparison.step in self._kept:
             last = self._kept.pop(comparison.step).buffers
-        elif len(older) == _COPIES:
-            last = self._kept.pop(next(kept for kept in older if kept != comparison.besides)).buffers
-        for number in list(last):
-            if not _is_laid_out_as(last[number], state.get(number, ())):
-                del last[number]  # its memory is for the new ones
-        for number, tensors in state.items():
-            if number not in last:
-                last[number] = [self._empty_like(tensor) for tensor in tensors]
-        self._kept[comparison.step] = _Kept(self._layout(), last)
-        return last
+        elif len(steps) == _COPIES:
+            last = self._kept.pop(next(kept for kept in steps if kept != comparison.besides)).buffers
+        older = {number: last.pop(number, []) for number in state}
+        del last  # the memory of what is not held any more is for the new ones
+        buffers = {number: buffers_for(live, older[number], self._empty_like) for number, live in state.items()}
+        self._kept[comparison.step] = _Kept(self._layout(), buffers)
+        return buffers
 
     def piece(self) -> bool:
         """Do a piece of what was begun; whether there was one."""
@@ -177,7 +200,3 @@ class KeptStates:
         """The worker's states come from elsewhere now."""
         self._kept.clear()
         self._copying, self._begun, self.checksums = {}, None, {}
-
-
-def _is_laid_out_as(buffers: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> bool:
-    return [(one.shape, one.dtype) for one in buffers] == [(one.shape, one.dtype) for one in live]

@@ -6,7 +6,7 @@ one iteration away from the committed one, behind it (its reduced gradient is st
 
 Keeping the state from before takes as long as the step itself, and need not wait for it: once a step is committed, the
 state stays as it is until the next. So a thread copies it while the worker waits for others, in the bubbles of the
-schedule, piece by piece; what is left when the step comes is copied piece by piece with it. States that hosts compare
+schedule, piece by piece; what is left when the step comes is copied before it. States that hosts compare
 are kept in the same way (kept_states.py), and are what a worker goes back to when they differ.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -23,10 +22,10 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.checksums import Checksum
 from recycle.exec.leader.commit import Comparison
-from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.stage import Stage, buffers_for, copy_state, on_host
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.hosted import Hosted
-from recycle.exec.worker.kept_states import KeptStates
+from recycle.exec.worker.kept_states import KeptStates, StateCopy
 
 REHOST = "rehost"
 """What it is called to go back to a state in which the worker hosted other stages."""
@@ -42,7 +41,7 @@ class Updates:
         at: the iteration that their states are from; -1 for the initial state.
         decided: the commit of an iteration, None as long as there is none; called from the thread. Without it nothing
             is copied early.
-        on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
+        is_on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
         hosting: hosts the stages; None where they are always the same.
     """
 
@@ -51,15 +50,15 @@ class Updates:
         stages: Mapping[int, Stage],
         at: int = -1,
         decided: Callable[[int], Commit | None] | None = None,
-        on_host: bool = False,
+        is_on_host: bool = False,
         hosting: Hosted | None = None,
     ) -> None:
-        self._stages, self._decided, self._on_host = stages, decided, on_host
+        self._stages, self._decided, self._empty_like = stages, decided, on_host if is_on_host else torch.empty_like
         self._at = dict.fromkeys(stages, at)
         self._reduced, self._settled = -1, at
         self._gathered: dict[int, int] = {}
         self._before: dict[int, list[torch.Tensor]] = {}
-        self._kept: dict[int, int] = {}
+        self._copies: dict[int, StateCopy | None] = {}
         self._last, self._is_due = -1, False
         self._comparison: Comparison | None = None
         self.kept_states = KeptStates(stages, self._empty_like, hosting)
@@ -71,7 +70,7 @@ class Updates:
     def begin(self, iteration: int) -> None:
         """`iteration` begins, and will end with a step; the steps of the one before are done."""
         with self._lock:
-            self._last, self._kept, self._comparison = iteration - 1, dict.fromkeys(self._stages, 0), None
+            self._last, self._copies, self._comparison = iteration - 1, dict.fromkeys(self._stages), None
             self._is_due = self._decided is not None
 
     def compare_in_waits(self, comparison: Comparison) -> None:
@@ -126,9 +125,10 @@ class Updates:
         """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
         with self._lock:
             self.kept_states.finish(index)
-            kept = self._kept.pop(index, 0)
+            copy = self._copies.pop(index, None) or self._copy(index)
+        copy.finish()
         self._gathered.pop(index, None)
-        self._stages[index].step(iteration, 1.0, self._buffers(index), kept)
+        self._stages[index].step(iteration, 1.0)
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
@@ -143,7 +143,7 @@ class Updates:
             self._hosts_others(at)
 
     def _hosts_others(self, at: int) -> None:
-        self._at, self._kept = dict.fromkeys(self._stages, at), {}
+        self._at, self._copies = dict.fromkeys(self._stages, at), {}
         self._gathered.clear()
         self._before.clear()
 
@@ -154,7 +154,7 @@ class Updates:
         wait for this worker now.
         """
         with self._lock:
-            self._kept = {}
+            self._copies = {}
 
     def stand_at(self, iteration: int) -> bool:
         """Whether every stage's last step was that of `iteration`."""
@@ -186,7 +186,7 @@ class Updates:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
         """
         with self._lock:
-            self._kept, self._is_due = {}, False
+            self._copies, self._is_due = {}, False
             self._waits.clear()
             if goes_back and self._is_ahead(committed):
                 if not self.kept_states.go_back(committed):
@@ -207,23 +207,14 @@ class Updates:
                 raise RunError(f"stage {index} is at iteration {at}, the register at {committed}")
             self.step(index, commit)
 
+    def _copy(self, index: int) -> StateCopy:
+        return StateCopy(self._stages[index].state_tensors(), self._buffers(index))
+
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
         live, before = self._stages[index].state_tensors(), self._before.get(index, [])
-        if len(before) != len(live) or any(a.shape != b.shape for a, b in zip(before, live, strict=True)):
-            there = defaultdict[object, list[torch.Tensor]](list)
-            for one in self._before.pop(index, []):
-                there[one.shape, one.dtype].append(one)
-            found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
-            del there, before  # the memory of what does not fit is for what is made
-            before = [self._empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
-            self._before[index] = before
+        if [one.shape for one in before] != [one.shape for one in live]:
+            self._before[index] = before = buffers_for(live, before, self._empty_like)
         return before
-
-    def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._on_host:
-            return torch.empty_like(tensor)
-        # Only pinned memory is copied to and from while the device computes.
-        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
     def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
         # The agent is gone (RunError) or the device has failed (RuntimeError): the main thread sees it too and says so.
@@ -250,10 +241,10 @@ class Updates:
         return self.kept_states.piece()
 
     def _copy_piece(self) -> bool:
-        """Copy one piece of one stage; whether there was one."""
-        for index, start in self._kept.items():
-            stop = self._stages[index].keep(self._buffers(index), start)
-            if stop != start:
-                self._kept[index] = stop
-                return True
+        """Copy one piece of one stage; whether there was one. What is still coming here is copied by the step."""
+        for index, copy in self._copies.items():
+            if not self._stages[index].layout.incomplete:
+                copy = self._copies[index] = copy or self._copy(index)
+                if copy.piece():
+                    return True
         return False

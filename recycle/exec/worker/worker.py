@@ -44,8 +44,7 @@ from recycle.exec.protocol import Commit, FinalState, GenerationRecord, Leaving,
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.outgoing import PacedLinks
 from recycle.exec.transport.plugin import TRANSPORTS, TransportSettings, transport_named, transport_of
-from recycle.exec.worker.hosted import Hosted
-from recycle.exec.worker.hosted_shards import HostedShards
+from recycle.exec.worker.hosted import Hosted, HostedShards
 from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification

@@ -7,7 +7,7 @@ waits for the device first, as a copy from a GPU does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -15,9 +15,6 @@ import torch
 from recycle.exec.model.stage import Stage
 from recycle.job.shape import MicroBatch
 from tests.exec.accelerator.device import Device
-
-ALL_KEPT = 1 << 62
-"""What `keep` says is kept: all that there is."""
 
 
 class QueuedStage:
@@ -63,22 +60,8 @@ class QueuedStage:
     def spoil_gradients(self) -> None:
         self._launch("spoil_gradients")
 
-    def step(
-        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
-    ) -> None:
-        self._launch("step", iteration, clip_factor, before, kept)
-
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        if self._stage.layout.incomplete:
-            return start  # which is kept with the step, when all has come
-        if start < ALL_KEPT:
-            self._device.launch(lambda: self._keep_all(before), "keep")
-        return ALL_KEPT
-
-    def _keep_all(self, before: Sequence[torch.Tensor]) -> None:
-        start, stop = -1, 0
-        while stop != start:
-            start, stop = stop, self._stage.keep(before, stop)
+    def step(self, iteration: int, clip_factor: float) -> None:
+        self._launch("step", iteration, clip_factor)
 
     def _launch(self, name: str, *arguments: Any) -> None:
         self._device.launch(lambda: getattr(self._stage, name)(*arguments), name)

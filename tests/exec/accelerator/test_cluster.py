@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from recycle.exec.transport.formation import FormingStore
-from recycle.exec.worker.member import FormingKeys
-from tests.exec.accelerator.communicator import Communicator
-from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
-from tests.exec.keys import KeyServer
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.process
@@ -47,23 +38,3 @@ def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run)
     assert [event["worker"] for event in cluster.events("rejoined")] == ["1.1"]
     digests = cluster.events("finished")[-1]["digests"]
     assert digests == {w: {str(stage): digest for stage, digest in of.items()} for w, of in reference.digests.items()}
-
-
-def test_a_communicators_binary_id_goes_over_the_keys_of_an_agent() -> None:
-    server = KeyServer()
-    clients = [FormingStore(FormingKeys(server.address), threading.Event()) for _ in range(2)]
-    devices = [Device(eager=True) for _ in clients]
-    with ThreadPoolExecutor(2) as pool:
-        forming = [
-            pool.submit(Communicator, device, PrefixStore("lane", client), rank, 2)
-            for rank, (device, client) in enumerate(zip(devices, clients, strict=True))
-        ]
-        formed = [one.result() for one in forming]
-    sums = [torch.ones(3) for _ in formed]
-    for communicator, tensor in zip(formed, sums, strict=True):
-        communicator.allreduce([tensor]).wait()
-    for device, communicator, tensor in zip(devices, formed, sums, strict=True):
-        device.synchronize()
-        assert tensor.tolist() == [2.0] * 3
-        communicator.abort()
-    server.close()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -21,21 +21,18 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
-from recycle.job.shape import Worker
-from recycle.runs.logs import log_path
 from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, Stuck, named
-from tests.exec.accelerator.transport import Simulated
+from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import (
     ENDING,
     JOB,
-    SCENARIOS,
     STEPS,
     matrix_row,
     phases,
-    scenario_rows,
     some_phases,
 )
 from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
+from tests.exec.sharded import bits, require_equal, sharded, stored
 
 pytestmark = pytest.mark.process
 
@@ -105,40 +102,6 @@ def test_a_device_that_is_stuck_is_fenced_and_its_peers_are_not(launch: Run) -> 
     assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", found["cause"])
 
 
-def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(launch: Run, tmp_path: Path) -> None:
-    seconds = 0.02
-    of = small(model={"seconds_per_unit": seconds})
-    run = launch(over(Simulated, of), SHORT, "kill:1.1@3", directory=tmp_path)
-    kept = {"0.0": set[int](), "2.1": set[int]()}
-    for worker, steps in kept.items():
-        for line in log_path(tmp_path, Worker.parse(worker)).read_text().splitlines():
-            iteration = json.loads(line)
-            rows = [row for row in iteration["instructions"] if re.match(r"[01][FIWB]\d", row[0])]
-            if not any("STEP" in row[0] for row in iteration["instructions"]):
-                continue  # broken off by the death, and with it what the device had under way
-            assert all(end - start >= 0.9 * seconds for _, start, end in rows)
-            assert all(one[2] <= other[1] for one, other in pairwise(rows))  # the device does one after the other
-            steps.add(iteration["step"])
-    assert list(kept.values()) == [set(range(SHORT))] * 2
-    # What the commits are decided with, and slow workers are found by, are the same times.
-    figures = [second for line in run.metrics for of in line["compute"].values() for second in of.values()]
-    assert figures
-    assert min(figures) >= 0.9 * seconds
-
-
-@pytest.mark.soak
-def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
-    run = launch(over(Full, small(), hung_after=2.0), SHORT, f"kill:0.0@{STRUCK_AT}")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
-    assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
-
-
-def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
-    run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
-    assert kinds(run).count("detected") == 1
-
-
 def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run, tmp_path: Path) -> None:
     run = launch(over(Failing, small()), SHORT, directory=tmp_path)
     assert_same_training(run, calm_run(small(), launch, SHORT))
@@ -156,15 +119,6 @@ def test_a_joiner_whose_source_dies_before_its_state_has_come_gets_it_from_anoth
     assert rejoined == [("1.1", "2.1")]
 
 
-def test_a_run_goes_on_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
-    of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
-    launch(of, 5, directory=tmp_path)
-    run = launch(of, SHORT, directory=tmp_path, resume=True)
-    reference = calm_run(small("gpt"), launch, SHORT)
-    assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
-    assert run.digests == reference.digests
-
-
 def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run) -> None:
     pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
@@ -173,21 +127,53 @@ def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run)
     assert run.metrics[-1]["live_workers"] == 2
 
 
-@pytest.mark.soak
-def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
-    of = Job.from_toml(
-        "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
-        f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
+SHARDED_STEPS = 9
+PIECE = 1 << 14
+"""Bytes of a piece that is copied after a death: a shard takes several iterations."""
+
+
+def small_sharded(kind: str, precision: str) -> PricedJob:
+    """3 x 2 workers, whose steps are staggered."""
+    train = {"clip": 1e9, "precision": precision, "reduce_buckets": 2, "checkpoint_every": SHARDED_STEPS}
+    limits = {"heartbeat": 0.1, "dead_after": 2.0}
+    return job(3, 2, 2, kind=kind, train=train, membership=limits, model={"hidden": 64})
+
+
+def over_accelerators(of: PricedJob) -> PricedJob:
+    parts = sharded(of)
+    return parts.with_sections(
+        train=msgspec.structs.replace(parts.train, copy_bytes=PIECE),
+        membership=msgspec.structs.replace(parts.membership, transport=SIMULATED),
     )
-    (tmp_path / "job.toml").write_text(of.to_toml())
-    metrics = tmp_path / "metrics.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
-    command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stderr
-    expected = run_in_one_process(zb_h1(of.shape), of, steps=3)
-    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "faults"),
+    [
+        ("gpt", "bf16", ("kill:1.1@2.step", "rejoin:1.1@7")),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in product(
+                ("emulated", "gpt"),
+                ("fp32", "bf16"),
+                ((), ("kill:1.1@3", "rejoin:1.1@6"), ("kill:0.0@2.reduce",), ("kill:2.0@4.gather", "nan:0.1@6")),
+            )
+            if each[:2] != ("emulated", "bf16")
+        ),
+    ],
+)
+def test_losses_and_states_are_those_of_hosts_that_have_all(
+    kind: str, precision: str, faults: Sequence[str], launch: Run
+) -> None:
+    of = small_sharded(kind, precision)
+    found, wanted = launch(over_accelerators(of), SHARDED_STEPS, *faults), calm_run(of, launch, SHARDED_STEPS)
+    assert bits(found) == bits(wanted)
+    assert "restored" not in kinds(found)
+    assert kinds(found).count("detected") == sum(fault.startswith("kill") for fault in faults)
+    assert found.directory is not None
+    assert wanted.directory is not None
+    folder = f"checkpoints/step-{SHARDED_STEPS - 1:08d}"
+    require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))
 
 
 @pytest.mark.soak
@@ -211,11 +197,33 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     assert struck.total() > 0.9 * kills  # some are dead already when their turn comes
 
 
-@pytest.mark.soak
-def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_change_no_bit(launch: Run) -> None:
-    def strike(faults: Sequence[str]) -> RunResult:
-        return launch(over(Simulated, JOB), STEPS, *faults)
+def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
+    run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
+    assert_same_training(run, calm_run(small(), launch, SHORT))
+    assert kinds(run).count("detected") == 1
 
-    scenarios = [one for one in SCENARIOS if not any(fault.startswith(ENDS_SILENTLY) for fault in one.faults)]
-    rows = list(scenario_rows(strike, calm_run(JOB, launch, STEPS), scenarios))
-    assert [row[-1] for row in rows] == ["identical"] * (len(SCENARIOS) - 1)
+
+def test_a_run_goes_on_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
+    of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
+    launch(of, 5, directory=tmp_path)
+    run = launch(of, SHORT, directory=tmp_path, resume=True)
+    reference = calm_run(small("gpt"), launch, SHORT)
+    assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
+    assert run.digests == reference.digests
+
+
+@pytest.mark.soak
+def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    of = Job.from_toml(
+        "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
+        f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
+    )
+    (tmp_path / "job.toml").write_text(of.to_toml())
+    metrics = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
+    command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    expected = run_in_one_process(zb_h1(of.shape), of, steps=3)
+    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from recycle import JobError, RunError
+from recycle import JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
 from recycle.exec.emulation import EmulatedStage
@@ -23,7 +22,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job
 from recycle.job.manifest import manifest_text
-from tests.exec.drive import build_pipeline, run_pipelines, small_job
+from tests.exec.drive import run_pipelines, small_job
 from tests.exec.runs import job
 from tests.warm import warm_context
 
@@ -115,27 +114,12 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(damage: str, roo
     assert len(newest(root)[1]) == 2
 
 
-def test_a_folder_that_was_renamed_does_not_count(root: Path) -> None:
-    checkpoint.folder_of(root, 9).rename(checkpoint.folder_of(root, 11))
-    assert newest(root)[0] == 4
-    assert "its manifest is of step 9" in newest(root)[1][0]
-
-
 def test_a_newer_format_is_refused_and_not_passed_over(root: Path) -> None:
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
     path.write_text(manifest_text(body))
     with pytest.raises(JobError, match="of version 2, this recycle reads up to 1"):
         newest(root)
-
-
-def test_only_steps_up_to_a_given_one_count(root: Path) -> None:
-    warnings: list[str] = []
-    found = checkpoint.newest(root, warnings.append, upto=8)
-    assert found is not None
-    assert found.manifest.step == 4
-    assert len(warnings) == 1
-    assert checkpoint.newest(root / "none", warnings.append) is None
 
 
 def test_loading_restores_every_bit_and_unpickles_nothing(
@@ -152,21 +136,6 @@ def test_loading_restores_every_bit_and_unpickles_nothing(
         monkeypatch.setattr(module, name, refuse)
     checkpoint.load(checkpoint.folder_of(root, 9), stages)
     assert [stage.state_digest() for stage in stages] == expected
-
-
-def test_a_state_that_is_not_there_is_an_error_with_the_folder(root: Path) -> None:
-    other = EmulatedStage(small_job(1, 4, 2, model={"kind": "emulated"}), 3)
-    with pytest.raises(RunError, match="step-00000009: cannot be loaded"):
-        checkpoint.load(checkpoint.folder_of(root, 9), [other])
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_with_the_reason(
-    tmp_path: Path, stages: list[EmulatedStage]
-) -> None:
-    (tmp_path / "checkpoints").write_text("")
-    named = stages[0].named_state(stages[0].state_tensors())
-    with pytest.raises(RunError, match=r"step-00000004: .*Not a directory"):
-        checkpoint.write_stage(checkpoint.folder_of(tmp_path / "checkpoints", 4), 0, "0.0", named)
 
 
 def test_a_large_state_is_written_in_several_files(
@@ -198,24 +167,6 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
     return loss, norm
 
 
-@pytest.mark.parametrize(
-    ("keys", "kind"),
-    [({}, {}), ({"tied": True, "dropout": 0.1, "recompute": "full"}, {"precision": "bf16"})],
-)
-def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path, keys: dict, kind: dict) -> None:
-    model = GPT | keys
-    pipeline = build_pipeline(small_job(1, 2, 2, model=model, train=kind))
-    train(pipeline, 0)
-    folder = store(tmp_path, small_job(1, 2, 2, model=model, train=kind), 0, pipeline)
-    expected = train(pipeline, 1)
-    for ranks in (1, 4):
-        other = build_pipeline(small_job(1, ranks, 2, model=model, train=kind))
-        checkpoint.load(folder, other)
-        assert train(other, 1) == expected
-        assert named(other).keys() == named(pipeline).keys()
-        assert all(torch.equal(tensor, named(other)[key]) for key, tensor in named(pipeline).items())
-
-
 def test_what_identity_and_course_of_a_job_are() -> None:
     same = small_job(2, 2, 2, model=GPT)
     assert checkpoint.identity(same) == checkpoint.identity(small_job(1, 4, 4, model=GPT))
@@ -227,30 +178,6 @@ def test_what_identity_and_course_of_a_job_are() -> None:
     assert said == ["[train] precision is bf16, there fp32"]
     said = checkpoint.differences(checkpoint.course(other, "a"), checkpoint.course(same, "a"))
     assert said == ["[train] steps is 31, there 30"]
-
-
-def test_files_are_hashed_several_at_a_time_when_written_and_when_checked(
-    tmp_path: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each hash waits until another is under way too, so that one after the other would never end."""
-    met = threading.Barrier(2)
-    hashed = checkpoint._sha256
-
-    def sha256(path: Path) -> str:
-        met.wait(30)
-        return hashed(path)
-
-    monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
-    folder = store(tmp_path, JOB, 3, stages)
-    assert len(checkpoint.read_manifest(folder).files) == 4
-    monkeypatch.setattr(checkpoint, "_sha256", sha256)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert checkpoint.verify(folder).manifest.step == 3
-    other = checkpoint.folder_of(tmp_path, 4)
-    again = checkpoint.write_stage(other, 0, "0.0", named(stages[:1]))
-    assert {name: stored.sha256 for name, stored in again.items()} == {
-        f"stage-0000-{part}-of-2.safetensors": hashed(other / f"stage-0000-{part}-of-2.safetensors") for part in (1, 2)
-    }
 
 
 def write_until_killed(root: Path, places: int) -> None:

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 import torch.distributed.checkpoint  # noqa: F401  two threads of one process import it at once otherwise
 
-from recycle import JobError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.completion import Answer, CheckpointCompletion
@@ -22,7 +21,6 @@ from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, Co
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 from recycle.exec.worker.updates import Updates
 from recycle.job import Job
-from recycle.job.manifest import MANIFEST, VERSION, manifest_content, manifest_text
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]
@@ -152,15 +150,6 @@ def test_step_that_is_not_committed_is_never_written(run: Run) -> None:
     assert run.complete(commit) == CheckpointCompleted(1)
 
 
-def test_state_is_copied_into_the_same_memory_each_time(run: Run) -> None:
-    places = set()
-    for step in (1, 3, 5):
-        run.keep(step)
-        places |= {tensor.data_ptr() for tensor in run.savers["0.0"]._copies.get(0, [])}
-    assert len(places) == 4  # parameters and count of two layers
-    assert run.savers["1.0"]._copies == {}
-
-
 def test_another_host_writes_the_stage_of_a_dead_worker(run: Run) -> None:
     run.commit(0)
     commit, live = run.commit(1), ["0.0", "0.1", "1.0"]
@@ -183,26 +172,6 @@ def test_newest_checkpoint_of_a_verified_state_stays(run: Run) -> None:
     assert run.steps() == [9, 7, 1]
 
 
-def test_part_that_cannot_be_written_is_an_error_and_the_next_checkpoint_is_complete(run: Run) -> None:
-    run.root.write_text("in the way")
-    failed = run.keep(1)
-    assert failed.step == 1
-    assert "worker 0.0: " in failed.error
-    assert "step-00000001: Not a directory" in failed.error
-    run.root.unlink()
-    assert run.keep(3) == CheckpointCompleted(3)
-    assert run.steps() == [3]
-
-
-def test_manifest_that_cannot_be_written_is_an_error_and_nothing_stays(run: Run) -> None:
-    run.commit(0)
-    commit = run.commit(1)
-    run.write(commit)
-    (folder_of(run.root, 1) / MANIFEST).mkdir()
-    assert run.complete(commit).error != ""
-    assert run.steps() == []
-
-
 def test_newest_whole_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find() is None
     for step in (1, 3):
@@ -216,15 +185,6 @@ def test_newest_whole_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find(upto=2) == StoredCheckpoint(1, PLAIN, True)
     next(folder_of(run.root, 1).glob("*.safetensors")).write_bytes(b"")
     assert run.find(upto=2) is None
-
-
-def test_search_fails_where_the_newest_checkpoint_is_of_a_newer_version(run: Run) -> None:
-    run.keep(1)
-    folder = folder_of(run.root, 1)
-    (folder / MANIFEST).write_text(manifest_text(manifest_content(folder) | {"version": VERSION + 1}))
-    run.completion.find(None)
-    with pytest.raises(JobError):
-        run.answer()
 
 
 def test_rewind_removes_later_checkpoints_and_waits_for_those_that_are_being_completed(run: Run) -> None:

@@ -11,18 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recycle import Job, JobError, RunError
+from recycle import Job, JobError, RunError, Shape, Worker
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.resume import find_earlier
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.leader.membership import reassign
 from recycle.job import price
 from tests.exec.runs import (
     Run,
@@ -30,15 +31,12 @@ from tests.exec.runs import (
     events_of,
     figures,
     job,
-    kinds,
     lines_of,
     live_workers,
     processes_writing_below,
 )
 from tests.exec.sharded import require_equal, stored
 from tests.warm import start_recycle
-
-pytestmark = pytest.mark.process
 
 EVERY = {"checkpoint_every": 3, "checkpoint_keep": 9}
 PLANNER = {"seconds": 1.0, "ahead": 0}
@@ -87,6 +85,7 @@ def part(launch: Run, tmp_path: Path) -> Path:
     return copy_of(calm_run(gpt(3, 2, 4), launch, 4), tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("pipelines", "ranks", "micro_batches"),
     [(2, 3, 6), *(pytest.param(*each, marks=pytest.mark.soak) for each in ((3, 2, 4), (1, 1, 12)))],
@@ -111,6 +110,7 @@ def test_a_gpt_resumed_in_any_shape_has_the_losses_and_the_state_of_the_run_that
     assert generations[3] < generations[4]
 
 
+@pytest.mark.process
 def test_a_gpt_that_loses_a_whole_stage_goes_on_with_those_left_to_the_same_bits(
     whole: RunResult, part: Path, launch: Run
 ) -> None:
@@ -139,19 +139,7 @@ def begun(launch: Run, tmp_path: Path) -> Path:
     return copy_of(calm_run(small(), launch, 5), tmp_path)
 
 
-@pytest.mark.soak
-def test_a_stage_lost_twice_is_brought_back_twice_and_a_worker_that_returns_takes_part_again(
-    begun: Path, emulated: RunResult, launch: Run
-) -> None:
-    faults = (*(kill.format(6) for kill in WHOLE_STAGE), "rejoin:2.1@8", "kill:0.0@9", "kill:1.0@9")
-    run = launch(small(), 12, *faults, directory=begun, resume=True)
-    assert_same_course(begun, emulated)
-    assert [len(event["live"]) for event in events_of(begun, "restored")] == [6, 3, 2]
-    assert kinds(run).count("rejoined") == 1
-    assert live_workers(run)[-1] == 2
-    assert not processes_writing_below(str(begun))
-
-
+@pytest.mark.process
 def test_a_stage_lost_without_a_checkpoint_ends_the_run_and_says_what_would_have_helped(
     launch: Run, tmp_path: Path
 ) -> None:
@@ -183,6 +171,7 @@ def leave_out_metrics(run: Path, begin: int = 3, end: int = 4) -> None:
     (run / "metrics.jsonl").write_text("".join(lines[:begin] + lines[end:]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("harm", "restored", "warning"),
     [
@@ -203,14 +192,7 @@ def test_a_run_that_was_harmed_goes_on_from_its_newest_whole_checkpoint_to_the_s
     assert all(str(warning) in message for message in messages)
 
 
-def test_another_course_is_gone_on_with_and_said(begun: Path, launch: Run) -> None:
-    launch(small(learning_rate=0.5), 6, directory=begun, resume=True)
-    assert [line["step"] for line in lines_of(begun, "metrics")] == list(range(6))
-    assert [event["message"] for event in events_of(begun, "warning")] == [
-        "the run goes on otherwise than it began: [train] learning_rate is 0.5, there 0.001"
-    ]
-
-
+@pytest.mark.process
 def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch: Run, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     cases = [
@@ -239,6 +221,7 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch
         launch(small(), 12, directory=begun, resume=True)
 
 
+@pytest.mark.process
 def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Run, tmp_path: Path) -> None:
     opened = RunDirectory(tmp_path / "other", small())
     opened.metric({"step": 0})
@@ -252,6 +235,7 @@ def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Run, tmp
     opened.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
@@ -278,6 +262,7 @@ def test_a_resume_that_changes_the_order_of_samples_is_refused_and_names_the_key
     assert all(name in str(refused.value) for name in names)
 
 
+@pytest.mark.process
 def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: RunResult, launch: Run, tmp_path: Path) -> None:
     of = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
     (tmp_path / "job.toml").write_text(of.to_toml())
@@ -293,6 +278,7 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: RunResul
     assert_same_course(tmp_path / "run", emulated)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("left", [["metrics"], pytest.param([], marks=pytest.mark.soak)])
 def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
     left: list[str], launch: Run, tmp_path: Path
@@ -314,31 +300,7 @@ def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
     assert events_of(run, "warning") == []
 
 
-@pytest.mark.soak
-def test_a_run_that_ended_in_its_last_evaluation_has_only_that_left_to_do(launch: Run, tmp_path: Path) -> None:
-    of = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
-    calm, run = launch(of, 6, directory=tmp_path / "calm"), tmp_path / "run"
-    shutil.copytree(tmp_path / "calm", run)
-    leave_out_metrics(run, 5, 6)
-    resumed = launch(of, 6, "kill:1.1@5.evaluation", directory=run, resume=True)
-    assert resumed.losses == calm.losses
-    assert resumed.evaluations == calm.evaluations
-    assert [event["kind"] for event in resumed.events].count("detected") == 1
-    for worker, digests in resumed.digests.items():
-        assert digests == calm.digests[worker]
-
-
-def test_a_step_whose_evaluation_is_no_longer_asked_for_has_its_line_without(launch: Run, tmp_path: Path) -> None:
-    sections = {"train": {**EVERY, "clip": 1e9}, "planner": PLANNER}
-    of, run = job(3, 2, 2, **sections, eval={"every": 3}), tmp_path / "run"
-    whole = launch(of, 6, directory=run)
-    leave_out_metrics(run, 5, 6)
-    resumed = launch(job(3, 2, 2, **sections), 9, directory=run, resume=True)
-    assert resumed.losses[:6] == whole.losses
-    assert [line["step"] for line in resumed.metrics] == list(range(9))
-    assert sorted(resumed.evaluations) == [2]
-
-
+@pytest.mark.process
 def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Path) -> None:
     """A file may be a little shorter than a manifest: too few for the trace, the metrics, the events and the manifests,
     which name the files of six stages and so are longer than the job."""
@@ -368,23 +330,27 @@ def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Pa
     assert checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None) is None
 
 
-class _InTheWay(Observer):
-    """Puts a folder where a worker's log is, so that its process ends at once when three workers start again."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-
-    def event(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "restored" and len(event["live"]) == 3:
-            self._log.unlink()
-            self._log.mkdir()
+def named(*names: str) -> list[Worker]:
+    return [Worker.parse(name) for name in names]
 
 
-def test_a_worker_that_dies_while_all_start_from_a_checkpoint_is_left_out(
-    begun: Path, emulated: RunResult, launch: Run
+def test_too_few_for_a_pipeline_have_no_seats() -> None:
+    assert reassign(Shape(3, 3, 4), named("0.0", "1.0")) is None
+
+
+@pytest.mark.parametrize("shape", [Shape(3, 2, 4), Shape(2, 4, 4), Shape(3, 3, 1)], ids=str)
+def test_whoever_is_left_all_have_a_seat_no_rank_has_two_more_than_another_and_nobody_moves_in_vain(
+    shape: Shape,
 ) -> None:
-    lost, observer = (kill.format(6) for kill in WHOLE_STAGE), _InTheWay(begun / "logs" / "1.0.log")
-    launch(small(), 12, *lost, directory=begun, resume=True, observer=observer)
-    assert_same_course(begun, emulated)
-    restored = [set(event["live"]) for event in events_of(begun, "restored")]
-    assert [len(live) for live in restored] == [6, 3, 2]
+    everyone = list(shape.workers())
+    for count in range(shape.ranks, len(everyone) + 1):
+        for live in combinations(everyone, count):
+            found = reassign(shape, live)
+            assert found is not None
+            assert len(set(found)) == count
+            hosts = [sum(worker.rank == rank for worker in found) for rank in range(shape.ranks)]
+            assert min(hosts) >= 1
+            assert max(hosts) - min(hosts) <= 1
+            moved = set(found) - set(live)
+            before = [sum(worker.rank == rank for worker in live) for rank in range(shape.ranks)]
+            assert len(moved) == sum(max(0, after - old) for after, old in zip(hosts, before, strict=True))

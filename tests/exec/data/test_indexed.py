@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import struct
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -94,24 +91,6 @@ def test_a_sample_depends_on_seed_and_its_number_only(prefix: Path) -> None:
     assert [_permuted(place, 10, "0 0") for place in range(10)] == [2, 6, 5, 8, 7, 4, 0, 3, 1, 9]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 64, 65, 1000])
-def test_the_order_of_rows_is_a_permutation(count: int) -> None:
-    assert sorted(_permuted(place, count, "3 1") for place in range(count)) == list(range(count))
-
-
-def test_a_draw_reads_its_rows_and_no_more(tmp_path: Path) -> None:
-    large = written(tmp_path / "large", [100_000] * 3, np.int32)
-    data = rows(large, vocabulary=300_000)
-    read: list[tuple[int, int]] = []
-    plain = data._dataset.bin_reader.read
-    data._dataset.bin_reader.read = lambda dtype, count, offset: (
-        read.append((count, offset)),
-        plain(dtype, count, offset),
-    )[1]
-    data.batch(3, 1)
-    assert sum(count for count, _ in read) == 2 * 9
-
-
 def test_a_file_too_short_for_a_row_is_refused(tmp_path: Path) -> None:
     short = written(tmp_path / "short", [4, 4])
     with pytest.raises(JobError, match=r"\[data\] path: .*short.bin holds 8 tokens, but one row needs 9"):
@@ -161,23 +140,6 @@ def test_files_that_are_not_there_or_not_whole_are_one_clear_line(prefix: Path, 
         rows(Path(f"{prefix}.bin"))
 
 
-def test_a_corrupt_index_leaves_no_second_complaint_behind(
-    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever byte of it is another one: it is read, or refused in one line."""
-    index = Path(f"{prefix}.idx").read_bytes()
-    (tmp_path / "bad.bin").write_bytes(Path(f"{prefix}.bin").read_bytes())
-    complaints: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
-    for place in range(len(index)):
-        changed = bytes([*index[:place], index[place] ^ 0x81, *index[place + 1 :]])
-        (tmp_path / "bad.idx").write_bytes(changed)
-        with contextlib.suppress(JobError):
-            rows(tmp_path / "bad")
-    gc.collect()
-    assert not complaints
-
-
 def with_file(prefix: Path, ranks: int = 1, **model: object) -> Job:
     return job(
         1,
@@ -209,8 +171,3 @@ def test_training_on_it_has_the_same_bits_for_one_and_two_stages(prefix: Path) -
     assert run(zb_h1(two.shape), two, steps=3).losses == losses
     text = job(1, 1, 4, kind="gpt", model={"layers": 2, "sequence": 8}, data={"micro_batch_size": 2})
     assert run(one_f_one_b(text.shape), text, steps=3).losses != losses
-
-
-def test_a_path_is_needed() -> None:
-    with pytest.raises(JobError, match=r'\[data\] path: kind = "megatron" needs the path of a \.bin and \.idx file'):
-        job(1, 1, 1, data={"kind": "megatron"})

@@ -6,16 +6,22 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from recycle import Worker
+from recycle.errors import JobError
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.dials import Observer
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines
+from tests.exec.fault_matrix import ENDING, JOB, SHARDED_COLUMNS, STEPS, matrix_row, phases
+from tests.exec.interactions import draw_interaction, outcome_of, run_interaction
 from tests.exec.runs import (
     Run,
     assert_same_training,
@@ -23,12 +29,12 @@ from tests.exec.runs import (
     deaths,
     figures,
     job,
-    kinds,
     live_workers,
     processes_writing_below,
 )
+from tests.exec.sharded import bits, sharded
 
-STEPS = 7
+RUN_STEPS = 7
 MEMBERSHIP = {"heartbeat": 0.1, "dead_after": 3.0}
 EMULATED = job(3, 2, 2, train={"clip": 1e9}, membership=MEMBERSHIP)
 """Steps are staggered from the second on, and silence shows soon."""
@@ -39,8 +45,8 @@ def test_a_stopped_worker_is_found_by_its_silence_fenced_and_comes_back_as_a_new
     launch: Run, tmp_path: Path
 ) -> None:
     """In its reduce, so that its peers wait in theirs."""
-    run = launch(EMULATED, STEPS, "stop:2.0@2.reduce", "rejoin:2.0@4", directory=tmp_path)
-    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    run = launch(EMULATED, RUN_STEPS, "stop:2.0@2.reduce", "rejoin:2.0@4", directory=tmp_path)
+    assert_same_training(run, calm_run(EMULATED, launch, RUN_STEPS))
     assert deaths(run) == [SILENCE]
     assert live_workers(run) == [6, 6, 5, 5, 6, 6, 6]
     assert "2.0" in run.digests
@@ -81,8 +87,8 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
 ) -> None:
     """Continued at once it may still end its iteration with the others, who leave: that is void, and repeated."""
     going_on = _Continue(tmp_path, Worker(2, 0), at_once, monkeypatch)
-    run = launch(EMULATED, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
-    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
+    run = launch(EMULATED, RUN_STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
+    assert_same_training(run, calm_run(EMULATED, launch, RUN_STEPS))
     assert deaths(run) == [SILENCE]
     assert live_workers(run) == [6] * 3 + [5] * 4
     assert "2.0" not in run.digests
@@ -93,18 +99,6 @@ def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_n
     else:
         assert [line["step"] for line in lines] == [0, 1, 2, 3]
         assert not {"0REDUCE_GRAD", "0STEP"} & {row[0] for row in lines[3]["instructions"]}
-    assert not processes_writing_below(str(tmp_path))
-
-
-@pytest.mark.soak
-def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_found(
-    launch: Run, tmp_path: Path
-) -> None:
-    of = EMULATED.with_sections(membership=msgspec.structs.replace(EMULATED.membership, hung_after=4.0))
-    run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
-    assert_same_training(run, calm_run(EMULATED, launch, STEPS))
-    assert deaths(run) == [("1.1", "no progress for 4 s in undo")]
-    assert live_workers(run) == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
 
 
@@ -126,24 +120,6 @@ def test_a_cut_between_workers_that_send_each_other_nothing_is_told_and_of_two_h
     assert live_workers(run)[-1] == 11
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["emulated", "gpt"])
-def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tmp_path: Path) -> None:
-    """An emulated stage takes exactly its profile's 20 ms; of a real one only that its operations last longer."""
-    of = job(2, 2, 2, kind=kind, model={"seconds_per_unit": 0.02})
-    run, reference = launch(of, 6, "slow=4:1.1@2-3", directory=tmp_path), launch(of, 6)
-    assert (run.losses, run.digests) == (reference.losses, reference.digests)
-    assert kinds(run) == ["generation", "fault"]
-    assert run.events[1]["fault"] == "slow=4:1.1@2-3"
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for _, line in read_lines(log_path(tmp_path, Worker(1, 1))):
-        seconds[line["step"] in (2, 3)] += [end - start for text, start, end in line["instructions"] if "1F" in text]
-    assert len(seconds[True]) == 4
-    assert min(seconds[True]) > min(seconds[False])
-    if kind == "emulated":
-        assert min(seconds[True]) >= 0.08
-
-
 def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_bit(launch: Run, tmp_path: Path) -> None:
     """A worker that fails by itself leaves its last lines."""
     of = job(3, 2, 2, kind="gpt", train={"clip": 1e9}, membership=MEMBERSHIP)
@@ -151,7 +127,7 @@ def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_b
         *("oom:1.1@1.step", "exception:0.0@2.backward", "rejoin:1.1@3"),
         *("segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5"),
     )
-    run, reference = launch(of, STEPS, *faults, directory=tmp_path), calm_run(of, launch, STEPS)
+    run, reference = launch(of, RUN_STEPS, *faults, directory=tmp_path), calm_run(of, launch, RUN_STEPS)
     assert figures(run) == figures(reference)
     assert run.digests == {worker: reference.digests[worker] for worker in ("0.0", "0.1", "1.0", "2.1")}
     found = deaths(run)
@@ -166,32 +142,44 @@ def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_b
         assert says in (tmp_path / "logs" / f"{worker}.log").read_text()
 
 
+PARTS = sharded(JOB)
+
+
+@pytest.fixture
+def reference(launch: Run) -> RunResult:
+    """The run without faults, which has the losses and norms of hosts that have all of the state."""
+    calm = calm_run(PARTS, launch, STEPS)
+    assert bits(calm) == bits(calm_run(JOB, launch, STEPS))
+    return calm
+
+
 @pytest.mark.parametrize(
-    ("faults", "wrong_losses", "wrong_states", "said"),
+    ("name", "struck"),
     [
-        (("flip=weight:1.1@2", "flip=moment:2.0@3"), [], {"1.1", "2.0"}, ["corrupt"]),
-        (
-            ("flip=activation:1.1@1", "flip=input:1.1@2", "flip=kernel:1.1@4"),
-            [1, 2, 4, 5, 6],
-            {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"},
-            [],
-        ),
+        ("kill", ["reduce", "step", "gather", "undo", "copy"]),
+        *(pytest.param(name, phases(KINDS[name], SHARDED_COLUMNS), marks=pytest.mark.soak) for name in ENDING),
     ],
 )
-def test_a_flip_that_no_sum_shows_goes_into_the_losses_or_states_that_it_should(
-    faults: tuple[str, ...], wrong_losses: list[int], wrong_states: set[str], said: list[str], launch: Run
+def test_a_kind_is_found_in_its_phases_and_changes_no_bit(
+    name: str, struck: Sequence[str], launch: Run, reference: RunResult
 ) -> None:
-    """Nothing is computed from the state of emulated stages, so what is wrong there stays there."""
-    run, reference = launch(EMULATED, STEPS, *faults), calm_run(EMULATED, launch, STEPS)
-    assert [step for step in range(STEPS) if run.losses[step] != reference.losses[step]] == wrong_losses
-    assert {worker for worker in run.digests if run.digests[worker] != reference.digests[worker]} == wrong_states
-    assert kinds(run) == ["generation", *["fault"] * len(faults), *said]
+    row = matrix_row(name, struck, lambda faults: launch(PARTS, STEPS, *faults), reference)
+    assert row[-1] == "identical"
 
 
-def test_a_flipped_weight_of_a_real_model_changes_the_losses(launch: Run) -> None:
-    of = job(2, 2, 2, kind="gpt")
-    run, reference = launch(of, 5, "flip=weight:1.1@2"), launch(of, 5)
-    assert run.losses[:2] == reference.losses[:2]
-    assert all(one != other for one, other in zip(run.losses[2:4], reference.losses[2:4], strict=True))
-    assert run.digests["1.1"] != run.digests["0.1"]
-    assert run.digests["1.0"] == run.digests["0.0"] != reference.digests["0.0"]
+def test_nothing_is_gathered_where_every_host_has_all(launch: Run) -> None:
+    with pytest.raises(JobError, match=r"kill:1.1@1.gather: nothing is gathered without \[train\] sharded_optimizer"):
+        launch(JOB, 2, "kill:1.1@1.gather")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seed", range(3))
+def test_features_and_faults_change_no_bit(seed: int, servers: dict[str, ForkServer], tmp_path: Path) -> None:
+    run_interaction(draw_interaction(seed), tmp_path, servers["emulated"])
+
+
+@pytest.mark.process
+@pytest.mark.soak
+def test_two_hundred_random_interactions_change_no_bit_and_never_hang() -> None:
+    outcomes = {str(interaction): outcome_of(interaction) for interaction in map(draw_interaction, range(200))}
+    assert {text: outcome for text, outcome in outcomes.items() if outcome} == {}

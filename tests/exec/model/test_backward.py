@@ -1,8 +1,10 @@
-"""The split backward on bare megatron-core layers: same bits, nothing kept too long, nothing left out in silence."""
+"""The split backward on megatron-core layers, whole or bucket by bucket: same bits, nothing left out in silence."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -12,16 +14,17 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle import MicroBatch, RunError
+from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.backward import (
     WeightGradientStore,
-    require_all_split,
     require_tested_version,
     split_linears,
 )
 from recycle.exec.model.config import transformer_config
-from recycle.exec.model.gpt import build_part
+from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.tensor_ranks import ensure_parallel_state
-from tests.exec.drive import small_job
+from tests.exec.drive import build_pipeline, execute, micro_batches, one_f_one_b, reduce_tied, run_pipelines, small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 
@@ -96,39 +99,6 @@ def test_the_split_gives_the_bits_of_megatrons_own_backward() -> None:
         assert parameter.grad is None
 
 
-def test_without_a_recording_store_it_is_a_whole_backward() -> None:
-    plain, (model, store, sink) = Pair(), split_pair()
-    plain(inputs()).square().sum().backward()
-    model(inputs()).square().sum().backward()
-    assert store.waiting() == set()
-    for parameter, reference in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(sink.sums[parameter], reference.grad)
-
-
-def test_each_micro_batch_has_its_own_queue_and_keeps_the_order_of_its_i() -> None:
-    model, store, sink = split_pair()
-    for place, batch in enumerate((BATCH, OTHER)):
-        with store.record(batch):
-            model(inputs(place)).square().sum().backward()
-    assert store.waiting() == {BATCH, OTHER}
-    store.flush(OTHER)
-    assert store.waiting() == {BATCH}
-    assert [tuple(parameter.shape) for parameter in sink.order] == [(16, 24), (24, 16), (24,)]
-
-
-def test_a_failed_backward_stops_the_recording() -> None:
-    model, store, sink = split_pair()
-
-    def fail() -> None:
-        with store.record(BATCH):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    model(inputs()).sum().backward()
-    assert len(sink.sums) == 3
-
-
 def test_between_i_and_w_the_graph_below_the_saved_inputs_is_gone() -> None:
     model, store, _ = split_pair()
     entry = inputs()
@@ -142,74 +112,11 @@ def test_between_i_and_w_the_graph_below_the_saved_inputs_is_gone() -> None:
     assert watched() is None
 
 
-def test_a_flush_drops_what_it_has_used_and_makes_no_graph() -> None:
-    model, store, sink = split_pair()
-    with store.record(BATCH):
-        model(inputs()).square().sum().backward()
-    held = [weakref.ref(tensor) for work in store._waiting[BATCH] for tensor in work.tensors]
-    assert len(held) == 4
-    assert torch.is_grad_enabled()
-    store.flush(BATCH)
-    gc.collect()
-    assert all(reference() is None for reference in held)
-    assert len(sink.sums) == 3
-
-
-def test_clearing_drops_an_interrupted_micro_batch() -> None:
-    model, store, sink = split_pair()
-    with store.record(BATCH):
-        model(inputs()).square().sum().backward()
-    store.clear()
-    assert store.waiting() == set()
-    assert sink.sums == {}
-
-
-def test_the_input_gradient_is_summed_over_the_tensor_parallel_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, sink = split_pair()
-    model.first.allreduce_dgrad = True
-    groups = []
-    reduce = torch.distributed.all_reduce
-
-    def spy(tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-        groups.append(group)
-        return reduce(tensor, group=group, async_op=async_op)
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", spy)
-    entry, expected = inputs(), inputs()
-    model(entry).square().sum().backward()
-    Pair()(expected).square().sum().backward()
-    assert groups == [model.first.tp_group]
-    assert torch.equal(entry.grad, expected.grad)
-    assert len(sink.sums) == 3
-
-
-def test_every_linear_layer_of_a_model_part_is_replaced() -> None:
-    job = small_job(ranks=2)
-    for stage, expected in ((0, 2 * 4), (1, 2 * 4 + 1)):
-        part = build_part(job, stage)
-        with pytest.raises(RunError, match="linear_proj: RowParallelLinear has no split backward"):
-            require_all_split(part)
-        assert split_linears(part, WeightGradientStore(Sum())) == expected
-        require_all_split(part)
-
-
-class Renamed(ColumnParallelLinear):
-    """A subclass that changes nothing."""
-
-
 class OwnForward(ColumnParallelLinear):
     """A subclass that computes by itself."""
 
     def forward(self, inputs: torch.Tensor) -> Any:
         return inputs @ self.weight.t(), None
-
-
-def test_subclasses_are_replaced_too() -> None:
-    model = torch.nn.Sequential(column(Renamed))
-    sink = Sum()
-    assert split_linears(model, WeightGradientStore(sink)) == 1
-    model[0](inputs())[0].sum().backward()
-    assert len(sink.sums) == 2
 
 
 def test_a_subclass_with_its_own_forward_is_refused() -> None:
@@ -239,22 +146,97 @@ def test_what_the_split_does_not_know_is_refused_at_the_start(switch_on: Any, na
         split_linears(torch.nn.Sequential(layer), WeightGradientStore(Sum()))
 
 
-def test_what_is_switched_on_later_is_refused_in_the_forward() -> None:
-    layer = column()
-    split_linears(torch.nn.Sequential(layer), WeightGradientStore(Sum()))
-    layer.gradient_accumulation_fusion = True
-    with pytest.raises(RunError, match="knows no gradient_accumulation_fusion"):
-        layer(inputs())
-
-
 def test_an_untested_megatron_core_is_refused_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron.core, "__version__", "0.99.0")
     with pytest.raises(RunError, match=r"megatron-core 0\.99\.0: .* tested with 0\.16\.1"):
         require_tested_version()
 
 
-def test_a_changed_private_hook_is_refused_with_version_and_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_tested_version()
-    monkeypatch.setattr(RowParallelLinear, "_forward_impl", lambda self, x: x)
-    with pytest.raises(RunError, match=r"megatron-core 0\.16\.1: RowParallelLinear\._forward_impl is \(self, x\)"):
-        require_tested_version()
+@pytest.mark.slow
+def test_cuts_lie_between_parts_nearest_to_equal_shares() -> None:
+    layout = FlatLayout([torch.Size([size]) for size in (640, 64, 320, 64, 64)])
+    assert layout.cut(1, range(6), 1152) == [0, 1152]
+    assert layout.cut(2, range(6), 1152) == [0, 640, 1152]
+    assert layout.cut(3, range(6), 1152) == [0, 640, 704, 1152]
+    # The last three parts stay together.
+    assert layout.cut(8, range(3), 1152) == [0, 0, 0, 640, 640, 704, 704, 704, 1152]
+    assert layout.cut(2, [0, 2, 5], 1152) == [0, 704, 1152]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [{}, {"tied": True}])
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+@pytest.mark.parametrize("buckets", [1, 2, 3, 7])
+def test_the_buckets_are_the_whole_gradient_each_entry_once(model: dict, accumulation: str, buckets: int) -> None:
+    for ranks in (1, 2):
+        for stage in build_pipeline(small_job(ranks=ranks, model=model, train={"accumulation": accumulation})):
+            for place, buffer in enumerate(stage.gradient_buffers()):
+                buffer.copy_(torch.arange(len(buffer)) + 1000.0 * place)
+            parts = [part for bucket in range(buckets) for part in stage.gradient_bucket(bucket, buckets)]
+            assert torch.equal(torch.cat(parts), torch.cat(stage.gradient_buffers()))
+            assert buckets == 1 or stage.gradient_bucket(0, buckets)[0].numel() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+@pytest.mark.parametrize("model", [{}, {"tied": True}])
+@pytest.mark.parametrize("buckets", [2, 5])
+def test_weights_bucket_by_bucket_give_the_bits_of_whole_ones_and_leave_finished_buckets_alone(
+    accumulation: str, model: dict, buckets: int
+) -> None:
+    job = small_job(ranks=2, model=model, train={"accumulation": accumulation})
+    whole, cut = build_pipeline(job), build_pipeline(job)
+    batches = micro_batches(0, 4)
+    run_pipelines([whole], 5, 4)
+    for stage in cut:
+        stage.begin_iteration(5)
+    execute(
+        (stage, [("I" if kind == "B" else kind, batch) for kind, batch in one_f_one_b(stage.index, 2, batches)])
+        for stage in cut
+    )
+    for stage in cut:
+        finished: list[torch.Tensor] = []
+        for bucket in range(buckets):
+            for batch in batches:
+                stage.backward_weight(batch, bucket, buckets)
+            for earlier, content in enumerate(finished):
+                assert torch.equal(stage.gradient_bucket(earlier, buckets)[0], content)
+            finished.append(stage.gradient_bucket(bucket, buckets)[0].clone())
+        assert stage.held_micro_batches() == 0
+    reduce_tied(cut)
+    for left, right in zip(whole, cut, strict=True):
+        assert all(map(torch.equal, left.gradient_buffers(), right.gradient_buffers()))
+        assert left.gradient_norms_squared() == right.gradient_norms_squared()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "emulated"])
+def test_a_part_of_a_weight_without_its_input_gradient_is_refused(kind: str) -> None:
+    job = small_job(ranks=1)
+    stage: Stage = build_pipeline(job)[0] if kind == "gpt" else EmulatedStage(job, 0, scale=0.0)
+    stage.begin_iteration(3)
+    (batch,) = micro_batches(0, 1)
+    with pytest.raises(RunError, match=r"stage 0, iteration 3: W_PART of micro-batch 0\.0: its I has not run"):
+        stage.backward_weight(batch, 0, 2)
+
+
+SCRIPT = """
+import sys
+import torch
+from recycle.exec.model import gpt
+from recycle.exec.model.build import build_stages
+from recycle.job import Job
+
+job = "[shape]\\npipelines = 1\\nranks = 1\\nmicro_batches = 1\\n[model]\\nlayers = 1\\nhidden = 8\\nheads = 1\\n"
+build_stages(Job.from_toml(job), [0])
+print(torch.are_deterministic_algorithms_enabled())
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+import torch._inductor.config
+print(torch._inductor.config.deterministic)
+"""
+
+
+@pytest.mark.process
+def test_the_compiler_is_not_imported_before_it_is_asked_for_and_knows_then_that_bits_count() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["True", "[]", "True"], done.stderr

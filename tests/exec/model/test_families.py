@@ -1,4 +1,4 @@
-"""Llama, Qwen and Mixtral: forwards and gradients of a plain reference, and the same bits however the work is cut."""
+"""Llama, Qwen and Mixtral: forwards and gradients of a plain reference, and the same bits however they are computed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from recycle import Job, JobError
+from recycle import Job
+from recycle.errors import JobError
 from recycle.exec import run
 from recycle.exec.data.loading import load_batches
+from recycle.exec.model import config as model_config
+from recycle.exec.model import gpt
+from recycle.exec.model.config import transformer_config
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
 from tests.exec.model import reference
+from tests.exec.model.test_other_layers import Delays
 
 pytestmark = pytest.mark.slow
 
@@ -105,14 +113,133 @@ def test_losses_are_the_same_bits_for_one_two_and_four_stages_and_any_schedule(m
         assert run(zb_h1(of.shape), of, steps=3).losses == expected
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_losses_and_gradients_are_those_of_megatrons_operations_to_the_bit(
+    model: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = family_job(model, train={"precision": precision, "accumulation": "fast"}, micro_batches=1)
+    fused = iterate(of)
+    monkeypatch.setattr(gpt, "fuse", lambda part: None)
+    plain = iterate(of)
+    assert fused[0] == plain[0]
+    assert fused[1].keys() == plain[1].keys()
+    assert [name for name in plain[1] if not torch.equal(fused[1][name], plain[1][name])] == []
+
+
+def iterate(of: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    stages = build_pipeline(of)
+    sharpened(stages)
+    loss = run_pipelines([stages], 0, 1)
+    return loss, gradients_by_name(stages)
+
+
+ASKED = {"transformer_impl": "transformer_engine"}
+
+
+def of_weight(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.reshape(-1, gradient.shape[-1]).t().matmul(inputs.reshape(-1, inputs.shape[-1]))
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, store: Delays) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.store = store
+        return torch.matmul(inputs, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        inputs, weight = ctx.saved_tensors
+        ctx.store.put([inputs, gradient], of_weight)
+        return gradient.matmul(weight), None, None
+
+
+class Linear(torch.nn.Linear):
+    """The constructor of megatron-core's wrappers around Transformer Engine's linear layers, and their answer."""
+
+    fuse_wgrad_accumulation = False
+
+    def __init__(
+        self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, skip_bias_add: bool, **_: Any
+    ) -> None:
+        assert config.delay_wgrad_compute
+        super().__init__(input_size, output_size, bias)
+        self.config, self.wgrad_store, self.skips = config, Delays(), skip_bias_add
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # type: ignore[override]
+        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
+        if self.bias is None or self.skips:
+            return output, self.bias
+        return output + self.bias, None
+
+    def backward_dw(self) -> None:
+        self.weight.grad, _ = self.wgrad_store.pop()
+
+
+class Norm(WrappedTorchNorm):  # type: ignore[misc]
+    pass
+
+
+class Backend(LocalSpecProvider):  # type: ignore[misc]
+    def column_parallel_linear(self) -> type:
+        return Linear
+
+    row_parallel_linear = column_parallel_linear
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+        return Norm
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_config, "HAVE_TE", True)
+    monkeypatch.setattr(gpt, "backend", Backend)
+
+
+def asked(model: dict[str, Any]) -> dict[str, Any]:
+    return model | {"config": model.get("config", {}) | ASKED}
+
+
+def gradients(job: Job) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """(gradients of four micro-batches, W in another order than I; which half of the backward each parameter has)."""
+    stages = build_pipeline(job)
+    run_deferred(stages, 5)
+    return gradients_by_name(stages), {name: half for stage in stages for name, half in stage.placement().items()}
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
-    ("model", "complaint"),
-    [
-        ({"rotary_scaling": 8.0}, r"\[model\] rotary_scaling: kind = \"gpt\" has learned positions"),
-        ({"kind": "llama", "config": {"num_query_groups": 3}}, r"num_query_groups: 3 groups do not divide heads = 4"),
-        ({"kind": "mixtral", "config": {"num_moe_experts": 0}}, r"num_moe_experts: must be a whole number of at least"),
-    ],
+    "model", [{"kind": "gpt"}, MODELS["llama"], MODELS["mixtral"]], ids=["gpt", "llama", "mixtral"]
 )
-def test_what_no_family_has_is_refused(model: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(JobError, match=complaint):
-        family_job(model).validate()
+def test_linear_layers_delay_their_weight_gradients_and_names_and_bits_are_those_of_the_own_ones(
+    model: dict[str, Any],
+) -> None:
+    (own, _), (theirs, halves) = gradients(family_job(model)), gradients(family_job(asked(model)))
+    assert differing(own, theirs) == []
+    linear = {name for name in halves if ".linear_" in name and name.endswith("weight")}
+    assert len(linear) == 4 * (2 + 2 * (model.get("config", {}).get("num_moe_experts", 1)))
+    assert {halves[name] for name in linear} == {"W"}
+
+
+@pytest.mark.usefixtures("installed")
+def test_every_linear_layer_and_norm_of_a_layer_is_replaced_and_the_head_is_not() -> None:
+    stages = build_pipeline(family_job(asked(MODELS["qwen 3"])))
+    kinds = [type(module).__name__ for stage in stages for module in stage._part.module.modules()]
+    assert kinds.count("Linear") == 4 * 4
+    assert kinds.count("ColumnParallelLinear") == 1
+
+
+def test_where_it_is_not_installed_a_job_that_asks_for_it_is_refused() -> None:
+    with pytest.raises(
+        JobError, match=r'^\[model.config\] transformer_impl = "transformer_engine": Transformer Engine is'
+    ):
+        transformer_config(family_job(asked({})))
+
+
+@pytest.mark.usefixtures("installed")
+def test_tensor_ranks_and_other_values_are_refused() -> None:
+    with pytest.raises(JobError, match=r"cannot be used with \[shape\] tensor_parallel > 1; write \"local\"$"):
+        transformer_config(family_job(asked({}), tensor_parallel=2))
+    with pytest.raises(JobError, match=r"transformer_impl: 'inference_optimized' is none of local, t"):
+        transformer_config(family_job({"config": {"transformer_impl": "inference_optimized"}}))

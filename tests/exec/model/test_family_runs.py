@@ -95,26 +95,6 @@ def test_with_two_tensor_ranks_too(launch: Run, calm_runs: dict[str, RunResult],
     assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm_runs[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [
-        pytest.param("qwen 2", "reduce", marks=pytest.mark.soak),
-        pytest.param("gpt", "evaluation", marks=pytest.mark.soak),
-    ],
-)
-def test_with_sequences_cut_between_tensor_ranks_too(
-    launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str
-) -> None:
-    """Dropout of what is cut draws by tensor rank, and the same again after a death."""
-    of = run_job(FAMILIES[name] | {"dropout": 0.1}, 2, "sequence")
-    calm = launch(of, STEPS)
-    assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm)
-    whole = launch(run_job(FAMILIES[name], 2), 1)
-    without_dropout = launch(run_job(FAMILIES[name], 2, "sequence"), 1)
-    assert without_dropout.losses == pytest.approx(whole.losses, rel=1e-6)
-    assert calm.losses[0] != pytest.approx(whole.losses[0], rel=1e-5)
-
-
 @pytest.fixture(scope="module")
 def pair() -> Iterator[TensorWorkers]:
     with TensorWorkers(2) as workers:
@@ -153,17 +133,6 @@ def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(
     apart = pair.iterate(parted, weights_last=True)
     assert [part.digests for part in parts] == [part.digests for part in apart]
     assert [part.report.norms for part in parts] == [part.report.norms for part in apart]
-
-
-def test_tensor_ranks_that_share_experts_have_each_expert_once(pair: TensorWorkers) -> None:
-    of = family_job(FAMILIES["mixtral"])
-    parted = msgspec.structs.replace(of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2, expert_parallel=True))
-    parts = pair.iterate(parted)
-    experts = [{name for name in part.gradients if "local_experts" in name} for part in parts]
-    numbers = [{int(name.partition("local_experts.")[2].partition(".")[0]) for name in names} for names in experts]
-    assert numbers == [{0, 1}, {2, 3}]
-    assert all(part.cuts[name] is None for part, names in zip(parts, experts, strict=True) for name in names)
-    assert parts[0].report.replicated == parts[1].report.replicated
 
 
 def test_a_run_whose_experts_are_shared_goes_on_without_and_back(launch: Run, tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""AdamW on flat parameters: same update as torch's plain one, and a state that exists before the first step."""
+"""Sums of gradients, exact in any order, and AdamW on flat parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,8 +12,9 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from recycle import Job, JobError
 from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.state import optimizer as module
+from recycle.exec.model.state.accumulate import ExactSum, FastSum, FlatLayout, grid_exponent
 from recycle.exec.model.state.learning_rate import learning_rate
-from recycle.exec.model.state.optimizer import UnitOptimizer, decays
+from recycle.exec.model.state.optimizer import Mean, StateNames, UnitOptimizer, decays
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import TrainSection
 
@@ -32,15 +32,17 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def flat_gradient(optimizer: UnitOptimizer, step: int) -> torch.Tensor:
+def step(optimizer: UnitOptimizer, iteration: int, clip_factor: float) -> None:
+    """One update with the gradients of an iteration."""
     flat = torch.zeros(optimizer.layout.size)
-    for view, gradient in zip(optimizer.layout.views(flat), gradients(step), strict=True):
+    for view, gradient in zip(optimizer.layout.views(flat), gradients(iteration), strict=True):
         view.copy_(gradient)
-    return flat
+    attach(optimizer, lambda start, out: out.copy_(flat[start : start + len(out)]))
+    optimizer.step(iteration, clip_factor)
 
 
-def writes(flat: torch.Tensor) -> Callable[[int, torch.Tensor], object]:
-    return lambda start, out: out.copy_(flat[start : start + len(out)])
+def attach(optimizer: UnitOptimizer, mean: Mean) -> None:
+    optimizer.attach(mean, 0, torch.empty_like(optimizer.parameters), StateNames({}, {}))
 
 
 def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
@@ -53,14 +55,6 @@ def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
     assert learning_rate(TRAIN, 19) + learning_rate(TRAIN, 20) == pytest.approx(1.1e-3)
 
 
-def test_without_warm_up_the_first_iteration_has_the_full_rate() -> None:
-    assert learning_rate(TrainSection(warmup=0, learning_rate=2e-3), 0) == 2e-3
-
-
-def test_warm_up_longer_than_the_run_is_harmless() -> None:
-    assert learning_rate(TrainSection(warmup=50, steps=10, learning_rate=1.0), 9) == pytest.approx(0.2)
-
-
 def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
     assert clip_factor(1.0, 0.25) == 1.0
     assert clip_factor(1.0, 16.0) == pytest.approx(0.25, rel=1e-6)
@@ -70,7 +64,8 @@ def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
 def test_weight_decay_leaves_norms_and_biases_alone() -> None:
     optimizer = UnitOptimizer(held := parameters(), TRAIN)
     before = [parameter.detach().clone() for parameter in held]
-    optimizer.step(lambda _, out: out.zero_(), 10, 1.0)
+    attach(optimizer, lambda _, out: out.zero_())
+    optimizer.step(10, 1.0)
     for parameter, old in zip(held, before, strict=True):
         expected = old * (1 - 1e-3 * 0.1) if decays(parameter) else old
         assert torch.allclose(parameter, expected, rtol=1e-7, atol=0)
@@ -87,7 +82,7 @@ def test_the_update_is_that_of_plain_adamw() -> None:
         foreach=False,
     )
     for iteration in range(5):
-        optimizer.step(writes(flat_gradient(optimizer, iteration)), iteration, 0.5)
+        step(optimizer, iteration, 0.5)
         for parameter, gradient in zip(plain, gradients(iteration), strict=True):
             parameter.grad = gradient * 0.5
         for group in reference.param_groups:
@@ -98,58 +93,16 @@ def test_the_update_is_that_of_plain_adamw() -> None:
     assert optimizer.state_tensors()[3].tolist() == [5.0, 5.0]
 
 
-def test_gaps_between_parameters_stay_zero() -> None:
-    optimizer = UnitOptimizer(parameters(), TRAIN)
-    used = torch.zeros(optimizer.layout.size)
-    for view in optimizer.layout.views(used):
-        view.fill_(1)
-    for iteration in range(3):
-        optimizer.step(writes(flat_gradient(optimizer, iteration)), iteration, 1.0)
-    assert not optimizer.parameters[used == 0].any()
-
-
-def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> None:
-    left = UnitOptimizer(parameters(), TRAIN)
-    assert [tensor.shape for tensor in left.state_tensors()] == [(256,), (256,), (256,), (2,)]
-    for copy_at in (0, 2):
-        for iteration in range(copy_at):
-            left.step(writes(flat_gradient(left, iteration)), iteration, 1.0)
-        right = UnitOptimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
-        for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
-            mine.copy_(theirs)
-        for iteration in range(copy_at, copy_at + 3):
-            left.step(writes(flat_gradient(left, iteration)), iteration, 0.7)
-            right.step(writes(flat_gradient(right, iteration)), iteration, 0.7)
-        for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
-            assert torch.equal(mine, theirs)
-
-
 @pytest.mark.parametrize("working_type", [torch.float32, torch.bfloat16])
-def test_a_step_in_pieces_gives_the_same_bits_and_keeps_the_state_as_it_was(
-    working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_in_pieces_gives_the_same_bits(working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = UnitOptimizer(parameters(), TRAIN, working_type)
     monkeypatch.setattr(module, "ON_CPU", replace(ON_CPU, stepped=96))
     in_pieces = UnitOptimizer(parameters(), TRAIN, working_type)
-    before = [torch.full_like(tensor, math.nan) for tensor in in_pieces.state_tensors()]
     for iteration in range(3):
-        was = [tensor.clone() for tensor in whole.state_tensors()]
-        gradient = writes(flat_gradient(whole, iteration))
-        whole.step(gradient, iteration, 0.7)
-        in_pieces.step(gradient, iteration, 0.7, before)
-        for mine, theirs in zip([*in_pieces.state_tensors(), *before], [*whole.state_tensors(), *was], strict=True):
+        step(whole, iteration, 0.7)
+        step(in_pieces, iteration, 0.7)
+        for mine, theirs in zip(in_pieces.state_tensors(), whole.state_tensors(), strict=True):
             assert torch.equal(mine, theirs)
-
-
-def test_parameters_that_decay_must_come_first() -> None:
-    with pytest.raises(ValueError, match="first"):
-        UnitOptimizer(list(reversed(parameters())), TRAIN)
-
-
-def test_a_stage_without_parameters_can_step() -> None:
-    optimizer = UnitOptimizer([], TRAIN)
-    optimizer.step(lambda _, out: out.zero_(), 0, 1.0)
-    assert math.prod(optimizer.parameters.shape) == 0
 
 
 @pytest.mark.parametrize("warmup", [0, 10])
@@ -206,3 +159,89 @@ def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(keys: dict, minimum
 def test_keys_that_do_not_fit_together_are_named(keys: str, message: str) -> None:
     with pytest.raises(JobError, match=rf"job: \[train\] {message}"):
         Job.from_toml(f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[train]\n{keys}")
+
+
+CPU = torch.device("cpu")
+ADDENDS = 18
+
+
+def addends(count: int = ADDENDS, size: int = 10_000) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=generator) * 10.0 ** -(place % 5) for place in range(count)]
+
+
+def total(kind: type[ExactSum] | type[FastSum], parts: list[torch.Tensor], exponent: int = 6) -> torch.Tensor:
+    accumulator = kind(FlatLayout([parts[0].shape]), ADDENDS, exponent, CPU)
+    for part in parts:
+        accumulator.add(0, part)
+    return accumulator.buffer
+
+
+def test_the_exact_sum_does_not_depend_on_order() -> None:
+    parts = addends()
+    shuffled = [parts[place] for place in torch.randperm(ADDENDS, generator=torch.Generator().manual_seed(1))]
+    assert torch.equal(total(ExactSum, parts), total(ExactSum, shuffled))
+    # The plain sum does, or the test above would show nothing.
+    differing = (total(FastSum, parts) != total(FastSum, shuffled)).float().mean()
+    assert differing > 0.3
+
+
+def test_the_exact_sum_does_not_depend_on_the_split_over_hosts() -> None:
+    parts = addends()
+    hosts = [total(ExactSum, parts[0:5]), total(ExactSum, parts[5:6]), total(ExactSum, parts[6:])]
+    other = [total(ExactSum, parts[1::2]), total(ExactSum, parts[0::2])]
+    whole = total(ExactSum, parts)
+    assert torch.equal(hosts[0] + hosts[1] + hosts[2], whole)
+    assert torch.equal(hosts[2] + (hosts[1] + hosts[0]), whole)
+    assert torch.equal(other[0] + other[1], whole)
+
+
+def test_each_addend_is_rounded_to_the_nearest_grid_point_ties_to_even() -> None:
+    unit = 2.0 ** -grid_exponent(ADDENDS, 6)
+    values = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 0.49, 0.51, 3.0]) * unit
+    assert (total(ExactSum, [values])[:8] / unit).tolist() == [0.0, 2.0, 2.0, 0.0, -2.0, 0.0, 1.0, 3.0]
+
+
+def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result() -> None:
+    part = addends(1, size=2 * ON_CPU.added + 17)[0]
+    accumulator = ExactSum(FlatLayout([torch.Size([3]), part.shape, torch.Size([2])]), ADDENDS, 6, CPU)
+    accumulator.add(1, part)
+    accumulator.add(1, part)
+    first, summed, last = accumulator.layout.views(accumulator.buffer)
+    scale = 2.0 ** grid_exponent(ADDENDS, 6)
+    assert torch.equal(summed, 2 * (part.double() * scale).round() / scale)
+    assert not first.any()
+    assert not last.any()
+
+
+@pytest.mark.parametrize("value", [64.01, -65.0, math.inf, -math.inf, math.nan])
+def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value: float) -> None:
+    accumulator = ExactSum(FlatLayout([torch.Size([4]), torch.Size([2])]), ADDENDS, 6, CPU)
+    accumulator.add(1, torch.tensor([1.0, value]))
+    # Also when a later addend brings the sum back within bounds.
+    accumulator.add(1, torch.tensor([0.0, -value]))
+    assert not math.isfinite(math.fsum(accumulator.mean_norms_squared(ADDENDS)))
+    # A reduction carries it to a host whose own addends were fine.
+    other = ExactSum(accumulator.layout, ADDENDS, 6, CPU)
+    other.add(0, torch.ones(4))
+    other.buffer += accumulator.buffer
+    assert not math.isfinite(math.fsum(other.mean_norms_squared(ADDENDS)))
+    accumulator.clear()
+    assert math.fsum(accumulator.mean_norms_squared(ADDENDS)) == 0.0
+
+
+@pytest.mark.parametrize("kind", [ExactSum, FastSum])
+def test_mean_and_norm_divide_once_by_all_micro_batches(kind: type[ExactSum] | type[FastSum]) -> None:
+    accumulator = kind(FlatLayout([torch.Size([2]), torch.Size([1])]), 6, 6, CPU)
+    for _ in range(6):
+        accumulator.add(0, torch.tensor([3.0, 0.0]))
+        accumulator.add(1, torch.tensor([4.0]))
+    mean = torch.full([accumulator.layout.size], math.nan)
+    accumulator.mean(6, mean)
+    tail = torch.full([accumulator.layout.size - 2], math.nan)
+    accumulator.mean(6, tail, start=2)
+    assert torch.equal(tail, mean[2:])
+    assert mean.dtype == torch.float32
+    assert int((mean != 0).sum()) == 2
+    assert [view.tolist() for view in accumulator.layout.views(mean)] == [[3.0, 0.0], [4.0]]
+    assert math.fsum(accumulator.mean_norms_squared(6)) == pytest.approx(25.0, rel=1e-15)

@@ -18,7 +18,7 @@ from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.other_layers import GraphSplit
 from recycle.exec.model.providers import Providers
-from tests.exec.drive import CPU, differing, gradients_by_name, micro_batches, run_deferred, run_pipelines, small_job
+from tests.exec.drive import CPU, differing, gradients_by_name, run_deferred, run_pipelines, small_job
 
 pytestmark = pytest.mark.slow
 
@@ -252,30 +252,6 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
     assert {name for name, half in placed.items() if half == "W"} == delayed | (
         {"head.weight"} if recompute != "layers" else set()
     )
-
-
-@pytest.mark.parametrize("recompute", ["none", "full", "layers"])
-def test_layers_that_delay_by_themselves_have_the_bits_of_torchs(recompute: str) -> None:
-    found = []
-    for kind in (Stack, Delayed):
-        stages = pipeline(small_job(model={"recompute": recompute}), kind)
-        run_pipelines([stages], 5, 4)
-        found.append(gradients_by_name(stages))
-    assert differing(*found) == []
-
-
-def test_what_w_needs_is_held_and_what_was_broken_off_is_forgotten() -> None:
-    job = small_job()
-    stage = pipeline(job, Delayed)[1]
-    (batch,) = micro_batches(0, 1)
-    shape = (job.data.micro_batch_size, job.model.sequence, job.model.hidden)
-    stage.begin_iteration(0)
-    stage.forward(batch, torch.ones(shape))
-    stage.backward_input(batch, None)
-    # Two layers of two products each, and the head: (input, gradient by the output) of each.
-    assert len(stage._store.held(batch)) == 2 * 5
-    stage.begin_iteration(0)
-    assert stage._store.held(batch) == []
 
 
 def test_a_layer_that_adds_to_its_own_buffer_is_refused() -> None:

@@ -14,7 +14,6 @@ from recycle import Job, JobError, RunError
 from recycle.exec import run
 from recycle.exec.launch.checks import check_request
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.config import transformer_config
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
@@ -83,12 +82,6 @@ def test_a_plain_model_trains_to_the_same_bits_however_it_is_split_and_scheduled
     assert whole[-1] < whole[0]
     for family in (one_f_one_b, zb_h1):
         assert losses(own_job(ranks=2, model=model), family, model=drawn_by_name, data=Repeated) == whole
-
-
-def test_a_plain_model_trains_in_bf16() -> None:
-    found = losses(own_job(train={"precision": "bf16"}), model=Stack)
-    assert found == pytest.approx(losses(own_job(), model=Stack), rel=1e-2)
-    assert found == losses(own_job(train={"precision": "bf16"}), zb_h1, model=Stack)
 
 
 class Masked:
@@ -199,19 +192,6 @@ def test_a_function_is_given_or_named_but_not_both() -> None:
         losses(job, loss=bad_sum)
 
 
-def test_any_field_of_megatron_cores_configuration_is_passed_on() -> None:
-    config = {"normalization": "RMSNorm", "add_bias_linear": False, "activation_func": "silu", "kv_channels": 8}
-    job = small_job(model={"config": config})
-    made = transformer_config(job)
-    assert (made.normalization, made.add_bias_linear, made.kv_channels) == ("RMSNorm", False, 8)
-    assert made.activation_func is torch.nn.functional.silu
-    (stage,) = build_stages(job, [0], CPU).values()
-    assert isinstance(stage, MegatronStage)
-    assert "decoder.layers.0.mlp.linear_fc1.bias" not in stage.parameters
-    assert "decoder.layers.0.input_layernorm.bias" not in stage.parameters
-    assert stage.parameters["decoder.layers.0.self_attention.linear_qkv.weight"].shape == (3 * 4 * 8, 64)
-
-
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
@@ -235,23 +215,3 @@ def test_any_field_of_megatron_cores_configuration_is_passed_on() -> None:
 def test_a_field_that_cannot_be_passed_on_is_refused_with_the_reason(config: dict[str, Any], complaint: str) -> None:
     with pytest.raises(JobError, match=rf"^\[model.config\] {complaint}"):
         check_request(small_job(model={"config": config}), 1, (), frozenset())
-
-
-def test_values_that_megatron_core_refuses_are_its_to_explain() -> None:
-    with pytest.raises(JobError, match=r"^\[model.config\]: megatron-core refuses these values: "):
-        transformer_config(small_job(model={"config": {"num_moe_experts": -1}}))
-
-
-def test_what_megatron_core_refuses_as_it_builds_a_stage_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("4 is not divisible by 3")
-
-    monkeypatch.setattr("recycle.exec.model.gpt.build_part", refuse)
-    with pytest.raises(JobError, match=r"^\[model\]: megatron-core cannot build stage 0 of it: 4 is not divisible"):
-        build_stages(small_job(), [0], CPU)
-
-
-def test_every_field_that_is_refused_is_one_of_megatron_core() -> None:
-    from recycle.exec.model.config import _UNSUPPORTED, _types
-
-    assert set(_UNSUPPORTED) - set(_types()) == set()

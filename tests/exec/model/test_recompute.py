@@ -1,26 +1,34 @@
-"""Recomputation: between F and I only the input is held, and every bit is as without."""
+"""What a forward may do besides: run again, drop at random, compute in bf16, evaluate."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from recycle import JobError, MicroBatch
+from recycle import Job, JobError, MicroBatch, RunError
 from recycle.exec import run
+from recycle.exec.data.loading import load_evaluation
+from recycle.exec.leader.commit import evaluate, evaluation_report
+from recycle.exec.model.build import build_stages, require_precision
+from recycle.exec.model.gpt import build_part
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.part import DropoutSeeds
 from recycle.exec.profile.memory import allocated_by
-from recycle.ir.families import one_f_one_b, zb_h1
-from tests.exec.drive import build_pipeline, differing, iterated, small_job
-
-pytestmark = pytest.mark.slow
+from recycle.ir.families import one_f_one_b, zb_h1, zb_v
+from recycle.job.sections import EvalSection
+from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, iterated, run_pipelines, small_job
+from tests.exec.runs import Run, job
 
 FULL = {"recompute": "full"}
 BATCH = MicroBatch(0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"dropout": 0.2}, {"tied": True}])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -31,52 +39,6 @@ def test_loss_and_gradients_are_those_without(model: dict, precision: str, ranks
     )
     assert again_loss == loss
     assert differing(gradients, again) == []
-
-
-def saved_bytes(stage: MegatronStage, activation: torch.Tensor | None) -> int:
-    """Bytes that autograd keeps of one forward, parameters aside."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters.values()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    stage.begin_iteration(0)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        stage.forward(BATCH, activation)
-    return sum(kept.values())
-
-
-def test_nothing_but_the_input_is_held_between_f_and_i() -> None:
-    (shape, _), entry = build_pipeline(small_job())[0].message_spec(), None
-    for index in (0, 1):
-        plain, full = (build_pipeline(small_job(model=model))[index] for model in ({}, FULL))
-        entry = None if index == 0 else torch.randn(shape)
-        message = 4 * 32 * 64
-        assert saved_bytes(plain, entry) > 2 * 10 * message
-        assert saved_bytes(full, entry) == 0
-        kept, output = full._activations[BATCH]
-        assert output is None
-        assert (kept is None) == (entry is None)
-        if entry is not None:
-            assert kept.untyped_storage().data_ptr() == entry.untyped_storage().data_ptr()
-            assert kept.untyped_storage().nbytes() == message
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_what_w_needs_is_held_from_i_on_as_without(index: int) -> None:
-    held = []
-    for model in ({}, FULL):
-        stage = build_pipeline(small_job(model=model))[index]
-        stage.begin_iteration(0)
-        stage.forward(BATCH, torch.randn(32, 1, 64) if index else None)
-        stage.backward_input(BATCH, None if index else torch.randn(32, 1, 64))
-        waiting = [tensor for work in stage._store._waiting[BATCH] for tensor in work.tensors]
-        held.append(sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in waiting}.values()))
-    assert held[0] == held[1] > 0
 
 
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
@@ -92,6 +54,7 @@ AGAIN: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", AGAIN, ids=str)
 def test_what_runs_again_gives_the_same_bits_and_counts_once(model: dict[str, Any]) -> None:
     kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
@@ -102,6 +65,7 @@ def test_what_runs_again_gives_the_same_bits_and_counts_once(model: dict[str, An
     assert losses[0] == losses[1] == losses[2] == losses[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["layers", "selective"])
 def test_less_is_held_between_f_and_i(recompute: str) -> None:
     held = []
@@ -113,9 +77,173 @@ def test_less_is_held_between_f_and_i(recompute: str) -> None:
     assert held[1] < (0.2 if recompute == "layers" else 0.6) * held[0]
 
 
+@pytest.mark.slow
 def test_what_cannot_run_again_is_refused() -> None:
     with pytest.raises(JobError, match=r"\[model\] recompute: lists 1 stages, the shape has 2"):
         small_job(model={"recompute": ["full"]}).validate()
     config = {"recompute_modules": ["layernorm"]}
     with pytest.raises(JobError, match=r"\[model.config\] recompute_modules: 'layernorm' is none of core_attn"):
         build_pipeline(small_job(model={"recompute": "selective", "config": config}))
+
+
+STEPS = 4
+DROPS = {"dropout": 0.2, "attention_dropout": 0.1}
+
+
+def outputs(stage: MegatronStage, iteration: int, batches: list[MicroBatch]) -> dict[MicroBatch, torch.Tensor]:
+    stage.begin_iteration(iteration)
+    return {batch: stage.forward(batch, None).clone() for batch in batches}
+
+
+@pytest.mark.slow
+def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_process() -> None:
+    # A text of one value only: what differs can only come of the draws.
+    first, second = (build_pipeline(small_job(model=DROPS))[0] for _ in range(2))
+    tokens = torch.full((1, 32), 65)
+    for stage in (first, second):
+        stage._data = type("Constant", (), {"batch": lambda self, iteration, number: {"tokens": tokens}})()
+    a, b = MicroBatch(0, 0), MicroBatch(0, 1)
+    torch.manual_seed(1)
+    here = outputs(first, 3, [a, b])
+    torch.manual_seed(2)
+    there = outputs(second, 3, [b, a])
+    assert here[a].equal(there[a])
+    assert here[b].equal(there[b])
+    assert not here[a].equal(here[b])
+    assert not outputs(first, 4, [a])[a].equal(here[a])
+    share = float((first._part.module.embedding(tokens, first._part._positions) == 0).float().mean())
+    assert share == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", [pytest.param(DROPS, marks=pytest.mark.soak), DROPS | {"recompute": "full", "tied": True}]
+)
+def test_a_run_through_a_kill_has_the_bits_of_one_process(model: dict, launch: Run) -> None:
+    of = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
+    one = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
+    result = launch(of, STEPS, "kill:1.1@1", "rejoin:1.1@3")
+    assert result.losses == run(one_f_one_b(one.shape), one, steps=STEPS).losses
+    vee = job(1, 2, 6, kind="gpt", shape={"chunks": 2}, memory={"limit": 12}, model={"layers": 4} | model)
+    assert result.losses == run(zb_v(vee.shape), vee, steps=STEPS).losses
+
+
+@pytest.mark.slow
+def test_tensor_ranks_draw_their_own_for_attention_and_alike_for_the_rest() -> None:
+    of = small_job(ranks=1, model={"dropout": 0.2, "layers": 2})
+    build_pipeline(of)  # megatron-core's groups
+    found = []
+    for tensor in ((0, 2), (1, 2), (1, 2)):
+        part = build_part(of, 0)
+        seeds = DropoutSeeds(part, 0, of.model.seed, CPU, tensor)
+        heads: list[torch.Tensor] = []
+        states: list[torch.Tensor] = []
+        attention = part.decoder.layers[0].self_attention.core_attention
+        attention.register_forward_hook(lambda _, __, output, heads=heads: heads.append(output))
+        attention.register_forward_hook(lambda *_, states=states: states.append(torch.get_rng_state()))
+        tokens = torch.arange(32)[None]
+        with seeds.of(3, 1):
+            part(input_ids=tokens, position_ids=tokens, attention_mask=None)
+        found.append((heads[0], states[0]))
+    assert not torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[1][0], found[2][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+HALF = {"precision": "bf16"}
+
+
+def test_working_weights_are_the_rounded_fp32_ones_which_start_as_without() -> None:
+    (half,), (full,) = build_pipeline(small_job(ranks=1, train=HALF)), build_pipeline(small_job(ranks=1))
+    layer = 1
+    assert half.layout.units()[layer].state_tensors()[0].equal(full.layout.units()[layer].state_tensors()[0])
+    small = 1e-6  # far below what bf16 can tell from a weight, so only fp32 keeps it
+    run_pipelines([[half]], 0, 4)
+    before = half.layout.units()[layer].state_tensors()[0].clone()
+    half.step(0, small)
+    after, *_, working = half.layout.units()[layer].state_tensors()
+    assert not after.equal(before)
+    assert working.equal(after.bfloat16())
+    name = "decoder.layers.0.mlp.linear_fc1.weight"
+    assert half.parameters[name].data_ptr() in range(working.data_ptr(), working.data_ptr() + working.nbytes)
+
+
+def test_a_device_without_bf16_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("\"layer_norm\" not implemented for 'BFloat16'\nand a second line")
+
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", refuse)
+    of = small_job(train=HALF)
+    with pytest.raises(RunError, match=r"\[train\] precision: cpu cannot compute in bf16 .*; use fp32") as error:
+        build_stages(of, [0], CPU)
+    assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    require_precision("bf16", CPU)
+
+
+BATCHES = [MicroBatch(0, 0), MicroBatch(0, 1)]
+
+
+def evaluated_job(ranks: int = 2, **sections: Any) -> Job:
+    return msgspec.structs.replace(small_job(1, ranks, 2, **sections), evaluation=EvalSection(every=1))
+
+
+def losses(stages: list[MegatronStage], batch: int = 0) -> list[tuple[float, float]]:
+    """Of one batch of an evaluation, pipelined one micro-batch after the other."""
+    for stage in stages:
+        stage.begin_evaluation(batch)
+    for micro_batch in BATCHES:
+        activation = None
+        for stage in stages:
+            activation = stage.forward(micro_batch, activation)
+            assert activation is None or not activation.requires_grad
+    assert [stage.held_micro_batches() for stage in stages] == [0] * len(stages)
+    assert [stage.evaluated() for stage in stages[:-1]] == [[]] * (len(stages) - 1)
+    return stages[-1].evaluated()
+
+
+def test_it_is_the_loss_of_the_model_on_these_tokens() -> None:
+    job = evaluated_job(1)
+    (stage,) = build_pipeline(job)
+    found = losses([stage], batch=3)
+    for (total, count), number in zip(found, range(2), strict=True):
+        batch = load_evaluation(job).batch(3, number)
+        positions = torch.arange(job.model.sequence)[None]
+        of_tokens = stage._part.module(batch["tokens"], positions, None, labels=batch["labels"])
+        assert (total, count) == (float(of_tokens.detach().sum()), job.model.sequence)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_it_does_not_depend_on_the_number_of_stages_nor_on_dropout(ranks: int) -> None:
+    plain = losses(build_pipeline(evaluated_job(1)))
+    assert losses(build_pipeline(evaluated_job(ranks, model=DROPS))) == plain
+    assert len(set(plain)) == 2
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "layers", "selective"])
+def test_training_goes_on_as_if_there_had_been_none(recompute: str) -> None:
+    job = evaluated_job(model={**DROPS, "recompute": recompute})
+    untouched, stages = build_pipeline(job), build_pipeline(job)
+    digests = [stage.state_digest() for stage in stages]
+    first = losses(stages)
+    assert [stage.state_digest() for stage in stages] == digests
+    assert run_pipelines([stages], 1, 2) == run_pipelines([untouched], 1, 2)
+    gradients = gradients_by_name(stages)
+    assert losses(stages) == first
+    for name, gradient in gradients_by_name(untouched).items():
+        assert torch.equal(gradient, gradients[name])
+
+
+def test_sums_are_the_same_whoever_ran_which_micro_batch() -> None:
+    torch.manual_seed(0)
+    pairs = [(float(value), 3.0) for value in torch.randn(64) * 2.0 ** torch.randint(-20, 20, (64,))]
+    whole = evaluate(4, {"0.0": evaluation_report(pairs)})
+    assert whole.loss == math.fsum(loss for loss, _ in pairs) / 192
+    assert (whole.step, whole.tokens) == (4, 192.0)
+    for cut in (1, 17, 40):
+        reports = {"1.0": evaluation_report(pairs[cut:]), "0.0": evaluation_report(pairs[:cut][::-1])}
+        assert evaluate(4, reports) == whole
+    with_ranks = {"0.0": evaluation_report(pairs), "0.0t1": evaluation_report(pairs)}
+    assert evaluate(4, with_ranks) == whole
+    assert math.isnan(evaluate(4, {"0.0": evaluation_report([(math.nan, 3.0)])}).loss)
+    assert math.isnan(evaluate(4, {"0.0": evaluation_report([])}).loss)

@@ -1,22 +1,30 @@
-"""Shards of a stage: where they end, the norms and steps of them, and what they are called in checkpoints."""
+"""Units and shards of a stage: norms, steps and names of shards; units that stay while the model is cut anew."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import pytest
 import torch
 
+from recycle import JobError, Worker
+from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, Summed
-from recycle.exec.model.state.optimizer import StoredNames, UnitOptimizer
-from recycle.exec.model.state.shards import ShardedOptimizer, Shards
-from recycle.job.footprint import ON_CPU
+from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_units
+from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
+from recycle.exec.model.weights import units_of
+from recycle.exec.protocol import Commit
+from recycle.exec.worker.hosted import Hosted
+from recycle.exec.worker.updates import Updates
+from recycle.job import Job
 from recycle.job.sections import TrainSection
+from tests.exec.drive import execute, micro_batches, one_f_one_b
+from tests.exec.runs import job
 from tests.exec.sharded import joined, require_equal
 
 CPU = torch.device("cpu")
@@ -46,8 +54,15 @@ def summed(order: Sequence[str] = NAMES) -> ExactSum:
 
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
-    joined_sums = JoinedSums([Summed(sums, NAMES)], DIVISOR)
-    return ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 10, count)
+    ends = [0, sums.layout.size]
+    return ShardedOptimizer(parameters(), GATED, JoinedSums([Summed(sums)], DIVISOR), TRAIN, working, 10, count, ends)
+
+
+def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
+    whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
+    mean = JoinedSums([Summed(sums)], DIVISOR).mean
+    whole.attach(mean, 0, torch.empty_like(whole.parameters), StateNames({}, {}))
+    return whole
 
 
 def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
@@ -69,18 +84,6 @@ def digests_of(shards: Shards) -> dict[int, str]:
     return {number: digest(tensors) for number, (tensors, _) in shards.parts(NO_STAGE).items()}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
-def test_shards_cover_the_stage_and_end_at_blocks(count: int) -> None:
-    layout = FlatLayout(SHAPES)
-    bounds, begins = layout.shards(count, ON_CPU.normed), {begin for begin, _ in layout.blocks(ON_CPU.normed)}
-    assert bounds[0] == 0
-    assert bounds[-1] == layout.size
-    assert len(bounds) == count + 1
-    assert bounds == sorted(bounds)
-    assert set(bounds[:-1]) <= begins | {layout.size}
-    assert max(b - a for a, b in pairwise(bounds)) <= layout.size / count + ON_CPU.normed
-
-
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
     sums = summed()
@@ -94,24 +97,20 @@ def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
 
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
 def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> None:
-    sums, listed = summed(), list(parameters().values())
-    whole, shards = UnitOptimizer(listed, TRAIN, working), sharded(sums, 3, working)
+    sums = summed()
+    whole, shards = in_one_piece(sums, working), sharded(sums, 3, working)
     shards.own(range(10, 13))
     shards.settled()
-    before = [torch.empty_like(tensor) for tensor in shards.state_tensors()]
-    kept = shards.keep(before, 0)
-    kept = shards.keep(before, kept)
-    digests = []
     for iteration in range(3):
-        if iteration == 2:
-            digests.append(digests_of(shards))
-        whole.step(lambda start, out: sums.mean(DIVISOR, out, start), iteration, 0.5)
-        shards.step(iteration, 0.5, before, kept if not iteration else 0)
+        before, digests = [tensor.clone() for tensor in shards.state_tensors()], digests_of(shards)
+        whole.step(iteration, 0.5)
+        for piece in shards.pieces.values():
+            piece.step(iteration, 0.5)
     require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
     live = torch.cat(shards.weights())
     assert torch.equal(live, whole.state_tensors()[-1] if working != torch.float32 else whole.parameters)
     copy_state(shards.state_tensors(), before)
-    assert [digests_of(shards)] == digests
+    assert digests_of(shards) == digests
     shards.publish()
     assert not torch.equal(live, torch.cat(shards.weights()))
 
@@ -136,17 +135,107 @@ def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None
 def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: torch.dtype) -> None:
     """Three units, one without parameters; in the last those that decay come last, as a shared weight does there."""
     order = ["gated", "bias", "norm", "wide", "small"]
-    units = {"gated": 4, "bias": 4, "norm": 6, "wide": 6, "small": 6}
-    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order), order)], DIVISOR)
-    shards = ShardedOptimizer(parameters(), GATED, joined_sums, TRAIN, working, 12, 3, (range(4, 7), units))
+    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order))], DIVISOR)
+    in_order = {name: parameters()[name] for name in order}
+    ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
+    cuts = [0, *(end for _, end in ends.values())]
+    shards = ShardedOptimizer(in_order, GATED, joined_sums, TRAIN, working, 12, 3, cuts)
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
     shards.own(shards.all_numbers)
     terms = sorted(norm for norms in norms_of(shards) for norm in norms)
     assert terms == sorted(whole_sums.mean_norms_squared(DIVISOR))
-    whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
+    whole = in_one_piece(whole_sums, working)
     for iteration in range(2):
-        whole.step(lambda start, out: whole_sums.mean(DIVISOR, out, start), iteration, 0.5)
-        shards.step(iteration, 0.5)
+        whole.step(iteration, 0.5)
+        for piece in shards.pieces.values():
+            piece.step(iteration, 0.5)
     require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
+
+
+KINDS = {
+    "gpt": {},
+    "tied": {"kind": "gpt", "tied": True},
+    "llama": {"kind": "llama", "ffn": 48},
+    "emulated": {"kind": "emulated"},
+    "bf16": {},
+}
+
+
+def job_of(name: str) -> Job:
+    model = {"kind": "gpt", "layers": 4, "hidden": 32, "heads": 2, "sequence": 16, **KINDS[name]}
+    return job(1, 2, 2, model=model, train={"precision": "bf16"} if name == "bf16" else {})
+
+
+def iterate(stages: Mapping[int, Stage], step: int) -> list[float]:
+    """One iteration and its step on one worker that hosts the whole model; the norms."""
+    batches = micro_batches(0, 2)
+    for stage in stages.values():
+        stage.begin_iteration(step)
+    execute((stage, one_f_one_b(stage.index, len(stages), batches)) for stage in stages.values())
+    norms = [norm for stage in stages.values() for norm in stage.gradient_norms_squared()]
+    updates = Updates(stages, step - 1)
+    updates.reduced(step)
+    updates.settle(step, Commit(step, 0.0, 0.0, 0.5))
+    return norms
+
+
+def named(stages: Mapping[int, Stage]) -> dict[str, torch.Tensor]:
+    return {
+        f"{stage.index == max(stages)} {name}" if "word_embeddings" in name else name: tensor.clone()
+        for stage in stages.values()
+        for name, tensor in stage.named_state(stage.state_tensors()).items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_that_is_cut_anew_between_steps_gives_the_same_bits(name: str) -> None:
+    of = job_of(name)
+
+    still, moved = (Hosted(Worker(0, 0), partial(build_stages, of), (), [0, 1]) for _ in range(2))
+    for step, cut in enumerate([(), (1, 1, 2), (3, 1), ()]):
+        tensors = {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()}
+        if cut or step:
+            assert moved.place(cut, range(len(cut) or 2))
+            assert moved.missing() == set()
+            moved.confirm()
+            assert {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()} == tensors
+        assert math.fsum(iterate(moved.stages, step)) == math.fsum(iterate(still.stages, step))
+    left, right = named(moved.stages), named(still.stages)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None:
+    of = job_of("emulated")
+
+    hosted = Hosted(Worker(0, 0), partial(build_stages, of), (), [0])
+    assert not hosted.place_held()
+    given, kept = hosted.layout, [tensor.clone() for tensor in hosted.held(0, 3)]
+    assert hosted.place((1, 3), [1])
+    assert not hosted.place((1, 3), [1])
+    assert hosted.missing() == {3, 4, 5}
+    assert not hosted.is_confirmed
+    assert all(torch.equal(one, other) for one, other in zip(hosted.held(0, 3), kept, strict=True))
+    for tensor in hosted.placed(3, 6):
+        tensor.fill_(7.0)
+    assert hosted.place_held()  # the generation came to nothing
+    assert (hosted.layout, hosted.missing(), hosted.is_confirmed) == (given, set(), True)
+    assert all(torch.equal(one, other) for one, other in zip(hosted.placed(0, 3), kept, strict=True))
+    assert hosted.place((1, 3), [1])
+    hosted.confirm()
+    assert [tensor[0].item() for tensor in hosted.held(3, 5)[::2]] != [7.0, 7.0]
+    with pytest.raises(Exception, match="unit 0 of the model"):
+        hosted.held(0, 1)
+
+
+def test_what_lies_outside_of_layers_belongs_to_the_ends() -> None:
+    names = ["embedding.weight", "decoder.layers.0.w", "decoder.layers.1.w", "decoder.norm", "output_layer.weight"]
+    assert units_of(names, 0, 2, (True, True), 3) == dict(zip(names, (0, 1, 2, 3, 3), strict=True))
+    assert units_of(["embedding.weight", "layers.0.w", "scale"], 0, 1, (True, False), 3)["scale"] == 0
+    assert units_of(["embedding.weight", "layers.1.w"], 1, 1, (False, True), 3)["embedding.weight"] == 3
+    assert units_of(["scale"], 4, 2, (False, False), 9) == {"scale": 5}
+    with pytest.raises(JobError, match="without layers"):
+        units_of(["scale"], 4, 0, (False, False), 9)

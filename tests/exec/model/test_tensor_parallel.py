@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+import torch.distributed as dist
 
 from recycle import Job, JobError
 from recycle.cli.planner import plan_for_training
-from recycle.exec import run
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.processes.forkserver import ForkServer
-from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.exec.transport.base import TransportError
 from tests.exec.drive import iterated, small_job
 from tests.exec.runs import Run, figures, job, kinds
 from tests.exec.tensor_workers import TensorWorkers, whole_gradients
@@ -53,41 +58,6 @@ def test_loss_and_gradients_are_those_of_one_process(pair: TensorWorkers, model:
     assert 0 < worst < TOLERANCE
 
 
-@pytest.mark.parametrize("model", [{}, {"tied": True}, {"dropout": 0.2}], ids=["plain", "tied", "dropout"])
-def test_input_and_weight_gradients_apart_have_the_bits_of_both_in_one(
-    pair: TensorWorkers, model: dict[str, Any]
-) -> None:
-    of = cut(small_job(ranks=2, model=model))
-    together, apart = pair.iterate(of), pair.iterate(of, weights_last=True)
-    for one, other in zip(together, apart, strict=True):
-        assert one.digests == other.digests
-        assert one.report.norms == other.report.norms
-
-
-def test_what_all_tensor_ranks_hold_is_the_same_on_all_and_the_rest_is_not(pair: TensorWorkers) -> None:
-    one, other = pair.iterate(cut(small_job(ranks=2, model={"dropout": 0.1})))
-    assert one.report.replicated == other.report.replicated
-    assert sorted(one.report.replicated) == [0, 1]
-    assert all(one.report.norms[stage] != other.report.norms[stage] for stage in (0, 1))
-    common = one.gradients.keys() - one.cuts.keys()
-    assert {name.rpartition(".")[0].rpartition(".")[2] for name in common} == {
-        *("position_embeddings", "input_layernorm", "linear_proj", "pre_mlp_layernorm", "linear_fc2"),
-        "final_layernorm",
-    }
-    assert all((one.gradients[name] == other.gradients[name]).all() for name in common)
-
-
-def test_a_bf16_model_trains_in_parts_too(pair: TensorWorkers) -> None:
-    of = small_job(ranks=2, train={"precision": "bf16"})
-    loss, gradients = iterated(of)
-    parts = pair.iterate(cut(of))
-    assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-3)
-    assert parts[0].report.replicated == parts[1].report.replicated
-    whole = whole_gradients(parts)
-    for name, gradient in gradients.items():
-        assert float((whole[name] - gradient).norm()) <= 0.05 * float(gradient.norm()) + 1e-6, name
-
-
 def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_parallel: int = 2, **sections: Any) -> Job:
     shape = {"tensor_parallel": tensor_parallel} | sections.pop("shape", {})
     return job(pipelines, ranks, micro_batches, "gpt", shape=shape, memory={"limit": 8}, **sections)
@@ -120,15 +90,6 @@ def assert_same_bits(result: RunResult, reference: RunResult) -> None:
     assert result.digests == reference.digests
 
 
-def test_losses_are_those_without_tensor_parallelism(healthy: RunResult) -> None:
-    one = gpt(tensor_parallel=1)
-    reference = run(one_f_one_b(one.shape), one, steps=STEPS)
-    assert healthy.losses == pytest.approx(reference.losses, rel=1e-6)
-    norms = [line["grad_norm"] for line in reference.metrics]
-    assert [line["grad_norm"] for line in healthy.metrics] == pytest.approx(norms, rel=1e-5)
-    assert healthy.losses[-1] < healthy.losses[0]
-
-
 def test_a_killed_process_takes_its_worker_and_the_run_keeps_its_bits(
     healthy: RunResult, runs: Any, tmp_path: Path
 ) -> None:
@@ -143,22 +104,6 @@ def test_a_killed_process_takes_its_worker_and_the_run_keeps_its_bits(
     assert {event["worker"] for event in result.events if event["kind"] == "rejoined"} == {"1.1"}
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
     assert [name for name in logs if name.startswith("1.1")] == ["1.1.log", "1.1.trace.jsonl", "1.1t1.log"]
-
-
-def test_a_schedule_with_split_backward_gives_the_same_bits(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
-    of = gpt()
-    result = runs(of, tmp_path / "run", schedule=zb_h1(of.shape))
-    assert_same_bits(result, healthy)
-
-
-@pytest.mark.soak
-def test_several_stages_of_a_worker_compute_in_one_group(runs: Any, tmp_path: Path) -> None:
-    of = gpt(1, 2, 4, shape={"chunks": 2}, model={"layers": 4, "tied": True})
-    one = gpt(1, 2, 4, 1, shape={"chunks": 2}, model={"layers": 4, "tied": True})
-    result = runs(of, tmp_path / "cut", steps=3)
-    reference = runs(one, tmp_path / "whole", steps=3)
-    assert result.losses == pytest.approx(reference.losses, rel=1e-6)
-    assert [m["grad_norm"] for m in result.metrics] == pytest.approx([m["grad_norm"] for m in reference.metrics], 1e-5)
 
 
 def interrupted(healthy: RunResult, directory: Path) -> Path:
@@ -187,36 +132,6 @@ def test_a_run_goes_on_from_its_checkpoint_without_tensor_parallelism(
     assert result.losses[:3] == healthy.losses[:3]
 
 
-@pytest.mark.soak
-def test_a_run_goes_on_with_tensor_parallelism_from_a_checkpoint_without(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
-    sections = {"train": {"checkpoint_every": 3}, "model": {"layers": 4}}
-    runs(gpt(1, 1, 4, 1, **sections), tmp_path / "run", steps=3)
-    result = runs(gpt(1, 2, 4, 2, **sections), tmp_path / "run", resume=True)
-    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
-    names = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-00000004").glob("*.safetensors")}
-    assert names == {f"stage-000{stage}{rank}-1-of-1.safetensors" for stage in (0, 1) for rank in ("", "t1")}
-
-
-def test_a_run_goes_on_with_its_sequences_cut_and_its_checkpoints_are_the_same(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
-    of = gpt(2, 2, 2, 2, shape={"sequence_parallel": True}, train={"checkpoint_every": 3})
-    result = runs(of, interrupted(healthy, tmp_path / "run"), resume=True)
-    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
-    assert result.losses[:3] == healthy.losses[:3]
-    assert healthy.directory is not None
-    ours, theirs = (
-        {path.name: path.stat().st_size for path in (of / "checkpoints" / "step-00000004").iterdir()}
-        for of in (tmp_path / "run", healthy.directory)
-    )
-    assert {name for name in ours if name.endswith(".safetensors")} == {
-        name for name in theirs if name.endswith(".safetensors")
-    }
-    assert all(ours[name] == theirs[name] for name in ours if name.endswith(".safetensors"))
-
-
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
@@ -230,20 +145,6 @@ def test_a_worker_of_which_one_process_hangs_is_found(launch: Run) -> None:
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
     assert set(result.digests) == {"0.0", "0.1", "1.0", "1.1"}
     assert result.digests["0.1"] == result.digests["1.1"]
-
-
-def test_a_gradient_that_one_tensor_rank_spoils_is_repeated(launch: Run) -> None:
-    result = launch(job(2, 2, 2, **EMULATED), STEPS, "nan:0.1t1@2")
-    assert result.losses == launch(job(2, 2, 2), STEPS).losses
-    (undone,) = [event for event in result.events if event["kind"] == "undone"]
-    assert (undone["step"], undone["cause"]) == (2, "a gradient is not finite")
-
-
-def test_one_process_cannot_be_several_tensor_ranks() -> None:
-    of = gpt()
-    with pytest.raises(JobError, match=r'tensor_parallel: 2, but transport = "local" has one process') as error:
-        run(one_f_one_b(of.shape), of, steps=1)
-    assert "\n" not in str(error.value)
 
 
 SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
@@ -277,15 +178,77 @@ def test_what_cannot_be_cut_or_shared_is_refused(
         gpt(tensor_parallel=ranks, shape=shape, model=model)
 
 
+class Board:
+    """What the ranks of a test, threads of one process, give each other."""
+
+    def __init__(self, size: int) -> None:
+        self._given: list[torch.Tensor] = [torch.empty(0)] * size
+        self._met = threading.Barrier(size)
+
+    def exchange(self, rank: int, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        def pending() -> list[torch.Tensor]:
+            self._given[rank] = tensor.clone()
+            self._met.wait(60)
+            found = list(self._given)
+            self._met.wait(60)
+            return found
+
+        return pending
+
+
+def on_all(size: int, action: Callable[[TensorGroup], torch.Tensor]) -> list[torch.Tensor]:
+    board, results = Board(size), [torch.empty(0)] * size
+
+    def run(rank: int) -> None:
+        group = TensorGroup(rank, size)
+        group.exchange = lambda tensor: board.exchange(rank, tensor)
+        results[rank] = action(group)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def addend(rank: int) -> torch.Tensor:
+    return torch.randn(1000, generator=torch.Generator().manual_seed(rank))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ("kill:1.1t2@2", r"fault kill:1.1t2@2: tensor rank 2, but \[shape\] tensor_parallel = 2"),
-        ("rejoin:1.1t1@2", "rejoin is of a worker as a whole; leave out t1"),
-        ("cut=0.1:1.1t1@2", "cut is of a worker as a whole"),
-    ],
+    ("size", "operation", "combine"),
+    [*((size, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 5)), (2, dist.ReduceOp.MAX, torch.maximum)],
 )
-def test_a_fault_that_no_process_can_have_is_refused(fault: str, says: str, runs: Any, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=says):
-        runs(gpt(), tmp_path / "run", fault)
-    assert str(parse_fault("stall:0.1t3@4.form")) == "stall:0.1t3@4.form"
+def test_every_rank_has_what_all_give_combined_in_the_order_of_ranks(
+    size: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
+) -> None:
+    def action(group: TensorGroup) -> torch.Tensor:
+        tensor = addend(group.rank()).reshape(10, 100).t()  # not contiguous
+        pending = dist.all_reduce(tensor, operation, group, is_async)
+        assert (pending is not None) == is_async
+        for _ in range(2) if pending is not None else ():
+            pending.wait()
+        return tensor
+
+    expected = reduce(combine, map(addend, range(size))).reshape(10, 100).t()
+    for found in on_all(size, action):
+        assert torch.equal(found, expected)
+
+
+def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
+    """Also where torch knows a world of its own, and describes the group of whatever fails."""
+    ensure_parallel_state()
+
+    def start(_: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        raise TransportError("a peer is gone")
+
+    def wait() -> list[torch.Tensor]:
+        raise TransportError("the generation is over")
+
+    group = TensorGroup(1, 2)
+    for exchange, says in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
+        group.exchange = exchange
+        with pytest.raises(TransportError, match=says):
+            dist.all_reduce(torch.ones(1), group=group)

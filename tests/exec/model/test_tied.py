@@ -1,22 +1,17 @@
-"""An embedding that the output layer shares: two stages reduce its gradient together, to the bits of one stage."""
+"""Several stages per worker, and stages that share the embedding: the bits of one process that holds the model."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
 
-from recycle import Job, Schedule, ScheduleError, check, simulate
+from recycle import Job, Schedule, check
 from recycle.exec import run
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.weights import global_names
-from recycle.exec.transport.base import tie_groups
 from recycle.ir.families import FAMILIES, one_f_one_b
-from recycle.plans import with_updates_of
-from recycle.solve.planner import plan
 from tests.exec.drive import (
     build_pipeline,
     differing,
@@ -103,15 +98,6 @@ def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_ti
             torch.testing.assert_close(gradient, expected[name].grad.float(), rtol=0, atol=2.0**-44)
 
 
-def test_both_copies_stay_equal_to_the_last_bit() -> None:
-    stages = build_pipeline(small_job(ranks=2, model={"tied": True}))
-    for step in range(2):
-        run_pipelines([stages], step, 4)
-        for stage in stages:
-            stage.step(step, clip_factor=0.5)
-        assert stages[0].parameters[SHARED].equal(stages[1].parameters[SHARED])
-
-
 @pytest.mark.parametrize(("ranks", "chunks", "family"), [(2, 1, "1f1b"), (4, 1, "zb-h1"), (2, 2, "interleaved")])
 def test_the_bits_do_not_depend_on_where_first_and_last_stage_lie(
     ranks: int, chunks: int, family: str, whole: RunResult
@@ -154,36 +140,57 @@ def test_a_worker_that_hosts_both_may_die_in_its_reduces_and_come_back(launch: R
     assert result.digests["0.0"] == result.digests["1.0"]
 
 
-def test_staggered_steps_of_tied_stages_can_be_undone(launch: Run) -> None:
-    of, one = tied(2, 2, 3, clip=1e3), tied(1, 1, 6, clip=1e3)
-    result = launch(of, STEPS, "nan:1.1@2")
-    assert figures(result) == figures(run(one_f_one_b(one.shape), one, steps=STEPS))
-    assert result.undone == [2]
-    assert result.modes["staggered"] == STEPS - 2
+def two_chunks(ahead: int = 2, **train: float) -> Job:
+    return job(2, 2, 4, kind="gpt", shape={"chunks": 2}, memory={"limit": 8}, train=train, planner={"ahead": ahead})
 
 
-def test_plans_state_the_ties_and_take_the_time_that_they_cost() -> None:
-    of = tied(2, 4, 4)
-    made, free = plan(of, seconds=0.2), plan(job(2, 4, 4, memory={"limit": 8}), seconds=0.2)
-    assert made.schedule.ties == ((0, 3),)
-    assert tie_groups(made.schedule) == {4: (0, 3)}
-    assert free.schedule.ties == ()
-    assert check(made.schedule) == []
-    assert made.period == simulate(made.schedule, of.profile()).period >= free.period
+@pytest.fixture(scope="module")
+def gpt() -> Job:
+    return two_chunks()
 
 
-def test_a_cut_of_the_model_ties_its_own_first_and_last_stage() -> None:
-    placement = {f"0.{rank}": (rank,) for rank in range(3)}
-    cut = Schedule.from_text(replace(job(1, 4, 4).shape, cut=(3, 2, 3)), {}, placement=placement)
-    of = tied(1, 4, 4)
-    assert with_updates_of(cut, of).ties == ((0, 2),)
-    assert with_updates_of(with_updates_of(cut, of), of).ties == ((0, 2),)
+def alone(**train: float) -> RunResult:
+    """The same model and micro-batches in one stage, 1F1B."""
+    in_one_stage = job(1, 1, 8, kind="gpt", memory={"limit": 8}, model={"layers": 4}, train=train)
+    return run(one_f_one_b(in_one_stage.shape), in_one_stage, steps=STEPS)
 
 
-def test_a_schedule_with_other_ties_is_refused() -> None:
-    shape = job(1, 4, 4).shape
-    schedule = with_updates_of(one_f_one_b(shape), tied(1, 4, 4))
-    assert schedule.ties == ((0, 3),)
-    assert with_updates_of(schedule, tied(1, 4, 4)) == schedule
-    with pytest.raises(ScheduleError, match=r"the schedule ties stages 0 3, the job's model does not"):
-        with_updates_of(schedule, job(1, 4, 4))
+@pytest.fixture(scope="module")
+def in_one_stage() -> RunResult:
+    return alone()
+
+
+def by_stage(result: RunResult) -> dict[int, str]:
+    """Final state of each stage, which all of its hosts must agree on."""
+    found: dict[int, set[str]] = {}
+    for stages in result.digests.values():
+        for stage, digest in stages.items():
+            found.setdefault(stage, set()).add(digest)
+    assert all(len(digests) == 1 for digests in found.values())
+    return {stage: digests.pop() for stage, digests in sorted(found.items())}
+
+
+@pytest.mark.parametrize("family", ["interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v"])
+def test_every_family_trains_to_the_bits_of_one_process(family: str, gpt: Job, in_one_stage: RunResult) -> None:
+    result = run(FAMILIES[family](gpt.shape), gpt, steps=STEPS)
+    assert figures(result) == figures(in_one_stage)
+    assert sorted(by_stage(result)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "family", ["zb-v", *(pytest.param(each, marks=pytest.mark.soak) for each in ("interleaved", "dualpipe-v"))]
+)
+def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
+    family: str, gpt: Job, in_one_stage: RunResult, launch: Run
+) -> None:
+    schedule = FAMILIES[family](gpt.shape)
+    of = two_chunks(ahead=1)
+    result = launch(of, STEPS, "kill:1.1@1", "rejoin:1.1@3", schedule=schedule)
+    assert figures(result) == figures(in_one_stage)
+    assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
+    assert result.digests == run(schedule, gpt, steps=STEPS).digests
+    assert result.directory is not None
+    for digest in {line["plan"] for line in result.metrics}:
+        ran = Schedule.load(result.directory / "plans" / f"{digest}.json")
+        assert check(ran, limits=of.activation_limits()) == []
+        assert all(ran.stages_of(worker) == schedule.stages_of(worker) for worker in ran.live)

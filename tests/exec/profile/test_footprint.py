@@ -14,7 +14,7 @@ import torch
 from recycle import Job, Link, Profile, simulate
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
-from recycle.exec.model.state.shards import Shards
+from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.measure import StageFigures, Subject, message_bytes
 from recycle.exec.profile.memory import Allocated, allocated_by
 from recycle.exec.profile.profiler import assemble
@@ -248,13 +248,3 @@ def test_bytes_of_a_parameter(precision: str, accumulation: str, staggered: bool
         planner={"staggered": staggered},
     )
     assert parameter_bytes(of).total == expected
-
-
-def test_nothing_of_a_step_has_the_size_of_the_stage() -> None:
-    of = job(1, 1, 2, kind="gpt", model={"layers": 2, "hidden": 512, "vocabulary": 256})
-    stage = build_stages(of, [0])[0]
-    parameters = sum(unit.state_tensors()[0].numel() for unit in stage.layout.units().values())
-    assert parameters > 10 * ON_CPU.stepped
-    update = allocated_by(lambda: (stage.gradient_norms_squared(), stage.step(0, 0.5)), CPU)
-    assert update.kept == 0
-    assert update.peak < 16 * ON_CPU.added

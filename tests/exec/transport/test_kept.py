@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from recycle.exec.transport import communicators as module
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.formation import lanes_of
@@ -218,17 +217,6 @@ def test_pairs_that_did_not_meet_before_form_and_the_others_are_kept_as_spares(c
     assert cluster.made() == []
 
 
-def test_spares_that_are_too_many_are_let_go(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES", 1)
-    finish(cluster.train(1))
-    for roles in (SWAPPED, {}):
-        cluster.leave()
-        cluster.made()
-        finish(cluster.train(2, roles))
-    # Each process has kept one of its two lanes of the first generation; both ends have kept those of one direction.
-    assert 0 < len(cluster.made()) < 4
-
-
 def test_a_lane_on_which_a_receive_waits_forms_anew_and_the_others_go_on(cluster: Cluster) -> None:
     formed = {worker: one.result(LATE) for worker, one in cluster.form().items()}
     cluster.made()
@@ -254,18 +242,6 @@ def test_a_process_that_came_anew_has_all_of_its_own_formed_and_no_others(cluste
     assert cluster.made() == ["lane1.0>1.1", "lane1.1>1.0", "stage1:0.1"]
 
 
-def test_what_is_not_kept_is_aborted_once_all_have_formed(cluster: Cluster) -> None:
-    finish(cluster.train(1))
-    old = {worker: dict(process.communicators._held) for worker, process in cluster.processes.items()}
-    cluster.leave()
-    cluster.restart(Worker(1, 1))
-    finish(cluster.train(1))
-    for worker, held in old.items():
-        for key, communicator in held.items():
-            is_gone = "1.1" in key[1] and worker != Worker(1, 1)
-            assert communicator.backend._aborted.is_set() == is_gone, (worker, key)
-
-
 def test_a_process_whose_transport_broke_keeps_nothing() -> None:
     cluster = Cluster(transport_timeout=0.2)
     formed = {worker: one.result(LATE) for worker, one in cluster.form().items()}
@@ -277,39 +253,6 @@ def test_a_process_whose_transport_broke_keeps_nothing() -> None:
     finish(cluster.train(1))
     assert cluster.made() == ["lane0.0>0.1", "lane0.1>0.0", "stage0:0.0"]
     cluster.end()
-
-
-def test_a_death_while_others_form_leaves_them_what_has_formed_at_both_ends(cluster: Cluster) -> None:
-    dies = Worker(1, 1)
-    forming = cluster.form(absent=[dies])
-    deadline = time.monotonic() + LATE
-    while not all(set(LANES[:2]) <= set(cluster.processes[Worker(0, rank)].made) for rank in (0, 1)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    cluster.processes.pop(dies)
-    cluster.stop()
-    for one in forming.values():
-        with pytest.raises(TransportError):
-            one.result(LATE)
-    cluster.leave()
-    for process in cluster._every:
-        process.made.clear()
-    cluster.restart(dies)
-    finish(cluster.train(2))
-    made = cluster.made()
-    assert set(made) >= {"lane1.0>1.1", "lane1.1>1.0", "stage1:0.1"}
-    assert "lane0.0>0.1" not in made
-
-
-def test_communicators_of_a_process_that_is_dead_are_let_go() -> None:
-    of_process = Communicators()
-    of_process.begin()
-    for peer in ("0.1", "1.1"):
-        of_process.add(("lane0", ("0.0", peer)), f"generation1/lane0.0>{peer}", peer)
-    of_process.end()
-    of_process.keep_among(["0.0", "0.1"])
-    assert of_process.take_unfit() == ["1.1"]
-    assert of_process.offer() == {"generation1/lane0.0>0.1": 0}
 
 
 def test_what_one_end_has_begun_more_often_than_the_other_is_not_kept() -> None:

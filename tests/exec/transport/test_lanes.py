@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -30,7 +29,6 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
-from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport
 from tests.exec.keys import KeyServer
@@ -156,27 +154,6 @@ def test_who_waits_for_several_dead_peers_leaves_the_generation(start: Start) ->
     middle.device.synchronize()
 
 
-def test_the_end_of_a_generation_is_told_at_once_also_when_an_abort_hangs(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, hangs = start()[FIRST], threading.Event()
-    first.transport.begin(first.program, 0)
-    first.transport.receive(next(one for one in first.program if isinstance(one, Receive)))  # nobody sends
-
-    def abort_late(communicators: Sequence[Communicator]) -> None:
-        hangs.wait()
-        abort_group(communicators)
-
-    monkeypatch.setattr("tests.exec.accelerator.transport.abort_group", abort_late)
-    told = first.does(first.transport.release)
-    told.result(LATE)
-    closing = first.does(first.transport.close)
-    with pytest.raises(TimeoutError):  # it shows as a hang of the main thread, which heartbeats tell
-        closing.result(SOON)
-    hangs.set()
-    closing.result(LATE)
-
-
 def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None:
     pair = lower(one_f_one_b(Shape(2, 1, 1)))
     source, joiner = pair.live
@@ -192,36 +169,6 @@ def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None
     gate.set()
     settling.result(LATE)
     assert torch.equal(copy, state)
-
-
-def test_a_sent_tensor_is_let_go_of_with_the_next_one_and_not_two_iterations_later(start: Start) -> None:
-    processes = start()
-    sends = [instruction for instruction in processes[FIRST].program if isinstance(instruction, Send)]
-    receives = [instruction for instruction in processes[MIDDLE].program if isinstance(instruction, Receive)]
-    for role in (FIRST, MIDDLE):
-        processes[role].transport.begin(processes[role].program, 0)
-    tensor = torch.ones(4)
-    sent = weakref.ref(tensor)
-    processes[FIRST].transport.send(sends[0], tensor)
-    del tensor
-    assert sent() is not None
-    processes[MIDDLE].transport.receive(next(one for one in receives if one.peer == FIRST))()
-    processes[FIRST].transport.settle()
-    processes[FIRST].transport.send(sends[1], torch.ones(4))
-    assert sent() is None
-
-
-def test_a_sum_whose_peer_does_not_come_ends_at_the_transport_timeout(start: Start) -> None:
-    pair = lower(one_f_one_b(Shape(2, 1, 1)))
-    alone, _ = start(pair, transport_timeout=SOON).values()
-    with pytest.raises(TransportError, match="no answer within the deadline"):
-        alone.does(lambda: alone.transport.reduce(0, [torch.ones(1)])).result(LATE)
-
-
-def test_a_lane_whose_peer_does_not_come_is_named_after_the_forming_timeout() -> None:
-    middle = Process(HashStore(), PIPELINE, MIDDLE, (), form_timeout=SOON)
-    with pytest.raises(TransportError, match=f"lane{FIRST}>{MIDDLE} did not form: "):
-        middle.does(middle.transport.form).result(LATE)
 
 
 def test_process_that_waits_for_a_peer_to_form_still_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:

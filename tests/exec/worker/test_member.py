@@ -29,9 +29,7 @@ from recycle.exec.protocol import (
     ProcessMessage,
     Propose,
     Ready,
-    Report,
     Said,
-    StepReport,
     Stop,
     Strike,
 )
@@ -72,25 +70,9 @@ def test_process_begins_the_last_generation_that_it_is_in_and_that_is_not_over()
     assert not state.is_over
 
 
-def test_process_that_starts_late_begins_no_generation_of_before() -> None:
-    state = MemberState("0.1", 2, generation=7)
-    state.take(propose(7, "0.1"))
-    assert generation_begun(state) is None
-    state.take(propose(8, "0.1"))
-    assert generation_begun(state) == 8
-
-
 def test_process_begins_no_generation_of_an_earlier_process_of_its_worker() -> None:
     """A leader that takes over may propose one before it hears that the worker has another process by now."""
     assert generation_begun(told(propose(1, "0.1"), incarnation=3)) is None
-
-
-def test_proposal_ends_the_generation_before_it() -> None:
-    state = told(propose(1, "0.1"))
-    state.begin()
-    state.take(propose(2, "0.0"))
-    assert state.is_over
-    assert generation_begun(state) is None
 
 
 def test_permits_commits_and_evaluations_count_in_their_generation_only() -> None:
@@ -124,22 +106,6 @@ def test_repeated_messages_change_nothing() -> None:
     assert (state.generation, state.is_over, state.commit(3)) == (4, False, COMMIT)
     state.take(Stop(3))
     assert not state.is_over
-
-
-def test_three_commits_are_kept() -> None:
-    state = told(propose(1, "0.1"))
-    state.begin()
-    for step in range(6):
-        state.take(Committed(1, Commit(step, 1.5, 0.25, 1.0)))
-    assert [step for step in range(6) if state.commit(step)] == [3, 4, 5]
-
-
-def test_workers_of_the_present_generation_are_known() -> None:
-    state = told(propose(1, "0.1", "1.1"))
-    assert list(state.live) == []
-    state.begin()
-    state.take(propose(2, "0.1"))
-    assert list(state.live) == ["0.1", "1.1"]
 
 
 def test_only_the_process_that_is_told_to_leave_may() -> None:
@@ -243,13 +209,6 @@ def test_process_says_who_it_is_first_and_names_the_generation_that_it_speaks_of
     assert generations == Said(Acknowledged(True), 4)
 
 
-def test_floats_of_a_report_survive_to_the_last_bit(process: Process) -> None:
-    process.begin(1)
-    report = Report({1: [0.1 + 0.2, 5e-324, float("nan")]}, 5.542490005493164 / 3, checksums={1: 2**64 - 1})
-    process.member.report(4, report)
-    assert repr(process.agent.hear_said(StepReport)) == repr(StepReport(4, report))
-
-
 def test_end_of_a_generation_interrupts_until_the_process_has_left_it(process: Process) -> None:
     process.begin(1)
     assert not process.member.over.is_set()
@@ -294,12 +253,6 @@ def test_process_that_waits_for_a_commit_says_so_in_its_heartbeat(process: Proce
     assert not process.member.progress.waiting
 
 
-def test_process_that_is_told_to_leave_gets_no_record(process: Process) -> None:
-    record = process.does(process.member.next_record)
-    process.agent.tell(Leave("0.1", 1), Leave("0.1", 2))
-    assert record.result(SOON) is None
-
-
 def test_fault_is_claimed_once(process: Process) -> None:
     claim = process.does(process.member.claim, 0)
     assert process.agent.hear_said(FaultReached) == FaultReached(0)
@@ -311,13 +264,6 @@ def test_fault_is_claimed_once(process: Process) -> None:
     process.does(process.member.next_record).result(SOON)
     assert process.member.claim(1) is False
     assert process.agent.count(FaultReached) == 1
-
-
-def test_fault_that_another_process_reaches_first_does_not_strike_this_one(process: Process) -> None:
-    claim = process.does(process.member.claim, 0)
-    process.agent.hear_said(FaultReached)
-    process.agent.tell(Strike(0, "1.1"))
-    assert claim.result(SOON) is False
 
 
 def test_fault_of_a_pair_strikes_a_process_that_took_part_when_it_struck_and_no_later_one(process: Process) -> None:
@@ -336,11 +282,6 @@ def test_process_learns_that_its_agent_is_gone(process: Process) -> None:
     assert process.lost.wait(SOON)
     with pytest.raises(RunError, match="the agent of this node is gone"):
         process.member.say(Ready(2))
-
-
-def test_process_without_an_agent_fails_at_once() -> None:
-    with pytest.raises(RunError, match="the agent of this node does not answer"):
-        Member("nobody", "0.1", 0, 0.02, lambda: None, lambda reason: None)
 
 
 def test_keys_that_groups_form_on_come_back_byte_for_byte() -> None:

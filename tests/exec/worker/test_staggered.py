@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from recycle import Job, Schedule, Worker
 from recycle.exec import run as run_here
 from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
-from recycle.ir.families import interleaved, one_f_one_b
+from recycle.ir.families import one_f_one_b
 from recycle.ir.formats.run_trace import read_trace
-from recycle.ir.lower import lower, with_barrier
+from recycle.ir.lower import with_barrier
 from recycle.runs.logs import log_path, read_lines
 from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, processes_writing_below
 
@@ -25,7 +23,6 @@ STEPS = 7
 FAR = {"clip": 1e9}
 """A limit that no norm comes near."""
 AHEAD = ["barrier"] + ["staggered"] * (STEPS - 1)
-FAULT = ["generation", "fault", "detected", "generation", "recovered"]
 
 
 @pytest.fixture(scope="module")
@@ -96,50 +93,6 @@ def test_neighbouring_stages_are_in_different_iterations_at_the_same_time(launch
     assert overlaps["barrier"] == 0
 
 
-def test_a_worker_holds_no_more_than_in_one_iteration(launch: Run) -> None:
-    """The warm-up of the next iteration comes after the worker's own last operation, in every trace."""
-    of = job(3, 2, 2, train=FAR)
-    run = launch(of, STEPS)
-    assert run.directory is not None
-    trace = read_trace(run.directory / "trace.json")
-    for worker in trace.processes:
-        rows = [r for r in range(len(trace)) if trace.process[r] == trace.shape.worker_index(worker)]
-        ordered = sorted(rows, key=lambda r: float(trace.start[r]))
-        assert [int(trace.step[r]) for r in ordered] == sorted(int(trace.step[r]) for r in rows)
-
-
-@pytest.mark.soak
-def test_two_chunks_step_each_on_its_own_time_or_together(launch: Run) -> None:
-    """Stage 3 and 2 step before their workers' other stage has done its last backward."""
-    of = job(2, 2, 2, shape={"chunks": 2}, train=FAR, memory={"limit": 8})
-    early = {}
-    for worker, program in lower(interleaved(of.shape)).text().items():
-        words = program.split()
-        upper = [word for word in words if word[1:] in ("REDUCE_GRAD", "STEP") and word[0] in "23"]
-        rest = [word for word in words if word not in upper]
-        last = max(place for place, word in enumerate(rest) if word[0] in "23" and word[1:2] == "B") + 1
-        last += rest[last].startswith(("2SEND", "3SEND"))
-        early[worker] = " ".join(rest[:last] + upper + rest[last:])
-    schedule = Schedule.from_text(of.shape, early)
-    staggered = launch(of, STEPS, schedule=schedule, planner=None)
-    together = launch(of, STEPS, schedule=with_barrier(schedule), planner=None)
-    assert modes(staggered) == AHEAD
-    assert set(modes(together)) == {"barrier"}
-    assert_same_training(staggered, together)
-    assert staggered.digests == together.digests
-
-
-@pytest.mark.parametrize("phase", ["", ".forward", ".backward", ".reduce", ".commit", ".step", ".stepped"])
-def test_a_kill_in_each_phase_of_a_staggered_iteration_changes_no_bit(phase: str, emulated: Job, launch: Run) -> None:
-    run = launch(emulated, STEPS, f"kill:1.1@3{phase}")
-    assert_same_training(run, with_the_barrier(launch, emulated))
-    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
-    repeated = [line["live_workers"] for line in run.metrics].index(5)
-    # an iteration begins before the step of the one before is committed, so at first a death may undo that one too
-    assert repeated in ((2, 3, 4, 5) if phase in ("", ".forward") else (3, 4, 5))
-    assert [step for step, mode in enumerate(modes(run)) if mode == "barrier"] == [0, repeated]
-
-
 class _Hold(Observer):
     """Holds the launcher, and with it every commit, when a fault strikes, until workers have stepped, or are killed.
 
@@ -193,38 +146,6 @@ def test_a_step_that_a_death_keeps_from_being_committed_is_undone_by_all_who_too
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5 - len(also)] * 4
 
 
-class _KillAtCommit(Observer):
-    """Sends SIGKILL to a worker's process as soon as a step is committed, wherever the workers are by then."""
-
-    def __init__(self, directory: Path, worker: str, step: int) -> None:
-        self.directory, self.worker, self.step = directory, worker, step
-
-    def committed(self, line: dict[str, Any]) -> None:
-        if line["step"] == self.step:
-            for pid in processes_writing_below(str(self.directory / "logs" / f"{self.worker}.log")):
-                os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("step", [0, 3])
-def test_what_is_committed_when_a_worker_dies_stays(step: int, emulated: Job, launch: Run, tmp_path: Path) -> None:
-    run = launch(emulated, STEPS, observer=_KillAtCommit(tmp_path, "1.1", step), directory=tmp_path)
-    assert_same_training(run, with_the_barrier(launch, emulated))
-    assert kinds(run).count("detected") == 1
-    assert [line["live_workers"] for line in run.metrics[: step + 1]] == [6] * (step + 1)
-    assert run.metrics[-1]["live_workers"] == 5
-
-
-def test_a_worker_that_rejoins_a_staggered_run_is_admitted_at_its_step_with_the_state_of_its_peers(
-    emulated: Job, launch: Run
-) -> None:
-    run = launch(emulated, STEPS, "kill:1.1@2", "rejoin:1.1@5")
-    reference = with_the_barrier(launch, emulated)
-    assert_same_training(run, reference)
-    assert run.digests == reference.digests
-    assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 5, 6, 6]
-    assert modes(run) == ["barrier", "staggered", "barrier", "staggered", "staggered", "barrier", "staggered"]
-
-
 def test_a_worker_may_die_behind_its_last_step_and_be_back_at_the_next(emulated: Job, launch: Run) -> None:
     """It is awaited from the moment it is dead, and its dead process is not taken for the one that comes."""
     run = launch(emulated, STEPS, "kill:1.1@3.stepped", "rejoin:1.1@4")
@@ -244,15 +165,6 @@ def test_a_gradient_that_is_not_finite_in_a_staggered_iteration_is_undone_and_re
     assert undone(run) == [(3, 6)]
     assert "not finite" in run.events[-1]["cause"]
     assert modes(run) == ["barrier", "staggered", "staggered", "barrier", "staggered", "staggered", "staggered"]
-
-
-def test_norms_near_the_limit_keep_the_barrier_so_that_clipping_undoes_nothing(launch: Run) -> None:
-    of = job(2, 2, 2, kind="gpt")
-    run = launch(of, STEPS)
-    assert max(line["grad_norm"] for line in run.metrics) > of.train.clip
-    assert modes(run) == ["barrier"] * STEPS
-    assert kinds(run) == ["generation"]
-    assert_same_training(run, with_the_barrier(launch, of))
 
 
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
@@ -277,12 +189,3 @@ def test_a_norm_that_nobody_saw_coming_undoes_the_step_and_the_repeated_one_is_c
     assert run.undone == [step for step in clipped if step]
     assert {count for _, count in undone(run)} == {4}
     assert all("has to be clipped" in event["cause"] for event in run.events if event["kind"] == "undone")
-
-
-def test_a_real_gpt_trains_through_an_undo_a_kill_and_a_rejoin_bit_for_bit(launch: Run) -> None:
-    of = job(3, 2, 2, kind="gpt", train=FAR)
-    run = launch(of, STEPS, "nan:0.0@1", "kill:1.1@3", "rejoin:1.1@5")
-    reference = with_the_barrier(launch, of)
-    assert_same_training(run, reference)
-    assert run.digests == reference.digests
-    assert run.undone[0] == 1

@@ -4,9 +4,9 @@ They come from the store of delayed weight gradients, from layers that delay the
 are added to the sums and to the checksums of watched micro-batches (`IncomingGradients`).
 
 First and last stage may share a weight. Each has a sum for its gradients, or both the same one where one worker hosts
-them. Hosts add their sums up, buffer by buffer, or bucket by bucket of the stage's own. Shards of an optimizer's state
-are ranges of all sums, one behind the other (`JoinedSums`); each keeps its own buffer, its grid, and its mark of
-gradients out of bounds.
+them. Hosts add their sums up, buffer by buffer, or bucket by bucket of the stage's own. Units and shards of an
+optimizer's state are ranges of all sums, one behind the other (`JoinedSums`); each sum keeps its own buffer, its grid,
+and its mark of gradients out of bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
@@ -52,23 +51,96 @@ class SumBuffer(NamedTuple):
         return self.buffer[low : max(low, high)]
 
 
-class GradientSums:
+class Summed(NamedTuple):
+    """One of the sums.
+
+    Attributes:
+        sums: of some parameters' gradients.
+        is_own: whether it is the stage's own.
+        is_counted: whether its norms are part of the stage's; not where another stage counts them.
+        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
+        common: its blocks that all tensor ranks of a worker have alike.
+    """
+
+    sums: Accumulator
+    is_own: bool = True
+    is_counted: bool = True
+    is_apart: bool = False
+    common: Collection[int] = ()
+
+
+class JoinedSums:
+    """Sums one behind the other.
+
+    Args:
+        every: in the order of the parameters.
+        divisor: of a sum of gradients.
+
+    Attributes:
+        layout: of all parameters, in order.
+        grain: elements of a block.
+    """
+
+    def __init__(self, every: Sequence[Summed], divisor: int) -> None:
+        begins = accumulate((one.sums.layout.size for one in every), initial=0)
+        self._placed, self._divisor = list(zip(begins, every, strict=False)), divisor
+        self.layout = FlatLayout([shape for one in every for shape in one.sums.layout.shapes])
+        self.grain = every[0].sums.grain
+
+    def parts(self) -> list[SumBuffer]:
+        """The buffers of the sums, in order."""
+        return [
+            SumBuffer(begin, one.sums.layout.size, one.sums.buffer, one.is_apart, one.is_own)
+            for begin, one in self._placed
+        ]
+
+    def mean(self, start: int, out: torch.Tensor) -> None:
+        """The mean gradient from element `start` on, written into `out`."""
+        for begin, one in self._placed:
+            low, high = max(start, begin), min(start + len(out), begin + one.sums.layout.size)
+            if low < high:
+                one.sums.mean(self._divisor, out[low - start : high - start], low - begin)
+
+    def norms_squared(self, begin: int, end: int) -> list[float]:
+        """Squared norms of the mean gradient from one block up to another, those that this stage counts."""
+        return [
+            norm
+            for first, one in self._placed
+            if one.is_counted and max(begin, first) < (high := min(end, first + one.sums.layout.size))
+            for norm in one.sums.mean_norms_squared(self._divisor, max(begin, first) - first, high - first)
+        ]
+
+    def common(self, begin: int, end: int) -> list[int]:
+        """Places in `norms_squared` of the numbers that all tensor ranks of a worker have alike."""
+        found, place = list[int](), 0
+        for first, one in self._placed:
+            size = one.sums.layout.size
+            if not one.is_counted or not max(begin, first) < min(end, first + size):
+                continue
+            for number, (at, _) in enumerate(one.sums.layout.blocks(self.grain)):
+                if begin <= first + at < end:
+                    found += [place] if number in one.common else []
+                    place += 1
+            place += one.sums.has_mark and first + size <= end
+        return found
+
+
+class GradientSums(JoinedSums):
     """The sums of a stage's gradients.
 
     Args:
         job: how gradients are accumulated, and which stages share a weight.
         index: the stage.
-        parameters: of the stage by name: a shared one first, then those that decay; or then unit by unit.
-        is_shared: whether the first of them is shared.
+        parameters: of the stage by name, unit by unit, in each those that decay first; a shared one comes before all
+            others on the first stage, and else behind them.
+        shared: name of the parameter that another stage has too; None where there is none.
         cut: names of those of which each tensor rank has a part of its own.
         tied: the sum of the shared weight's gradients that another stage of this worker has.
         device: of the sums.
-        units: of the parameters, where they lie unit by unit: then a bucket has whole units.
 
     Attributes:
         own: of all parameters but a shared one.
         tied: of the shared weight; None where there is none.
-        replicated: places in `norms_squared` of numbers that all tensor ranks of a worker have alike.
     """
 
     def __init__(
@@ -76,60 +148,42 @@ class GradientSums:
         job: Job,
         index: int,
         parameters: Mapping[str, torch.nn.Parameter],
-        is_shared: bool,
+        shared: str | None,
         cut: Collection[str],
         tied: Accumulator | None,
         device: torch.device,
-        units: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
-        self._is_first, self._is_last = index == 0, index == job.shape.stages - 1
-        names, listed, count = list(parameters), list(parameters.values()), int(is_shared)
-        self._names, self._count = names, count
+        divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
-        bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in listed]
-        self.own: Accumulator = accumulator(FlatLayout(shapes[count:]), self._divisor, bound)
-        if is_shared and tied is None:
-            # Embedding and output layer each give a gradient, and each is rounded by itself.
-            tied = accumulator(FlatLayout(shapes[:1]), 2 * self._divisor, bound)
-        self.tied = tied if is_shared else None
-        self.replicated: Collection[int] = ()
+        own, bound = {name: one for name, one in parameters.items() if name != shared}, job.train.gradient_exponent
+        self.own: Accumulator = accumulator(FlatLayout([one.shape for one in own.values()]), divisor, bound)
+        common: Collection[int] = ()
         if job.grid.tensor_parallel > 1:
-            counts = zip(names[count:], self.own.blocks_of(), strict=True)
-            whose = [name for name, blocks in counts for _ in range(blocks)]
-            self.replicated = [place for place, name in enumerate(whose) if name not in cut]
-        # Biases get their gradients with the weights of their layers, whichever bucket these are in.
-        self._begins: Collection[int] = range(sum(decays(parameter) for parameter in listed[count:]) + 1)
-        self._is_by_unit = bool(units)
-        if units:
-            of = [units[name] for name in names[count:]]
-            self._begins = [*(place for place, one in enumerate(of) if one not in of[:place]), len(of)]
-        self._bounds: dict[int, Sequence[int]] = {}
+            blocks = zip(own, self.own.blocks_of(), strict=True)
+            whose = [name for name, count in blocks for _ in range(count)]
+            common = {place for place, name in enumerate(whose) if name not in cut}
+        every = [Summed(self.own, common=common)]
         self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
-            parameter: (self.own, place) for place, parameter in enumerate(listed[count:])
+            parameter: (self.own, place) for place, parameter in enumerate(own.values())
         }
-        if self.tied is not None:
-            self._place[listed[0]] = (self.tied, 0)
-
-    def all(self) -> list[Accumulator]:
-        """The shared weight's, then that of all other parameters: in the order of the parameters."""
-        return [self.own] if self.tied is None else [self.tied, self.own]
-
-    def joined(self) -> JoinedSums:
-        """All as one flat range."""
-        shared, own = self._names[: self._count], self._names[self._count :]
-        summed = [Summed(self.own, own, common=set(self.replicated))]
-        if self.tied is not None:
-            is_counted = self._is_first or not self._is_last
-            tied = Summed(self.tied, shared, is_own=False, is_counted=is_counted, is_apart=self._has_ties)
-            # Unit by unit it is of the embedding, which comes first, or of the head, which comes last.
-            summed.insert(0 if is_counted or not self._is_by_unit else len(summed), tied)
-        return JoinedSums(summed, self._divisor)
+        self.tied: Accumulator | None = None
+        if shared is not None:
+            # Embedding and output layer each give a gradient, and each is rounded by itself.
+            self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
+            self._place[parameters[shared]] = self.tied, 0
+            # A shared weight counts once, where the embedding is.
+            one = Summed(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
+            every.insert(0 if index == 0 else 1, one)
+        super().__init__(every, divisor)
+        # In each unit biases and norms come behind the weights: their gradients are there when those of their layers
+        # are, so they may be in a later bucket, and in no earlier one.
+        self._begins = [*(place for place, one in enumerate(own.values()) if decays(one)), len(own)]
+        self._bounds: dict[int, Sequence[int]] = {}
 
     def clear(self) -> None:
         """Back to zero, for the next iteration."""
-        for accumulator in self.all():
-            accumulator.clear()
+        for _, one in self._placed:
+            one.sums.clear()
         for parameter in self._place:
             # An exception inside a backward may have left one behind.
             parameter.grad = None
@@ -146,12 +200,6 @@ class GradientSums:
         """What is summed over the hosts of all stages that share a weight."""
         return [self.tied.buffer] if self._has_ties and self.tied is not None else []
 
-    def norms_squared(self) -> list[float]:
-        """Squared norms of the mean gradient, block by block."""
-        # A shared weight counts once, where the embedding is.
-        counted = [self.own] if self._is_last and not self._is_first else self.all()[::-1]
-        return [part for accumulator in counted for part in accumulator.mean_norms_squared(self._divisor)]
-
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
         """Where to cut the stage's own sum into so many buckets: [buckets + 1]."""
         if buckets not in self._bounds:
@@ -163,90 +211,6 @@ class GradientSums:
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         accumulator, position = self._place[weight]
         return accumulator is self.own and begin <= accumulator.layout.offsets[position] < end
-
-
-class Summed(NamedTuple):
-    """One of the sums.
-
-    Attributes:
-        sums: of some parameters' gradients.
-        names: of the parameters.
-        is_own: whether it is the stage's own.
-        is_counted: whether its norms are part of the stage's; not where another stage counts them.
-        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
-        common: its blocks that all tensor ranks of a worker have alike.
-    """
-
-    sums: Accumulator
-    names: Sequence[str]
-    is_own: bool = True
-    is_counted: bool = True
-    is_apart: bool = False
-    common: Collection[int] = ()
-
-
-class JoinedSums:
-    """Sums one behind the other.
-
-    Args:
-        every: in the order of the parameters.
-        divisor: of a sum of gradients.
-
-    Attributes:
-        names: of all parameters, in order.
-        layout: of them.
-        grain: elements of a block.
-    """
-
-    def __init__(self, every: Sequence[Summed], divisor: int) -> None:
-        self._every, self._divisor = list(every), divisor
-        self.names = [name for one in every for name in one.names]
-        self.layout = FlatLayout([shape for one in every for shape in one.sums.layout.shapes])
-        self.grain = every[0].sums.grain
-
-    def buffers(self) -> list[SumBuffer]:
-        """Of the sums, in order."""
-        return [
-            SumBuffer(begin, one.sums.layout.size, one.sums.buffer, one.is_apart, one.is_own)
-            for begin, one in self._placed()
-        ]
-
-    def mean(self, start: int, out: torch.Tensor) -> None:
-        """The mean gradient from element `start` on, written into `out`."""
-        for begin, one in self._placed():
-            low, high = max(start, begin), min(start + len(out), begin + one.sums.layout.size)
-            if low < high:
-                one.sums.mean(self._divisor, out[low - start : high - start], low - begin)
-
-    def norms_squared(self, begin: int, end: int) -> list[float]:
-        """Squared norms of the mean gradient from one block up to another, those that this stage counts."""
-        return [
-            norm
-            for first, one in self._placed()
-            if one.is_counted and max(begin, first) < (high := min(end, first + one.sums.layout.size))
-            for norm in one.sums.mean_norms_squared(self._divisor, max(begin, first) - first, high - first)
-        ]
-
-    def common(self, begin: int, end: int) -> list[int]:
-        """Places in `norms_squared` of the numbers that all tensor ranks of a worker have alike."""
-        found, place = list[int](), 0
-        for first, one in self._placed():
-            size = one.sums.layout.size
-            if not one.is_counted or not max(begin, first) < min(end, first + size):
-                continue
-            for number, (at, _) in enumerate(one.sums.layout.blocks(self.grain)):
-                if begin <= first + at < end:
-                    found += [place] if number in one.common else []
-                    place += 1
-            place += one.sums.has_mark and first + size <= end
-        return found
-
-    def _placed(self) -> Iterator[tuple[int, Summed]]:
-        """(where it begins, sum)."""
-        begin = 0
-        for one in self._every:
-            yield begin, one
-            begin += one.sums.layout.size
 
 
 Half = Literal["I", "W"]

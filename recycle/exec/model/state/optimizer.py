@@ -1,9 +1,9 @@
-"""AdamW on the parameters of one unit of the model, held as one flat tensor, and its names in checkpoints.
+"""AdamW on flat tensors, and the names of its state in checkpoints.
 
 The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
 
-Parameters are re-bound to parts of a flat tensor, decayed ones first, so that the optimizer works on two long tensors
-and everything that a new host of the unit must copy is four tensors. The module that computes with them may be built
+Parameters are re-bound to parts of a flat tensor, decayed ones first, so that the optimizer works on two long runs and
+everything that a new host of the unit must copy is four tensors. The module that computes with them may be built
 anew, for a stage of other units, around the same tensors (`bind`). Learning rate and clip factor are pure functions, so
 that every worker derives the same step from the same record.
 
@@ -15,7 +15,8 @@ Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from recycle.job.footprint import ON_CPU, ON_GPU
 from recycle.job.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `OptimizerPiece.named_state`."""
+"""Before a parameter's name: what of the state has its shape, see `FlatOptimizer.named_state`."""
 UNROUNDED = 4
 """Tensors of a state without rounded parameters."""
 COUNTED = "step."
@@ -40,203 +41,12 @@ def decays(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
-def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> torch.Tensor:
-    """The parameters as one flat tensor, fp32 [layout.size], whose parts they become in place of their own memory."""
-    device = parameters[0].device if parameters else torch.device("cpu")
-    flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
-    for parameter, view in zip(parameters, layout.views(flat), strict=True):
-        view.copy_(parameter.data)
-        parameter.data = view
-    return flat
+class Run(NamedTuple):
+    """Elements behind each other that all decay, or all not."""
 
-
-def decayed_until(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> int:
-    """The element behind the last that decays. Raises ValueError when one that decays comes later."""
-    decayed = [decays(parameter) for parameter in parameters]
-    if decayed != sorted(decayed, reverse=True):
-        raise ValueError("parameters that decay must come first")
-    return layout.offsets[sum(decayed)] if sum(decayed) < len(parameters) else layout.size
-
-
-def piece_of_step(device: torch.device) -> int:
-    """Elements that a step works on at a time."""
-    return (ON_CPU if device.type == "cpu" else ON_GPU).stepped
-
-
-class FlatOptimizer:
-    """AdamW over a flat tensor.
-
-    Args:
-        parameters: fp32 [n], what is updated: the live parameters, or those that they are rounded from.
-        decayed: the elements that decay, at the beginning or at the end.
-        train: betas, epsilon, weight decay and the course of the learning rate.
-        working: [n], the live parameters where they are not `parameters`; no part of the state.
-        is_new: whether moments begin at 0. Else they are to be copied from elsewhere, and filling them would only have
-            the host find memory for them in a moment in which others wait.
-
-    Attributes:
-        parameters: as given.
-    """
-
-    def __init__(
-        self,
-        parameters: torch.Tensor,
-        decayed: slice,
-        train: TrainSection,
-        working: torch.Tensor | None = None,
-        is_new: bool = True,
-    ) -> None:
-        self._train, self.parameters, self._working = train, parameters, working
-        begin, end = decayed.start, decayed.stop
-        self._parts = (decayed, slice(0, begin) if begin else slice(end, len(parameters)))
-        make = torch.zeros_like if is_new else torch.empty_like
-        self._averages = make(parameters)
-        self._squares = make(parameters)
-        # One count per part, decayed and not, side by side in one tensor.
-        self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=parameters.device)
-        self._piece = piece_of_step(parameters.device)
-
-    @property
-    def size(self) -> int:
-        """n."""
-        return len(self.parameters)
-
-    @property
-    def live(self) -> torch.Tensor:
-        """What the model computes with, [n]."""
-        return self.parameters if self._working is None else self._working
-
-    @torch.no_grad()
-    def step(
-        self,
-        gradient: Callable[[int, torch.Tensor], object],
-        iteration: int,
-        clip_factor: float,
-        before: Sequence[torch.Tensor] | None = None,
-        kept: int = 0,
-        scratch: torch.Tensor | None = None,
-    ) -> None:
-        """One update.
-
-        Args:
-            gradient: called with a and a tensor, fp32 [n], writes the mean gradient from element a on into it; asked
-                for each element once.
-            iteration: whose learning rate applies.
-            clip_factor: factor on the gradient.
-            before: takes the state as it was, laid out as `state_tensors`.
-            kept: elements of it that `keep` has copied already.
-            scratch: fp32 [as many as there are, or as `piece_of_step`], overwritten; units of a stage share one.
-        """
-        if scratch is None:
-            scratch = torch.empty_like(self.parameters[: self._piece])
-        if before is not None:
-            before[3].copy_(self._counts, non_blocking=True)
-        rate = learning_rate(self._train, iteration)
-        for part, count, decay in zip(self._parts, self._counts, (self._train.weight_decay, 0.0), strict=True):
-            if part.start == part.stop:
-                continue  # a count without a parameter has no name, so a checkpoint could not bring it back
-            counted = count + 1
-            for start in range(part.start, part.stop, self._piece):
-                piece = slice(start, min(start + self._piece, part.stop))
-                if before is not None and kept < piece.stop:
-                    self._copy(before, slice(max(start, kept), piece.stop))
-                mean = scratch[: piece.stop - piece.start]
-                gradient(start, mean)
-                if clip_factor != 1.0:
-                    mean.mul_(clip_factor)
-                adamw(
-                    [self.parameters[piece]],
-                    [mean],
-                    [self._averages[piece]],
-                    [self._squares[piece]],
-                    [],
-                    [count.clone()],
-                    fused=True,
-                    amsgrad=False,
-                    beta1=self._train.beta1,
-                    beta2=self._train.beta2,
-                    lr=rate,
-                    weight_decay=decay,
-                    eps=self._train.epsilon,
-                    maximize=False,
-                )
-                if self._working is not None:
-                    self._working[piece].copy_(self.parameters[piece])
-            count.copy_(counted)
-
-    @torch.no_grad()
-    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
-        """Copy a piece of the state, from element `start` on, into `before`, laid out as `state_tensors`.
-
-        Returns:
-            the element behind it; `start` when nothing was left. The step counts are copied by `step`.
-        """
-        stop = min(start + self._piece, len(self.parameters))
-        self._copy(before, slice(start, stop))
-        return stop
-
-    def _copy(self, before: Sequence[torch.Tensor], piece: slice) -> None:
-        for into, tensor in zip((*before[:3], *before[4:]), self._shaped(), strict=True):
-            into[piece].copy_(tensor[piece], non_blocking=True)  # where `into` is on the host; in order on the device
-
-    def _shaped(self) -> list[torch.Tensor]:
-        """What of the state is laid out as the parameters are, in the order of SHAPED."""
-        return [self.parameters, self._averages, self._squares]
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        """Parameters, first and second moments, step counts: the live tensors."""
-        return [self.parameters, self._averages, self._squares, self._counts]
-
-    def count_of(self, counts: torch.Tensor, element: int) -> torch.Tensor:
-        """Of step counts, [1], that of an element."""
-        group = 0 if self._parts[0].start <= element < self._parts[0].stop else 1
-        return counts[group : group + 1]
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Write the live parameters that follow from the state."""
-        if self._working is not None:
-            self._working.copy_(self.parameters)
-
-
-class UnitOptimizer(FlatOptimizer):
-    """AdamW over the parameters of a unit; where they are rounded, the rounded ones are part of its state.
-
-    Args:
-        parameters: fp32, of the unit, those that decay first (see `decays`); their data moves into one flat tensor, or
-            into a copy of it in `working_type`.
-        train: as of `FlatOptimizer`.
-        working_type: in which the model computes.
-
-    Attributes:
-        layout: where each parameter lies in `parameters`, and in the gradient given to `step`.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        train: TrainSection,
-        working_type: torch.dtype = torch.float32,
-    ) -> None:
-        self.layout = FlatLayout([parameter.shape for parameter in parameters])
-        flat = flattened(parameters, self.layout)
-        working = None if working_type == torch.float32 else flat.to(working_type)
-        super().__init__(flat, slice(0, decayed_until(parameters, self.layout)), train, working)
-        self.bind(parameters)
-
-    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
-        for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
-            parameter.data = view
-
-    def _shaped(self) -> list[torch.Tensor]:
-        shaped = super()._shaped()
-        return shaped if self._working is None else [*shaped, self._working]
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
-        state = super().state_tensors()
-        return state if self._working is None else [*state, self._working]
+    begin: int
+    end: int
+    decays: bool
 
 
 class StateNames(NamedTuple):
@@ -252,28 +62,127 @@ class StateNames(NamedTuple):
     counted: Mapping[str, int]
 
 
-class OptimizerPiece:
-    """What of a stage steps by itself, a unit or a shard (`StatePiece`).
+Mean = Callable[[int, torch.Tensor], object]
+"""Takes a and a tensor, fp32 [n]: writes the mean gradient from element a on into it. Asked for each element once."""
+
+
+def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> torch.Tensor:
+    """The parameters as one flat tensor, fp32 [layout.size], whose parts they become in place of their own memory."""
+    device = parameters[0].device if parameters else torch.device("cpu")
+    flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
+    for parameter, view in zip(parameters, layout.views(flat), strict=True):
+        view.copy_(parameter.data)
+        parameter.data = view
+    return flat
+
+
+def runs_of(decaying: Iterable[bool], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
+    """The runs of a range of parameters that lie so.
 
     Args:
-        optimizer: of its range.
-        gradient, scratch: as `FlatOptimizer.step` takes them.
-        names: what lies where.
+        decaying: whether each parameter decays.
+        begin, end: elements at which the range begins and ends; all when left out.
+    """
+    runs: list[Run] = []
+    ranges = zip(decaying, pairwise([*layout.offsets, layout.size]), strict=True)
+    for decays, (low, high) in ranges:
+        low, high = max(low, begin) - begin, min(high, layout.size if end is None else end) - begin
+        if low < high and runs and runs[-1].decays == decays:
+            runs[-1] = Run(runs[-1].begin, high, decays)
+        elif low < high:
+            runs.append(Run(low, high, decays))
+    return runs
+
+
+def piece_of_step(device: torch.device) -> int:
+    """Elements that a step works on at a time."""
+    return (ON_CPU if device.type == "cpu" else ON_GPU).stepped
+
+
+class FlatOptimizer:
+    """AdamW over a flat tensor: what of a stage steps by itself, a unit or a shard (`StatePiece`).
+
+    Args:
+        parameters: fp32 [n], what is updated: the live parameters, or those that they are rounded from.
+        runs: of the elements, in order.
+        train: betas, epsilon, weight decay and the course of the learning rate.
+        working: [n], the live parameters where they are not `parameters`; no part of the state.
+        is_new: whether moments begin at 0. Else they are to be copied from elsewhere, and filling them would only have
+            the host find memory for them in a moment in which others wait.
+
+    Attributes:
+        parameters: as given.
     """
 
     def __init__(
         self,
-        optimizer: FlatOptimizer,
-        gradient: Callable[[int, torch.Tensor], object],
-        scratch: torch.Tensor,
-        names: StateNames,
+        parameters: torch.Tensor,
+        runs: Sequence[Run],
+        train: TrainSection,
+        working: torch.Tensor | None = None,
+        is_new: bool = True,
     ) -> None:
-        self._optimizer, self._gradient, self._scratch, self._names = optimizer, gradient, scratch, names
-        self.size, self.state_tensors = optimizer.size, optimizer.state_tensors
-        self.keep, self.publish = optimizer.keep, optimizer.publish
+        self._train, self.parameters, self._runs, self._working = train, parameters, list(runs), working
+        make = torch.zeros_like if is_new else torch.empty_like
+        self._averages = make(parameters)
+        self._squares = make(parameters)
+        # Of what decays and of what does not, side by side in one tensor.
+        self._counts = torch.zeros(2, dtype=torch.float32, device=parameters.device)
+        self._piece = piece_of_step(parameters.device)
 
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None, kept: int) -> None:
-        self._optimizer.step(self._gradient, iteration, clip_factor, before, kept, self._scratch)
+    def attach(self, mean: Mean, begin: int, scratch: torch.Tensor, names: StateNames) -> None:
+        """Be a part of a stage.
+
+        Args:
+            mean: gives the stage's gradient.
+            begin: the first element in the stage.
+            scratch: fp32 [as many as there are, or as `piece_of_step`], overwritten; pieces of a stage share one.
+            names: what lies where.
+        """
+        self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
+
+    @property
+    def live(self) -> torch.Tensor:
+        """What the model computes with, [n]."""
+        return self.parameters if self._working is None else self._working
+
+    @torch.no_grad()
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """One update, with the learning rate of an iteration and a factor on the gradient."""
+        rate = learning_rate(self._train, iteration)
+        for run in self._runs:
+            count = self._counts[int(not run.decays)]
+            for start in range(run.begin, run.end, self._piece):
+                piece = slice(start, min(start + self._piece, run.end))
+                mean = self._scratch[: piece.stop - piece.start]
+                self._mean(self._begin + start, mean)
+                if clip_factor != 1.0:
+                    mean.mul_(clip_factor)
+                adamw(
+                    [self.parameters[piece]],
+                    [mean],
+                    [self._averages[piece]],
+                    [self._squares[piece]],
+                    [],
+                    [count.clone()],
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self._train.beta1,
+                    beta2=self._train.beta2,
+                    lr=rate,
+                    weight_decay=self._train.weight_decay if run.decays else 0.0,
+                    eps=self._train.epsilon,
+                    maximize=False,
+                )
+                if self._working is not None:
+                    self._working[piece].copy_(self.parameters[piece])
+        # A count without a parameter has no name, so a checkpoint could not bring it back: it stays 0.
+        for decays in {run.decays for run in self._runs}:
+            self._counts[int(not decays)] += 1
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Parameters, first and second moments, step counts: the live tensors."""
+        return [self.parameters, self._averages, self._squares, self._counts]
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Each parameter under its name, its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before
@@ -281,17 +190,58 @@ class OptimizerPiece:
 
         Rounded parameters that are no part of the state are made of the others: to read them changes nothing.
         """
-        live = self._optimizer.live
-        if live.dtype != torch.float32 and len(tensors) == UNROUNDED:
-            tensors = [*tensors, tensors[0].to(live.dtype)]
+        if self.live.dtype != torch.float32 and len(tensors) == UNROUNDED:
+            tensors = [*tensors, tensors[0].to(self.live.dtype)]
         named = {
             prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
             for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
             for name, (begin, end, shape) in self._names.shaped.items()
         }
         for name, place in self._names.counted.items():
-            named[COUNTED + name] = self._optimizer.count_of(tensors[3], place)
+            group = next(int(not run.decays) for run in self._runs if place < run.end)
+            named[COUNTED + name] = tensors[3][group : group + 1]
         return named
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Write the live parameters that follow from the state."""
+        if self._working is not None:
+            self._working.copy_(self.parameters)
+
+
+class UnitOptimizer(FlatOptimizer):
+    """AdamW over the parameters of a unit; where they are rounded, the rounded ones are part of its state.
+
+    Args:
+        parameters: fp32, of the unit; their data moves into one flat tensor, or into a copy of it in `working_type`.
+        train: as of `FlatOptimizer`.
+        working_type: in which the model computes.
+
+    Attributes:
+        layout: where each parameter lies in `parameters`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        train: TrainSection,
+        working_type: torch.dtype = torch.float32,
+    ) -> None:
+        self.layout = FlatLayout([parameter.shape for parameter in parameters])
+        flat = flattened(parameters, self.layout)
+        working = None if working_type == torch.float32 else flat.to(working_type)
+        super().__init__(flat, runs_of(map(decays, parameters), self.layout), train, working)
+        self.bind(parameters)
+
+    def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
+        for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
+            parameter.data = view
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
+        state = super().state_tensors()
+        return state if self._working is None else [*state, self._working]
 
 
 HALVES = (".gate", ".up")

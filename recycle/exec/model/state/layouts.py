@@ -1,34 +1,39 @@
-"""What a host of a stage holds where the optimizer's state is sharded: all live parameters, the state of some shards.
+"""What a host of a stage holds of the optimizer's state: all of it, or where that is sharded the state of some shards.
 
-Sum of gradients and live parameters are flat tensors of one layout, and a shard is a range of both: from where one of
-the blocks begins that norms are made of up to where another does. The state of a shard is a tensor of its own for each
-moment, made when the worker comes to own the shard and let go of when it owns it no more. After a step the parameters
-of shards that others own come from them (`GATHER_PARAMS`), and likewise at the beginning of each generation: so a step
-that is taken back is taken back on the owned shards alone.
+Where it is sharded each host has all live parameters. Sum of gradients and live parameters are flat tensors of one
+layout, and a shard is a range of both: from where one of the blocks begins that norms are made of up to where another
+does. The state of a shard is a tensor of its own for each moment, made when the worker comes to own the shard and let
+go of when it owns it no more. After a step the parameters of shards that others own come from them (`GATHER_PARAMS`),
+and likewise at the beginning of each generation: so a step that is taken back is taken back on the owned shards alone.
 
-Each element is stepped as a host that holds the whole stage does it, to the same bits. Where layers may move the
-stage's parameters lie unit by unit, and each unit is cut into shards by itself, at the same elements in every stage
-that has it.
+Each element is stepped as a host that holds the whole stage does it, to the same bits. A stage's parameters lie unit by
+unit, and where layers may move each unit is cut into shards by itself, at the same elements in every stage that has it.
+
+Where each host has all of it the state lies unit by unit too, each unit's in tensors of its own (`UnitOptimizers`). A
+unit is what may move to another worker, so its tensors outlive the stage: when the model is cut anew, the next stage
+that has the unit takes them over.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 
-from recycle.exec.model.stage import Naming, Stage, StateLayout, StatePiece, UnitState, bucket_key
+from recycle.exec.model.stage import Naming, ReplicatedState, Stage, StateLayout, StatePiece, bucket_key
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, SumBuffer
 from recycle.exec.model.state.optimizer import (
     FlatOptimizer,
-    OptimizerPiece,
     StoredNames,
+    UnitOptimizer,
     decays,
     flattened,
     piece_of_step,
+    runs_of,
 )
 from recycle.exec.transport.base import Transport
 from recycle.job.sections import TrainSection
@@ -90,7 +95,7 @@ class Shards(StateLayout):
         """Free all other shards."""
         self.pieces = {number: shard for number, shard in self.pieces.items() if number in numbers}
 
-    def units(self) -> Mapping[int, UnitState]:
+    def units(self) -> Mapping[int, StatePiece]:
         return {}
 
     def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
@@ -109,15 +114,11 @@ class Shards(StateLayout):
         apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
         return [one.detach().view(-1) for one in reversed(apart) if one.numel()]
 
-    def gradients(self, begin: int = 0, end: int | None = None) -> list[list[torch.Tensor]]:
-        """Of each buffer of sums that the stage's hosts reduce the parts of all shards, in order.
-
-        Args:
-            begin, end: elements of the stage's own sums between which a bucket lies; other buffers are in the last one.
-        """
+    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
+        begin, end = stage.bucket_bounds(buckets)[bucket : bucket + 2]
         own = next(one for one in self._sums if one.is_own)
         found = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
-        if end in (None, own.buffer.numel()):
+        if bucket == buckets - 1:
             others = [one for one in self._sums if not (one.is_own or one.is_apart)]
             found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others]
         return found
@@ -135,9 +136,6 @@ class Shards(StateLayout):
 
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
         transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
-
-    def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
-        return self.gradients(*stage.bucket_bounds(buckets)[bucket : bucket + 2]) if buckets > 1 else self.gradients()
 
     def weights(self) -> list[torch.Tensor]:
         """The live parameters of all shards, in order, whoever owns them."""
@@ -160,14 +158,13 @@ class ShardedOptimizer(Shards):
     """What a stage's optimizer is where its state is sharded.
 
     Args:
-        parameters: of the stage by name; their data moves into one flat tensor in `working_type`, in the order of
-            `sums`. In the stage, or in each of its units, those that decay come first or last.
+        parameters: of the stage by name; their data moves into one flat tensor in `working_type`.
         names: what they are called in checkpoints.
-        sums: of their gradients.
-        train, working_type: as of `Optimizer`.
+        sums: of their gradients, in the same order.
+        train, working_type: as of `UnitOptimizer`.
         first: number of the stage's first shard in the whole model.
         count: of its shards, or of those of each unit.
-        units: of the stage, and the unit of each parameter, where shards are of units; else None.
+        ends: elements at which what is cut into so many shards begins, the stage or each of its units, and ends.
         tells_shapes: whether names of pieces of a parameter say its shape, as is wanted of parts of tensor ranks.
     """
 
@@ -180,27 +177,22 @@ class ShardedOptimizer(Shards):
         working_type: torch.dtype,
         first: int,
         count: int,
-        units: tuple[range, Mapping[str, int]] | None = None,
+        ends: Sequence[int],
         tells_shapes: bool = False,
     ) -> None:
-        layout, listed = sums.layout, [parameters[name] for name in sums.names]
+        layout, listed = sums.layout, list(parameters.values())
         self._joined, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
         self._initial: torch.Tensor | None = flattened(listed, layout)
-        self._decays = [decays(parameter) for parameter in listed]
-        is_rounded = working_type != torch.float32
-        weights = self._initial.to(working_type) if is_rounded else self._initial
+        self._decays = list(map(decays, listed))
+        weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
-        self._places = dict(zip(sums.names, layout.offsets, strict=True))
+        self._places = dict(zip(parameters, layout.offsets, strict=True))
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        bounds = layout.shards(count, sums.grain)
-        if units is not None:
-            ends = _ends_of_units(units[0], [units[1][name] for name in sums.names], layout)
-            each = [layout.shards(count, sums.grain, begin, end) for begin, end in pairwise(ends)]
-            bounds = [*(bound for of_unit in each for bound in of_unit[:-1]), layout.size]
-        size = min(piece_of_step(weights.device), layout.size)
-        self._scratch = torch.empty(size, dtype=torch.float32, device=weights.device)
-        super().__init__(first, bounds, weights, sums.buffers())
+        parts = [layout.shards(count, sums.grain, begin, end) for begin, end in pairwise(ends)]
+        bounds = [*(bound for part in parts for bound in part[:-1]), layout.size]
+        self._scratch = scratch_of(layout.size, weights.device)
+        super().__init__(first, bounds, weights, sums.parts())
 
     def settled(self) -> None:
         self._initial = None
@@ -211,7 +203,7 @@ class ShardedOptimizer(Shards):
     def _common(self, begin: int, end: int) -> Collection[int]:
         return self._joined.common(begin, end)
 
-    def _make(self, begin: int, end: int) -> OptimizerPiece:
+    def _make(self, begin: int, end: int) -> FlatOptimizer:
         live = self._weights[begin:end]
         masters, working = live, None
         if live.dtype != torch.float32:
@@ -219,34 +211,65 @@ class ShardedOptimizer(Shards):
             if self._initial is not None:
                 masters.copy_(self._initial[begin:end])
             working = live
-        is_new = self._initial is not None
-        optimizer = FlatOptimizer(masters, self._decayed(begin, end), self._train, working, is_new)
+        runs = runs_of(self._decays, self._joined.layout, begin, end)
+        piece = FlatOptimizer(masters, runs, self._train, working, is_new=self._initial is not None)
         names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
-        return OptimizerPiece(
-            optimizer, lambda start, mean: self._joined.mean(begin + start, mean), self._scratch, names
-        )
-
-    def _decayed(self, begin: int, end: int) -> slice:
-        """The elements of a shard that decay, counted from its first."""
-        layout = self._joined.layout
-        ranges = zip(self._decays, layout.offsets, [*layout.offsets, layout.size][1:], strict=True)
-        there = [(decays, low, high) for decays, low, high in ranges if low < end and begin < high]
-        if sum(one[0] != other[0] for one, other in pairwise(there)) > 1:
-            raise ValueError("parameters that decay must come first, or last")
-        mine = [(max(low, begin) - begin, min(high, end) - begin) for decays, low, high in there if decays]
-        return slice(mine[0][0], mine[-1][1]) if mine else slice(0, 0)
+        piece.attach(self._joined.mean, begin, self._scratch, names)
+        return piece
 
 
-def _ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> list[int]:
-    """The elements at which the units of a stage begin, and the end of the last: [units + 1].
+class UnitOptimizers(ReplicatedState):
+    """The optimizers of a stage's units, as one.
 
     Args:
-        of: the unit of each parameter.
-
-    Raises:
-        ValueError: those of a unit do not lie together, or not in the order of the units.
+        ends: unit of the stage -> elements at which it begins and ends, in order.
+        parameters, names, sums, train, working_type: as of `ShardedOptimizer`.
+        held: units whose state is there already; that of all others begins with the parameters as they are.
     """
-    if list(of) != sorted(of):
-        raise ValueError("parameters must lie unit by unit")
+
+    pieces: dict[int, UnitOptimizer]
+
+    def __init__(
+        self,
+        ends: Mapping[int, tuple[int, int]],
+        parameters: Mapping[str, torch.nn.Parameter],
+        names: StoredNames,
+        sums: JoinedSums,
+        train: TrainSection,
+        working_type: torch.dtype,
+        held: Mapping[int, StatePiece],
+    ) -> None:
+        self.pieces = {}
+        layout = sums.layout
+        device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
+        places = dict(zip(parameters, layout.offsets, strict=True))
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        # Kept, since a fresh tensor costs more in page faults than what fills it.
+        scratch = scratch_of(layout.size, device)
+        for unit, (begin, end) in ends.items():
+            mine = [parameter for name, parameter in parameters.items() if begin <= places[name] < end]
+            piece = held.get(unit)
+            if isinstance(piece, UnitOptimizer):
+                piece.bind(mine)
+            else:
+                piece = UnitOptimizer(mine, train, working_type)
+            piece.attach(sums.mean, begin, scratch, names.between(shapes, places, begin, end))
+            self.pieces[unit] = piece
+
+    def weights(self) -> list[torch.Tensor]:
+        return [piece.live for piece in self.pieces.values()]
+
+
+def scratch_of(size: int, device: torch.device) -> torch.Tensor:
+    """What a stage of this size steps with besides, as `recycle.job.analytic` counts it."""
+    return torch.empty(min(piece_of_step(device), size), dtype=torch.float32, device=device)
+
+
+def ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:
+    """Unit of a stage -> the elements at which it begins and ends.
+
+    Args:
+        of: the unit of each parameter; they lie unit by unit.
+    """
     offsets = [*layout.offsets, layout.size]
-    return [offsets[sum(one < unit for one in of)] for unit in (*units, units.stop)]
+    return {unit: (offsets[bisect_left(of, unit)], offsets[bisect_right(of, unit)]) for unit in units}

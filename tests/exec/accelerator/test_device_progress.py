@@ -9,10 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.exec.device import Clock, DeviceProgress, HostClock, Progress
+from recycle.exec.device import Clock, DeviceProgress, Progress
 from tests.exec.accelerator.device import Device, DeviceClock
-
-LATE = 20.0
 
 
 class Process:
@@ -62,14 +60,6 @@ def test_a_device_that_stands_still_makes_no_progress_whatever_its_host_waits_fo
     never.set()
 
 
-def test_what_is_launched_outside_of_operations_holds_up_the_first_one_behind_it(device: Device) -> None:
-    process, never = Process(DeviceClock(device)), threading.Event()
-    device.launch(never.wait)
-    process.give("0F", lambda: device.launch(lambda: None))
-    assert process.said == (False, "0F", None)
-    never.set()
-
-
 def test_a_device_that_has_come_to_an_operation_whose_peer_has_not_waits(device: Device) -> None:
     process, gate = Process(DeviceClock(device)), threading.Event()
     process.progress.set_waiting(False)  # the host stands in a launch
@@ -99,20 +89,6 @@ def test_what_was_given_in_a_generation_that_is_over_counts_no_more(device: Devi
     process.given.forget()
     assert process.said == (True, "REDUCE", None)
     never.set()
-
-
-def test_a_device_that_has_failed_leaves_the_word_to_its_host(device: Device) -> None:
-    process = Process(DeviceClock(device))
-    process.give("0F", lambda: device.launch(lambda: [].pop()))
-    device.drain()
-    assert process.said == (True, "REDUCE", None)
-
-
-def test_where_nothing_runs_behind_the_host_only_the_host_counts() -> None:
-    process = Process(HostClock())
-    process.give("0F", lambda: None)
-    assert process.said == (True, "REDUCE", None)
-    assert process.progress.heartbeat(0).progress == process.progress.count
 
 
 def test_a_mark_has_the_time_at_which_the_device_came_to_it(device: Device) -> None:

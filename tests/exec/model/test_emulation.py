@@ -116,17 +116,3 @@ def test_time_and_bytes_are_the_profiles() -> None:
     assert stage.held_micro_batches() == 0
     assert all(taken >= expected for taken, expected in zip(seconds, (0.02, 0.03, 0.05), strict=True))
     assert sum(seconds) < 0.2
-
-
-def test_a_new_iteration_forgets_an_interrupted_one() -> None:
-    broken, clean = pipeline(), pipeline()
-    broken[0].forward(MicroBatch(0, 0), None)
-    broken[0].forward(MicroBatch(0, 1), None)
-    broken[0].gradient_buffers()[0].fill_(3.0)
-    for stage in broken:
-        stage.begin_iteration(7)
-    for stages in (broken, clean):
-        execute((stage, one_f_one_b(stage.index, 2, micro_batches(0, 4))) for stage in stages)
-    for left, right in zip(broken, clean, strict=True):
-        assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
-        assert left.loss_sum() == right.loss_sum()

@@ -6,11 +6,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -19,9 +19,8 @@ from recycle.exec.hooks import trace
 from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.trace import TraceLog, trace_every
 from recycle.exec.protocol import GenerationRecord
-from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Shape, Worker
-from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
+from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, read_logs
 from tests.exec.runs import Run, job
 
 SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
@@ -122,54 +121,3 @@ def test_a_run_traces_what_its_job_says(launch: Run, setting: int | str, steps: 
     assert (run.directory / TRACE).exists() == bool(steps)
     assert load_trace(run.directory, of.shape).steps == steps
     assert len(run.losses) == 5
-
-
-def test_a_trace_that_cannot_be_merged_does_not_fail_the_run(launch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: object) -> int:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr("recycle.exec.launch.runtime.merge_logs", fail)
-    run = launch(job(2, 1, 1), 2)
-    assert [event["message"] for event in run.events if event["kind"] == "warning"] == [
-        "no trace.json: MemoryError('no room')"
-    ]
-    assert len(run.digests) == 2
-
-
-def test_logs_too_large_to_merge_whole_give_every_so_many_iterations(tmp_path: Path) -> None:
-    for worker in SHAPE.workers():
-        for step in range(40):
-            append_iteration(log_path(tmp_path, worker), step, 1, worker, [(f"0F{worker.pipeline}.0", step, step + 1)])
-    size = sum(path.stat().st_size for path in (tmp_path / "logs").iterdir())
-    assert merge_logs(tmp_path, SHAPE, size) == 1
-    assert load_trace(tmp_path, SHAPE).steps == list(range(40))
-    assert merge_logs(tmp_path, SHAPE, size // 4 + 1) == 4
-    assert load_trace(tmp_path, SHAPE).steps == list(range(0, 40, 4))
-
-
-def test_logs_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long they are, a part at a time is held; the file is that of the whole trace, event for event."""
-    monkeypatch.setattr("recycle.runs.logs._PART_ROWS", 50)
-    for worker in SHAPE.workers():
-        for step in range(300):
-            rows = [(f"0{kind}{worker.pipeline}.0", 2.0 * step, 2.0 * step + 1) for kind in "FB"]
-            append_iteration(log_path(tmp_path, worker), step, 1, worker, rows)
-    whole = read_logs(tmp_path, SHAPE)
-    held: list[int] = []
-    build = TraceBuilder.build
-
-    def noted(builder: TraceBuilder, events: Iterable[Mapping[str, Any]]) -> Trace:
-        held.append(len(builder.rows))
-        return build(builder, events)
-
-    monkeypatch.setattr(TraceBuilder, "build", noted)
-    merge_logs(tmp_path, SHAPE)
-    assert len(held) == 24
-    assert max(held) == 50
-    monkeypatch.undo()
-    merged = load_trace(tmp_path, SHAPE)
-    assert (merged.step == whole.step).all()
-    assert (merged.start == whole.start).all()
-    assert [str(merged.instruction(row)) for row in range(0, 1200, 100)] == [
-        str(whole.instruction(row)) for row in range(0, 1200, 100)
-    ]
