@@ -199,9 +199,9 @@ class RunDirectory:
         return descriptor
 
     def _point_latest_here(self) -> None:
-        """Make `runs/latest` lead to a run directory in a folder `runs`; what is no link there is left alone."""
+        """Make `runs/latest` lead to a run directory in a folder `runs`, unless a file or folder has that name."""
         latest = self.path.parent / LATEST
-        if self.path.parent.name != "runs" or (latest.exists() and not latest.is_symlink()):
+        if self.path.parent.name != "runs" or self.path == latest or (latest.exists() and not latest.is_symlink()):
             return
         scratch = latest.with_name(f".{LATEST}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):  # a file system without links is no reason not to train
