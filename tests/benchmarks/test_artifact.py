@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.paper.artifact import CASES, TRACES, replay
-from tests.systems.traces import public
+from tests.systems.test_failures import public
 
 CELLS = [(system, model, index) for system, model in CASES for index in range(len(TRACES))]
 
