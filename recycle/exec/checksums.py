@@ -45,12 +45,7 @@ class BitPlace(NamedTuple):
 
 
 class StateTensor(NamedTuple):
-    """A named tensor among the words of a state.
-
-    Attributes:
-        first: offset of its first byte.
-        elements, size: number of elements, and bytes per element.
-    """
+    """A named tensor among the words of a state: first byte, number of elements, and bytes per element."""
 
     name: str
     first: int

@@ -49,11 +49,7 @@ class ExecutedInstruction(NamedTuple):
 
 
 class Clock(Protocol):
-    """Makes marks.
-
-    Attributes:
-        runs_behind: whether the device may still have work when a call returns.
-    """
+    """Makes marks; `runs_behind` says whether the device may still have work when a call returns."""
 
     runs_behind: bool
 
@@ -247,14 +243,9 @@ def streams_of(device: torch.device) -> Streams | None:
 class Progress:
     """The progress of a process: its current operation, and whether it waits for another process.
 
-    The longest recent duration of each kind of operation is kept, and decays by a tenth at each end of that kind.
-
-    A device behind its host has its own progress. While the device computes, the process does not wait, even if its
-    main thread does. While the device waits for another process, the main thread may block too, if the launch queue is
-    full.
-
-    Args:
-        device: returns the device's progress.
+    The longest recent duration of each kind of operation is kept, and decays by a tenth at each end of that kind. While
+    a device behind its host computes, the process does not wait, even if its main thread does. While the device waits
+    for another process, the main thread may block too, if the launch queue is full.
     """
 
     def __init__(self, device: Callable[[], DeviceState] = DeviceState) -> None:
@@ -267,11 +258,7 @@ class Progress:
         self._worked, self._since = 0.0, time.monotonic()
 
     def begins(self, doing: str, warms_up: bool = True) -> None:
-        """Start an operation of this kind, a word without spaces, in the main thread.
-
-        Args:
-            warms_up: the first of its kind may compile or load; otherwise it takes about as long as the other kinds.
-        """
+        """Start an operation of this kind (a word); with `warms_up`, the first may compile or load."""
         self.doing, self.waiting = doing, False
         self._usual = None if warms_up else max(self._longest.values(), default=None)
         self._worked, self._since = 0.0, time.monotonic()

@@ -39,11 +39,7 @@ class LeaderAddress(NamedTuple):
 
 
 class Election:
-    """One agent's view of a run's role and register.
-
-    Attributes:
-        is_lost: the lease of the role has ended, so another agent may have the role.
-    """
+    """One agent's view of a run's role and register; `is_lost` once the lease of the role has ended."""
 
     def __init__(self, client: EtcdClient, run: str, settings: MembershipSection) -> None:
         self._client, self._settings, self._prefix = client, settings, f"/recycle/{run}/"

@@ -70,14 +70,7 @@ class EmulatedPiece:
         layers: range,
         update: Callable[[torch.Tensor, torch.Tensor, float], object],
     ) -> EmulatedPiece:
-        """Make this piece a part of a stage, and return it.
-
-        Args:
-            sums: sums of its gradients.
-            begin: first element in the stage.
-            layers: numbers of the stage's layers in the whole model.
-            update: called with parameters, sums and clip factor; updates the parameters.
-        """
+        """Make this piece the part from element `begin` of a stage with these layers and sums; return it."""
         self._sums, self._begin, self._layers, self._update = sums, begin, layers, update
         return self
 
@@ -106,11 +99,7 @@ class EmulatedPiece:
 
 
 class EmulatedUnits(ReplicatedState):
-    """The units of a stage.
-
-    Args:
-        pieces: unit number -> piece, ascending; embedding and head have empty pieces.
-    """
+    """The units of a stage, by number in ascending order; embedding and head have empty pieces."""
 
     def __init__(self, pieces: Mapping[int, EmulatedPiece]) -> None:
         self.pieces: Mapping[int, EmulatedPiece] = pieces
@@ -123,8 +112,6 @@ class EmulatedStage(Stage):
     """A stage without a model.
 
     Args:
-        job: shape, seed and learning rate.
-        index: the stage.
         profile: costs of F, I, W, step and a message; None for the job's own.
         scale: seconds per unit of the profile's times; 0 for no delays.
         held: units whose state exists already, from another stage.

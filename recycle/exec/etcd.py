@@ -66,14 +66,10 @@ class KeyValue(NamedTuple):
 
 
 class EtcdClient:
-    """A client for one thread, with one persistent connection.
+    """A client for one thread, with one persistent connection; the clients of a process start at different members.
 
-    The clients of a process start at different members. The first attempts time out after a quarter of `dead_after`,
-    later ones after up to half of `lease`, both within `REQUEST_SECONDS`. Proxies of the environment are not used.
-
-    Args:
-        settings: the job's `[membership]`: user, files for TLS, timeouts.
-        password: password of the user.
+    The first attempts time out after a quarter of `dead_after`, later ones after up to half of `lease`, both within
+    `REQUEST_SECONDS`. Proxies of the environment are not used.
     """
 
     def __init__(self, endpoints: Endpoints, settings: MembershipSection, password: str | None) -> None:
@@ -91,14 +87,7 @@ class EtcdClient:
         return EtcdClient(self._endpoints, self._settings, self._password)
 
     def call(self, path: str, body: dict[str, Any], patience: float | None = None) -> dict[str, Any]:
-        """Post a request and return etcd's answer.
-
-        Args:
-            patience: seconds after which no new attempt is made; None for `store_timeout`.
-
-        Raises:
-            RunError: etcd refuses the request, or no member answers in time.
-        """
+        """Post a request, with retries for `patience` seconds (None: `store_timeout`). Raises RunError."""
         deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
         pause, longest_pause = PAUSE_SECONDS
         seconds, attempts = self._shortest, 0
@@ -171,11 +160,8 @@ class EtcdClient:
 class Lease:
     """A lease that a thread renews three times per term; etcd deletes its keys when the lease ends.
 
-    The lease counts as ended when etcd says so, or after `store_timeout` without an answer.
-
-    Args:
-        client: used by no other thread.
-        lost: called once, from the thread, when the lease has ended.
+    The lease counts as ended when etcd says so, or after `store_timeout` without an answer. Then the thread calls
+    `lost` once. No other thread may use `client`.
     """
 
     def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:

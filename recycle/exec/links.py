@@ -79,7 +79,6 @@ class Link:
 
     Attributes:
         owner: called with the link and the arrived messages; with None after it is closed.
-        name: name of the other end, for the owner.
         is_watched: `Hub.dispatch` waits for room to send.
     """
 
@@ -131,11 +130,7 @@ class Link:
             self._sent_codes, self._received_codes = _Codes(key, sent), _Codes(key, received)
 
     def send(self, message: Any) -> None:
-        """Send a message, or an encoded message; blocks if the socket is blocking.
-
-        Raises:
-            OSError: the connection is broken, or the other end does not read.
-        """
+        """Send a message, or an encoded one; block if the socket blocks. Raises OSError."""
         body = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
         with self._lock:
             code = b"" if self._sent_codes is None else self._sent_codes.next(body)
@@ -251,10 +246,7 @@ class Hub:
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
     def send(self, link: Link, message: Any = None) -> None:
-        """Send a message, or buffered data if it is None, as soon as the connection has room.
-
-        `dispatch` notices closed links.
-        """
+        """Send a message, or buffered data if it is None, as soon as there is room; `dispatch` notices closed links."""
         try:
             link.flush() if message is None else link.send(message)
         except OSError:
@@ -327,14 +319,7 @@ def _user(connection: socket.socket) -> int:
 
 
 def connect_locally(name: str, decode: Any, server: str) -> Link:
-    """Connect to a socket of this node.
-
-    Args:
-        server: name of the other end in error messages.
-
-    Raises:
-        RunError: the socket does not answer, or belongs to another user.
-    """
+    """Connect to a socket of this node. Raises RunError if it does not answer or is another user's."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(f"\0{name}")

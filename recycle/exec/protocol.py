@@ -38,15 +38,12 @@ class Commit(Value):
     """The commit of an iteration, the same for all workers.
 
     Attributes:
-        step: the iteration.
         loss: mean loss over its micro-batches.
         grad_norm: global norm of the mean gradient, before clipping.
         clip_factor: factor on the gradient; None if the step is skipped.
-        mode: step mode of the iteration.
         next_mode: step mode of the next iteration, unless it starts a generation.
         recent: norms of the last iterations, oldest first, this one included; they decide the next mode.
-        last: iteration after which all leave the generation; announced before any worker can begin the iteration after
-            it.
+        last: iteration after which all leave the generation; announced before any worker can begin the next.
         finished: this was the last iteration of the run.
         checkpoint: the state after this step is saved to a checkpoint.
         evaluate: the state after this step is evaluated.
@@ -66,13 +63,7 @@ class Commit(Value):
 
 
 class Evaluated(Value):
-    """The result of an evaluation.
-
-    Attributes:
-        step: the iteration whose state was evaluated.
-        loss: mean loss of all tokens; NaN without tokens.
-        tokens: number of tokens.
-    """
+    """The result of an evaluation of a step's state: mean loss of all tokens (NaN without tokens), and their number."""
 
     step: int
     loss: float
@@ -80,12 +71,7 @@ class Evaluated(Value):
 
 
 class Copy(Row):
-    """Units of the model that a worker copies before its generation runs.
-
-    Attributes:
-        worker, source: receiving and sending worker.
-        first, last: units from `first` to before `last` (see `recycle.plans.hosting`).
-    """
+    """Units `first` to before `last` (see `recycle.plans.hosting`) that a worker copies before its generation runs."""
 
     worker: str
     source: str
@@ -207,13 +193,7 @@ class Cursor(Progress):
 
 
 class Computed(Row):
-    """The instructions of one kind that a worker ran for one of its stages in an iteration.
-
-    Attributes:
-        token: token of the kind, as in instructions.
-        count: number of instructions.
-        seconds: their total duration, without waits for peers.
-    """
+    """The instructions of one kind that a worker ran for a stage in an iteration; `seconds` in total, without waits."""
 
     stage: int
     token: str
@@ -280,26 +260,14 @@ class Report(UpMessage):
 
 
 class EvaluationReport(UpMessage):
-    """A worker's part of an evaluation.
-
-    Attributes:
-        losses: floats whose exact sum is the sum of its tokens' losses.
-        tokens: floats whose exact sum is the number of its tokens.
-    """
+    """A worker's part of an evaluation: floats whose exact sums are the sum of losses and the number of tokens."""
 
     losses: list[float]
     tokens: list[float]
 
 
 class Copied(Row):
-    """A copy that a process has made from another process.
-
-    Attributes:
-        source: worker of the other process.
-        first, last: units, as in `Copy`.
-        bytes: size of the state.
-        seconds: from the first send to the last arrival.
-    """
+    """A copy that a process made of another worker's units; `seconds` from the first send to the last arrival."""
 
     source: str
     first: int
@@ -348,11 +316,7 @@ class StoredFile(Value):
 
 
 class Saved(Value):
-    """A process's part of a checkpoint: the written files, or the error.
-
-    Attributes:
-        stall: seconds without training, while the process copied its state.
-    """
+    """A process's part of a checkpoint: the written files or an error, and the seconds (`stall`) without training."""
 
     files: dict[str, StoredFile] = {}
     error: str = ""
@@ -360,16 +324,7 @@ class Saved(Value):
 
 
 class RunInfo(Value, kw_only=True):
-    """The run's description, the same for all agents.
-
-    Attributes:
-        identity: identity of this run, whatever its name.
-        job: sha256 of the job.
-        steps: iterations to train.
-        faults: faults to inject, as text.
-        started: seconds since the epoch.
-        resume: the run resumes from its directory.
-    """
+    """The run's description, the same for all agents; `job` is a sha256, `started` in seconds since the epoch."""
 
     identity: str
     job: str
@@ -435,12 +390,7 @@ class SavedPart(UpMessage):
 
 
 class StateTensors(UpMessage):
-    """The places of the tensors in a compared state, as in `recycle.exec.checksums.StateTensor`.
-
-    Attributes:
-        number: number of the state, see `Stage.compared`.
-        plan: plan of its stage; empty for the initial stages.
-    """
+    """The places of a compared state's tensors, see `checksums.StateTensor` and `Stage.compared` (number)."""
 
     number: int
     tensor_rank: int
@@ -490,12 +440,7 @@ WorkerMessage = (
 
 
 class FromWorker(Row):
-    """A message of a process.
-
-    Attributes:
-        member: name of the process.
-        generation: generation of the message; 0 for a message without one.
-    """
+    """A message of a process; `generation` is 0 for a message without one."""
 
     member: str
     message: WorkerMessage
@@ -506,12 +451,7 @@ class FromWorker(Row):
 
 
 class Ended(UpMessage):
-    """A worker's process has ended.
-
-    Attributes:
-        how: description of the end.
-        lines: the last lines of its log, if it ended by itself.
-    """
+    """A worker's process has ended; `lines` are the last lines of its log, if it ended by itself."""
 
     worker: str
     incarnation: int
@@ -520,13 +460,7 @@ class Ended(UpMessage):
 
 
 class AgentProcess(Value):
-    """The latest process of a worker that an agent has started.
-
-    Attributes:
-        generation: the last generation before the process.
-        how: how the process ended; None while it runs.
-        lines: the last lines of its log.
-    """
+    """The latest process of a worker that an agent has started; `how` is None while it runs."""
 
     worker: str
     incarnation: int
@@ -536,13 +470,7 @@ class AgentProcess(Value):
 
 
 class Hello(UpMessage):
-    """The first message of an agent to a leader.
-
-    Attributes:
-        session: session of the agent; new for every agent process.
-        processes: processes that the agent has started.
-        said: their messages that a leader may still need.
-    """
+    """The first message of an agent: its session, its processes, and their messages that a leader may still need."""
 
     node: int
     session: str
@@ -551,14 +479,7 @@ class Hello(UpMessage):
 
 
 class Batch(UpMessage, omit_defaults=True):
-    """The events on a node since the last batch.
-
-    Attributes:
-        said: messages of its processes, in order for each process.
-        beats: process -> its last heartbeat.
-        ended: processes that have ended, after all their messages.
-        keys: keys for forming process groups: name -> value.
-    """
+    """The events on a node since the last batch; processes in `ended` have sent all their messages before."""
 
     said: list[FromWorker] = []
     beats: dict[str, Heartbeat] = {}
@@ -570,11 +491,9 @@ class Batch(UpMessage, omit_defaults=True):
 
 
 class Drain(UpMessage):
-    """Ask workers to leave. The answers are `Drained`, and `Refused` for each worker that stays.
+    """Ask the workers of `target`, a worker or a node's number, to leave; killed after `seconds`, None for no deadline.
 
-    Attributes:
-        target: a worker, or the number of a node.
-        seconds: time until they are killed; None for no deadline.
+    The answers are `Drained`, and `Refused` for each worker that stays.
     """
 
     target: str
@@ -585,22 +504,14 @@ class Drain(UpMessage):
 
 
 class Propose(DownMessage):
-    """Propose the next generation.
-
-    Attributes:
-        plan: text of the plan file, if the run directory does not hold it.
-    """
+    """Propose the next generation, with the text of its plan file if the run directory does not hold it."""
 
     record: GenerationRecord
     plan: str = ""
 
 
 class Permit(DownMessage):
-    """Permit forming groups, after all have acknowledged; or running, after all groups are formed.
-
-    Attributes:
-        stale: live parameters of some process differ from the committed iteration.
-    """
+    """Permit forming groups, or running; `stale` if some live parameters differ from the committed iteration."""
 
     generation: int
     what: Literal["form", "run"]
@@ -635,11 +546,7 @@ class Leave(DownMessage):
 
 
 class Strike(DownMessage):
-    """The event of this fault is written: its processes strike now.
-
-    Attributes:
-        member: the process that reached the fault's point first; other processes at that point do not strike.
-    """
+    """The event of this fault is written: its processes strike now, of those at its point only `member`, the first."""
 
     fault: int
     member: str
@@ -649,13 +556,11 @@ LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave |
 
 
 class Start(DownMessage):
-    """Start a process of the worker.
+    """Start a process of the worker, from the checkpoint of step `restored`, None for the initial state.
 
     Attributes:
-        incarnation: its number, from 0.
         place: position whose place on its node the process uses.
         generation: the last generation before the process.
-        restored: step of the checkpoint to start from; None for the initial state.
     """
 
     worker: str
@@ -687,11 +592,7 @@ class Rejected(DownMessage):
 
 
 class Over(DownMessage):
-    """The run has ended.
-
-    Attributes:
-        outcome: empty after its last iteration, `ENDED_EARLY`, or why the run cannot continue.
-    """
+    """The run has ended: empty after its last iteration, `ENDED_EARLY`, or why it cannot continue."""
 
     outcome: str
 

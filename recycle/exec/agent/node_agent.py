@@ -134,13 +134,9 @@ class NodeAgent:
     """Serves the processes of a node.
 
     Args:
-        node: number of the node.
         session: name of this agent's session.
-        hub: serves the connections of the processes.
         heartbeat: seconds between heartbeats of a process.
-        tensor_parallel: processes per worker.
         listener: socket that processes connect to.
-        processes: processes of the node.
         drain: called with the connection and message of a client that asks to drain workers.
 
     Attributes:
@@ -246,11 +242,7 @@ class NodeAgent:
         return Hello(self.node, self.session, list(self._started.values()), self._last_words.all())
 
     def batch(self, hold: bool = False) -> Batch | None:
-        """Return what has happened since the last call; None if nothing has.
-
-        Args:
-            hold: reports may wait briefly for reports of the node's other processes.
-        """
+        """Return the events since the last call, or None; with `hold`, reports may wait for other processes."""
         self._see_who_ended()
         now = time.monotonic()
         is_due = now >= self._beats_due and bool(self._beats)

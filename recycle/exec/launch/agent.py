@@ -117,11 +117,7 @@ def rarely_collect_garbage() -> None:
 
 
 def own_address(endpoints: Endpoints) -> str:
-    """Return this machine's address on the route to etcd, for the other nodes.
-
-    Raises:
-        RunError: no etcd member can be reached.
-    """
+    """Return this machine's address on the route to etcd. Raises RunError if no member can be reached."""
     if endpoints.loopback:
         return "127.0.0.1"
     why: str | None = None

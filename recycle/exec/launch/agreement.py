@@ -29,12 +29,7 @@ def open_agreed_directory(
 ) -> RunDirectory:
     """Open the run directory after agreeing on the run with the other agents.
 
-    Args:
-        node, run: number of this agent's node, and name of the run in etcd.
-        resume: resume from the directory's newest complete checkpoint if etcd does not have the run.
-
-    Raises:
-        JobError: this agent's run differs from the other agents' run, or the directory cannot be used.
+    Raises JobError if this agent's run differs from the other agents' run, or the directory cannot be used.
     """
     ours = RunInfo(
         identity=uuid.uuid4().hex,

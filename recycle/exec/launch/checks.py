@@ -34,14 +34,11 @@ def check_request(
     providers: Providers | None = None,
     processes: int = 0,
 ) -> Findings:
-    """Refuse a request that cannot work, before any worker starts.
+    """Raise JobError for a request that cannot work on this machine, before any worker starts; return the findings.
 
     Args:
         providers: functions for the model, the data and the loss; None for those that the job names.
         processes: number of processes on this machine.
-
-    Raises:
-        JobError: the request is impossible on this machine.
     """
     text_digest = None
     refuse_at_once(job, steps, faults, absent)

@@ -56,11 +56,7 @@ def remove_contact(directory: Path) -> None:
 
 
 def run_key(directory: Path) -> bytes:
-    """Return the key that authenticates the agents of a run: 32 bytes in a file that only this user can read.
-
-    Raises:
-        JobError: the key can be neither read nor created.
-    """
+    """Return the key that authenticates a run's agents, 32 bytes in a private file. Raises JobError."""
     path, deadline = directory / KEY, time.monotonic() + KEY_SECONDS
     try:
         with contextlib.suppress(FileExistsError):

@@ -196,11 +196,7 @@ Dial = TensorBoard | WeightsAndBiases
 class Dials(Observer):
     """All experiment trackers of a run, in a separate thread, so that training does not wait for network or disk.
 
-    Args:
-        directory: run directory.
-        first: the first step of the run.
-        warn: receives warnings; called in the caller's thread.
-        gpu: name of the device that computes.
+    The first step is `first`. `warn` is called in the caller's thread.
     """
 
     def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None], gpu: str = "") -> None:

@@ -18,11 +18,9 @@ class Node:
     """A machine of the run, ready to start its processes; `close` ends all of them.
 
     Args:
-        server: forks the processes.
         places: positions of this machine, in the order of its GPUs.
         address: address of this machine for workers on other machines.
         node, session: number of the machine, and name of its agent.
-        drain: as in `NodeAgent`.
 
     Attributes:
         hub: all connections.

@@ -46,13 +46,7 @@ class Findings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A run that can be started; made by `request_run`.
-
-    Attributes:
-        job: what to train, with the times to plan for.
-        steps, schedule, planner, faults, observer: as for `launcher.train`.
-        findings: facts about this machine.
-    """
+    """A run that can be started, made by `request_run`; most attributes are as for `launcher.train`."""
 
     job: PricedJob
     steps: int
@@ -93,15 +87,7 @@ class RunRequest:
         )
 
     def checked_by(self, server: ForkServer, processes: int) -> RunRequest:
-        """Return the request with the findings of a process with torch, forked by `server`.
-
-        Args:
-            processes: number of processes on this machine.
-
-        Raises:
-            JobError: the request is impossible on this machine.
-            RunError: the check failed to run.
-        """
+        """Return the request with the findings of a forked process with torch. Raises JobError, RunError."""
         asked = self.job.to_toml(), self.steps, list(map(str, self.faults)), list(map(str, self.absent)), processes
         code, output = server.call("recycle.exec.launch.checks:main", msgspec.json.encode(asked).decode())
         *before, last = output.splitlines() or [""]
@@ -113,12 +99,7 @@ class RunRequest:
         return replace(self, findings=msgspec.json.decode(last, type=Findings))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
-        """Return the specification for the worker processes of one machine.
-
-        Args:
-            agent: name of the agent's socket.
-            address: address of the machine.
-        """
+        """Return the specification for one machine's worker processes; `agent` is the agent's socket name."""
         own = self.hosts if self.schedule is not None else None
         return RunSpecification(
             job=self.job.to_toml(),
@@ -142,11 +123,7 @@ def request_run(
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
 ) -> RunRequest:
-    """Return the request for a run, after all checks that need no torch; `steps` defaults to the job's own.
-
-    Raises:
-        JobError, ScheduleError: the request is impossible.
-    """
+    """Return the request for a run, after all checks that need no torch. Raises JobError, ScheduleError."""
     steps = job.train.steps if steps is None else steps
     job = price(job)
     refuse_at_once(job, steps, faults, schedule.failed if schedule is not None else frozenset())

@@ -40,11 +40,7 @@ LINE_BYTES = 1 << 20
 
 
 class LineLog:
-    """A log opened for appending. Raises OSError.
-
-    Args:
-        shared: whether other processes append too; if not, an incomplete last line is removed.
-    """
+    """A log opened for appending; unless `shared`, an incomplete last line is removed. Raises OSError."""
 
     def __init__(self, path: Path, shared: bool = False) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -116,8 +112,6 @@ class RunDirectory:
     """An open run directory, fresh or resumed. Only one process, or the agents of one run, can have it open.
 
     Args:
-        path: created with its parents if missing.
-        job: written to `job.toml`.
         earlier: the run's state in the directory; metrics after its checkpoint are removed.
         shared: what the agents of the run agreed on; None for a run without agents.
         lock: descriptor that holds the directory's lock, closed with the directory; None to take the lock here.
@@ -126,7 +120,6 @@ class RunDirectory:
         JobError: the directory holds another run, is in use, or cannot be written.
 
     Attributes:
-        plans, profiles, logs, checkpoints: folders in the directory.
         started: monotonic seconds at the start of the run.
         warn: called once, if a file cannot be written.
         events: all events so far, also waiting ones; not kept for agents.

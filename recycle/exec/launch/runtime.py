@@ -80,7 +80,6 @@ class LeaderRuntime:
     Args:
         register: persists the register; raises RoleLost if another agent leads.
         homes: node of each position.
-        directory: stores metrics, events, plans and checkpoints.
         waker: is woken when a plan or a checkpoint is ready.
         restarts: how often a dead worker is restarted automatically.
 
@@ -246,11 +245,7 @@ class LeaderRuntime:
     # Ticks.
 
     def tick(self) -> None:
-        """Let the leader decide, after all messages so far were taken.
-
-        Raises:
-            RunError: the run cannot continue; RoleLost if another agent leads.
-        """
+        """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost."""
         for planned in self._plans.look(self._warn):
             self._take(planned)
         for answer in self._checkpoints.look(self._warn):

@@ -88,16 +88,7 @@ def run(
 
 
 class LocalRun:
-    """All workers of a schedule in one process.
-
-    Args:
-        schedule: lowered, with the barrier; valid.
-        job: defines the stages.
-        providers: functions for the model, the data and the loss; None for those that the job names.
-
-    Attributes:
-        stages: worker -> stage index -> stage.
-    """
+    """All workers of a valid, lowered schedule in one process; `stages` is worker -> stage index -> stage."""
 
     def __init__(self, schedule: Schedule, job: Job, providers: Providers | None = None) -> None:
         self.schedule, self.job = schedule, job

@@ -41,8 +41,7 @@ class PreparedPlan:
         hosts: the workers' stages; None for the stages that processes start with.
         rounds: iterations after which all work has been replayed once; 0 without replays.
         layout_limit: the limit that keeps layers from moving.
-        compared_period: period of the plan that the question compares with, under the question's profile and in the
-            mode that both plans support.
+        compared_period: period of the question's `compared` plan, in a mode that both plans support.
     """
 
     digest: str
@@ -61,10 +60,9 @@ class PreparedPlan:
 
 
 class Question(Value):
-    """A request for a plan.
+    """A request for a plan without the `failed` workers.
 
     Attributes:
-        failed: the dead workers.
         is_urgent: training waits for the answer, so the planner answers without a search.
         moves: workers may host other parts of the model.
         within: hash of a plan in use whose layout the new plan keeps or starts from.
@@ -84,13 +82,7 @@ class Question(Value):
 
 
 class StoredCheckpoint(Value):
-    """A complete checkpoint.
-
-    Attributes:
-        step: the iteration whose state the checkpoint holds.
-        commit: commit of that iteration.
-        has_metrics: the run directory has a metrics line for that step.
-    """
+    """A complete checkpoint, its commit, and whether the run directory has the metrics line of its step."""
 
     step: int
     commit: Commit
@@ -101,7 +93,6 @@ class Begin(Value):
     """The first message: start the run, resume the run, or continue from another leader's register.
 
     Attributes:
-        node: node of this leader's agent, when the leader succeeds another leader.
         record, cursor: the register; None for a run that starts or resumes.
         plan: the record's plan, prepared again; None if the plan file is missing.
         hosts: hash of each plan that the register names -> hosts.
@@ -121,11 +112,7 @@ class Begin(Value):
 
 
 class Tick(Value):
-    """All messages so far have been taken: decide what to do.
-
-    Attributes:
-        judges_beats: judge heartbeats now; agents have had time to send newer ones.
-    """
+    """All messages so far have been taken: decide. `judges_beats` if agents have had time to send newer heartbeats."""
 
     judges_beats: bool = False
 
@@ -159,11 +146,7 @@ class AgentAbsent(Value):
 
 
 class DepartureAsked(Value):
-    """A request to drain workers.
-
-    Attributes:
-        seconds: time until the workers are killed; None for no deadline.
-    """
+    """A request to drain workers; `seconds` until they are killed, None for no deadline."""
 
     workers: Sequence[Worker]
     seconds: float | None = None
@@ -202,11 +185,7 @@ class Send(Value):
 
 
 class Ask(Value):
-    """Ask the planner; the runtime answers with `Planned`.
-
-    Attributes:
-        profile: profile to plan with; None for the job's profile.
-    """
+    """Ask the planner, with the job's profile if `profile` is None; the runtime answers with `Planned`."""
 
     question: Question
     profile: Profile | None = None
@@ -221,11 +200,7 @@ class DiscardCheckpoint(Value):
 class CompleteCheckpoint(Value):
     """Write the manifest of a checkpoint whose parts are all written, and remove checkpoints that are too old.
 
-    The runtime answers with `CheckpointCompleted`.
-
-    Attributes:
-        saved: the parts.
-        verified: step of the verified state. The newest checkpoint up to this step is not removed.
+    The newest checkpoint up to step `verified` is kept. The runtime answers with `CheckpointCompleted`.
     """
 
     commit: Commit
@@ -240,11 +215,7 @@ class FindCheckpoint(Value):
 
 
 class Rewind(Value):
-    """Training continues from the state after `step`: remove the metrics of later steps.
-
-    Attributes:
-        checkpoints: also remove the checkpoints of later steps, which may be wrong.
-    """
+    """Remove the metrics of steps after `step`; with `checkpoints`, also their checkpoints, which may be wrong."""
 
     step: int
     checkpoints: bool = False
@@ -270,13 +241,9 @@ class Waiting(Value):
 
 
 class Finish(Value):
-    """End the run.
+    """End the run after committed step `step`; `merge` if there are traces to merge.
 
-    Attributes:
-        digests: worker -> stage -> sha256 of the stage's final state.
-        ended_early: the run ends before its last iteration.
-        step: the last committed iteration.
-        merge: whether there are traces to merge.
+    `digests` is worker -> stage -> sha256 of the stage's final state.
     """
 
     digests: Mapping[str, Mapping[int, str]]
@@ -310,12 +277,7 @@ Action = (
 
 
 class Outbox:
-    """Collects the actions that follow from a message.
-
-    Attributes:
-        now: time at which the message was taken, monotonic seconds.
-        actions: actions collected so far.
-    """
+    """Collects the actions that follow from a message, taken at `now` (monotonic seconds)."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

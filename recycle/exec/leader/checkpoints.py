@@ -19,16 +19,7 @@ from recycle.plans.hosting import Hosts
 
 
 def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> str | None:
-    """Select the worker that writes a stage: a host that did not join in this generation.
-
-    The stage number selects the host, to spread the writes over the pipelines.
-
-    Args:
-        hosts: hosts of the stage in the last generation that ran.
-
-    Returns:
-        None if no host is left.
-    """
+    """Select the worker that writes a stage, from hosts that did not just join; None if no host is left."""
     left = sorted(set(hosts).intersection(record.live).difference(record.joins))
     return left[stage % len(left)] if left else None
 
@@ -65,10 +56,6 @@ class PendingCheckpoint:
 class Checkpoints:
     """The checkpoints of one run.
 
-    Args:
-        job: the `[train]` section gives the interval and the number of checkpoints.
-        outbox: receives the actions.
-
     Attributes:
         pending: step -> checkpoint that is being written.
         kept: steps of the complete checkpoints.
@@ -95,11 +82,7 @@ class Checkpoints:
         return True
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
-        """Start tracking a checkpoint if the commit saves its state.
-
-        Args:
-            hosts: hosts of the stages in the commit's generation.
-        """
+        """Start tracking a checkpoint if the commit saves its state; `hosts` are those of its generation."""
         if commit.checkpoint:
             writers, ranks = _writers(hosts, record), range(self._job.grid.tensor_parallel)
             parts: dict[tuple[int, int], Saved | None] = dict.fromkeys(product(writers, ranks))
@@ -107,10 +90,7 @@ class Checkpoints:
             self.pending[commit.step] = PendingCheckpoint(commit, self._outbox.now, live, writers, parts)
 
     def proposed(self, record: GenerationRecord, hosts: Hosts) -> None:
-        """Reassign missing parts of the committed state at the start of a generation.
-
-        Parts of dead workers go to other hosts, except hosts that already write a part.
-        """
+        """Reassign the missing parts of dead workers to hosts that write no part yet, at the start of a generation."""
         if (pending := self.pending.get(record.committed)) is not None:
             others, busy = _writers(hosts, record), set(pending.writers.values())
             for stage, writer in pending.writers.items():
@@ -123,10 +103,7 @@ class Checkpoints:
         return any(pending.is_finishing for pending in self.pending.values())
 
     def take(self, member: str, part: SavedPart) -> None:
-        """Note that a part of a checkpoint is written, or cannot be written.
-
-        Messages from workers that took no part in the step are ignored, because the step was rolled back since.
-        """
+        """Take a part of a checkpoint; ignore workers outside the step, which has been rolled back since."""
         pending, key, worker = self.pending.get(part.step), (part.stage, part.tensor_rank), split_member(member)[0]
         if pending is not None and worker in pending.live and key in pending.parts and not pending.is_finishing:
             pending.parts[key] = part.saved
@@ -150,12 +127,7 @@ class Checkpoints:
         )
 
     def tick(self, live: Collection[str], record: GenerationRecord) -> None:
-        """Complete checkpoints whose parts are all written, and give up checkpoints that cannot complete.
-
-        Args:
-            live: workers that may still write.
-            record: the present record.
-        """
+        """Complete checkpoints whose parts are written; give up those that `live` workers cannot complete."""
         for step, pending in sorted(self.pending.items()):
             missing = pending.missing
             dead = next((writer for stage, _ in missing if (writer := pending.writers[stage]) not in live), None)

@@ -140,22 +140,17 @@ WINDOW = 4
 
 
 def step_mode(recent: Sequence[float], clip: float) -> StepMode:
-    """Choose the step mode of the next iteration: staggered if none of the `recent` norms came near the limit.
+    """Choose the next step mode: staggered if the last `WINDOW` norms are finite and below half of the limit.
 
-    A wrong staggered step costs an iteration and a new generation. The barrier costs part of an iteration, so a
-    staggered step should be wrong far less than once in five times. Norms drift slowly but scatter between iterations.
-    Half the limit, in each of the last four iterations, leaves a factor of two for both. A norm that is not finite
-    selects the barrier.
+    A wrong staggered step costs an iteration and a new generation, the barrier only part of an iteration. So a step
+    should be wrong far less than once in five times. Norms drift slowly but scatter between iterations.
     """
     window = recent[-WINDOW:]
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
 
 
 def clip_factor(clip: float, norm_squared: float) -> float:
-    """Factor on all gradients that clips the global norm: min(1, clip / (norm + 1e-6)).
-
-    The caller must check first that the norm is finite.
-    """
+    """Factor on all gradients that clips a finite global norm: min(1, clip / (norm + 1e-6))."""
     return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
 
 
@@ -167,17 +162,13 @@ def is_right(commit: Commit) -> bool:
 def soonest_end(step: int, mode: StepMode, before: Commit | None) -> int:
     """Return the first iteration after which all workers can stop together when `step` commits.
 
-    After a staggered step the next iteration has already begun, unless the previous commit announced `step` as the
-    last.
+    After a staggered step the next iteration has begun already, unless the previous commit announced the end.
     """
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:
-    """Return a few numbers whose exact sum equals the unrounded sum of `addends`; NaN if an addend is not finite.
-
-    Each number is the correctly rounded remainder of the numbers before; more than three are rare.
-    """
+    """Return a few numbers (rarely over three) with the exact sum of `addends`; NaN if an addend is not finite."""
     if not all(map(math.isfinite, addends)):
         return [math.nan]
     parts: list[float] = []
@@ -189,13 +180,8 @@ def exact_parts(addends: Sequence[float]) -> list[float]:
 def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] = ()) -> Commit:
     """Compute the commit from the reports of all live workers: mean loss, global norm, clip factor (None: not finite).
 
-    Squared norms are added without intermediate rounding, so the global norm does not depend on the split into stages.
-
-    Args:
-        recent: norms of the previous iterations, oldest first.
-
-    Raises:
-        Disagreement: hosts of a stage hold different gradients, or tensor ranks differ in replicated values.
+    Squared norms are added exactly, so the global norm does not depend on the split into stages. `recent` holds the
+    norms of the previous iterations, oldest first. Raises Disagreement if hosts of a stage, or tensor ranks, differ.
     """
     if not reports.agree:
         compare(step, reports.reports, names_of_numbers(job))
@@ -229,11 +215,7 @@ def evaluation_report(losses: Sequence[tuple[float, float]]) -> EvaluationReport
 
 
 def evaluate(step: int, reports: Mapping[str, EvaluationReport]) -> Evaluated:
-    """Compute the result of an evaluation from the reports of all processes.
-
-    Sums are added without intermediate rounding, so they do not depend on the assignment of micro-batches to workers.
-    All tensor ranks report the same sums; only rank 0 is counted.
-    """
+    """Compute the result of an evaluation; exact sums make it independent of the assignment of micro-batches."""
     counted = [report for member, report in reports.items() if split_member(member)[1] == 0]
     losses = math.fsum(part for report in counted for part in report.losses)
     tokens = math.fsum(part for report in counted for part in report.tokens)
@@ -241,21 +223,13 @@ def evaluate(step: int, reports: Mapping[str, EvaluationReport]) -> Evaluated:
 
 
 def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRecord:
-    """Return the only generation of a run without failures and without a leader; each worker plays its own role.
-
-    Args:
-        before: the iteration before the first one.
-    """
+    """Return the only generation of a run without failures and leader, after the iteration `before`."""
     names = [str(worker) for worker in workers]
     return GenerationRecord(1, names, {name: name for name in names}, "", committed=before)
 
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
-    """Return the commit of `step` in a run of `steps` iterations without a leader and with the barrier.
-
-    Raises:
-        RunError: hosts hold different bits, or computed different results for one micro-batch.
-    """
+    """Return the commit of `step` in a run without a leader. Raises RunError if hosts disagree."""
     columns = ReportColumns.of(reports)
     commit = decide(job, step, columns)
     if unlike := count_votes(step, votes_of(columns.replayed)):

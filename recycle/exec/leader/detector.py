@@ -156,11 +156,7 @@ class FailureDetector:
         return min(max(0.0, overdue), self._limits.dead_after)
 
     def patience(self, longest: npt.ArrayLike) -> Floats:
-        """Seconds that operations may take before they count as hung.
-
-        Args:
-            longest: longest recent duration of each operation, seconds; NaN for the first run in a process.
-        """
+        """Seconds before operations count as hung, by longest recent duration (NaN for the first)."""
         limits = self._limits
         first = max(limits.hung_after, limits.warm_up, limits.hung_factor * self._profiled)
         usual = np.maximum(limits.hung_after, limits.hung_factor * np.asarray(longest))

@@ -99,14 +99,10 @@ def names(workers: Sequence[str]) -> str:
 
 
 def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str] = stage_name) -> None:
-    """Raise Disagreement if the reports of `step` disagree.
-
-    Args:
-        reports: process -> report; all processes of each worker, all hosts of each stage.
-        named: returns the name of a stage's or shard's number in reports.
+    """Raise Disagreement if the reports of `step` (all processes of each worker, all hosts of each stage) disagree.
 
     Differing live parameters accuse a worker only if all optimizer states agree, because a wrong state spreads to the
-    live parameters of hosts without that state.
+    live parameters of hosts without that state. `named` names a stage's or shard's number.
     """
     workers: dict[str, list[Report]] = defaultdict(list)
     for member in sorted(reports, key=split_member):
@@ -228,11 +224,7 @@ def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
 
 
 def count_votes(step: int, votes: Votes, before: Votes | None = None) -> Disagreement | None:
-    """Return the odd workers and the disputed micro-batches; None if all agree.
-
-    Args:
-        before: the votes of the same iteration when it ran before with a dispute.
-    """
+    """Return the odd workers and disputed micro-batches, or None; `before` holds votes of a disputed earlier run."""
     found = Disagreement(step)
     for voted, made_by in votes.items():
         (stage, micro_batch), rank = voted

@@ -1,27 +1,21 @@
 """Drift: compares the workers' measured times with the profile that the plan in use was made for.
 
-With each commit arrive the seconds that every worker's F, I, W and B took on its own clock, without waits for peers,
-and the durations of its messages. Three quantities are estimated:
+Each commit brings the seconds of every worker's F, I, W and B, without waits, and of its messages. Three quantities are
+estimated (docs/guides/profile.md has the numbers):
 
     speed of a worker   time per micro-batch relative to the hosts of its stage (their lower median)
     time of a stage     for F, I and W each: relative to the profile, as a share of the median stage and kind
     price of a link     the lower quartile of its messages' durations
 
-The first two are ratios: neither the job's unit of time nor a common slowdown matters. An estimate is accepted when
-more than half of the last N iterations depart from the plan on one side by more than a threshold. The estimate is the
-median of those iterations. So a single outlier never counts, and a change is detected after N / 2 + 1 iterations. The
-values of a new plan become the new reference, and the same threshold separates this reference from the next plan in
-both directions. See docs/guides/profile.md for the numbers.
+An estimate is accepted when more than half of the last N iterations depart from the plan on one side by more than a
+threshold; it is their median, and the reference of the next plan. So a single outlier never counts.
 
-A link is slow in an iteration if three conditions hold. Its messages take `FACTOR` times as long as in the profile and
-as on the median link. The excess is at least `SHARE` of a typical instruction. The receiver waited: a message without a
-waiting receiver delays no work, and an early sender measures a long transfer on any link. A slow link is priced by its
-messages, and by the profile again once the price is near the profile's.
+A link is slow if its messages take `FACTOR` times as long as in the profile and as on the median link, the excess is at
+least `SHARE` of a typical instruction, and the receiver waited. An early sender measures a long transfer on any link.
 
-Limits: an unused worker or link cannot be measured. It is tried again at full speed after `RETRY` windows, then after
-twice as many, and so on. Times are wall clock: on an asynchronous device, or on cores shared by workers, they include
-more than computing. A link that delays fewer than three quarters of its messages is not found, because late receivers
-make single messages look slow. Links inside reductions are not found either.
+Limits: an unused worker or link cannot be measured; it is tried again at full speed after `RETRY` windows, then after
+twice as many, and so on. Times are wall clock, which includes more than computing on asynchronous devices and shared
+cores. A link that delays fewer than three quarters of its messages is not found, nor are links inside reductions.
 """
 
 from __future__ import annotations
@@ -71,12 +65,7 @@ _IsBeyond = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
 
 
 class Windows:
-    """The last N measurements of many quantities, one row each.
-
-    Args:
-        rows: number of quantities.
-        is_beyond: whether a measurement exceeds a reference by enough to count.
-    """
+    """The last N measurements of many quantities, one row each; `is_beyond` compares a measurement with a reference."""
 
     def __init__(self, rows: int, iterations: int, is_beyond: _IsBeyond) -> None:
         self._values, self._is_beyond = np.full((rows, iterations), math.nan), is_beyond
@@ -94,9 +83,8 @@ class Windows:
     def departed(self, planned: Floats, usual: Floats) -> dict[int, float]:
         """Return row -> new estimate, for rows that departed from the plan.
 
-        The estimate is the median of the measurements beyond the plan on one side, if they are more than half of a
-        whole window. For an idle row that is due for a retry, the estimate is the usual value. Such a row's
-        measurements are cleared. The wait for the next retry doubles, unless the row is measured as usual again.
+        The estimate is the median of the measurements beyond the plan, if more than half of a window is on one side. An
+        idle row that is due for a retry gets its usual value, and twice the wait before the next retry.
         """
         found: dict[int, float] = {}
         values = self._values
@@ -218,12 +206,7 @@ class _Links:
 
 
 class DriftMonitor:
-    """Watches the times of one run.
-
-    Args:
-        job: `[membership]` has the threshold of speeds and times, and N. The profile's ratios weigh kinds and stages
-            against each other. Stage times are compared with the profile only if its times are measured in seconds.
-    """
+    """Watches the times of one run; compares stage times with the profile only if these are measured in seconds."""
 
     def __init__(self, job: PricedJob) -> None:
         self._shape, self._profile, iterations = job.shape, job.prices, job.membership.drift_iterations
@@ -238,12 +221,10 @@ class DriftMonitor:
         return np.asarray(np.asarray(ratio) > np.asarray(reference) * (1 + self._threshold))
 
     def observe(self, times: ComputeTimes, planned: Profile, *, by_stage: bool = False) -> None:
-        """Take the live workers' reports of one iteration.
+        """Take the live workers' reports of one iteration, and the profile that the plan in use was made for.
 
-        Args:
-            planned: the profile that the plan in use was made for.
-            by_stage: workers of a rank host different stages. Compare each worker with the other hosts of its stages;
-                do not compare stages and links with the profile.
+        With `by_stage`, workers of a rank host different stages: compare each worker only with the other hosts of its
+        stages.
         """
         count, size = times.count, len(times.workers)
         expected = _of_hosts(times) if by_stage else count * self._expected(times)

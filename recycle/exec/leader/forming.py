@@ -44,19 +44,11 @@ PLAN_SECONDS = 3600.0
 
 
 class StageLost(RunError):
-    """A stage's state is lost, and training must restore a checkpoint.
-
-    The stage has no live host, or its hosts hold different states and the fault cannot be attributed.
-    """
+    """A stage has no live host, or its hosts disagree without a culprit: training must restore a checkpoint."""
 
 
 class Forming(Membership):
-    """The run's state, and how generations form and end.
-
-    Attributes:
-        lines: builds the metrics lines.
-        ends_early: the run was asked to end before its last iteration.
-    """
+    """The run's state, and how generations form and end; `ends_early` after a request to end the run."""
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)

@@ -64,11 +64,8 @@ class Generations(Forming):
     def adopt(self, begin: Begin, before: GenerationRecord) -> None:
         """Continue from another leader's register, with the workers that the register names.
 
-        The last decisions are sent again. A running generation continues. The undecided work of any other generation is
-        void, and workers that copied state in it copy again.
-
-        Args:
-            before: the record as the other leader proposed it.
+        The last decisions are sent again. A running generation continues; the undecided work of any other is void.
+        `before` is the record as the other leader proposed it.
         """
         cursor, tell = begin.cursor, self.tell
         self.live = parse_workers(before.live)
@@ -125,12 +122,7 @@ class Generations(Forming):
         self.holdings.take_up(plan, hosts)
 
     def start_over(self, live: Collection[Worker], commit: Commit, generation: int) -> None:
-        """Continue from a checkpoint; the workers are still to be started from its state.
-
-        Args:
-            commit: commit of the checkpoint's step.
-            generation: the last generation.
-        """
+        """Continue from a checkpoint's commit; the workers are still to be started. `generation` is the last one."""
         self.record = GenerationRecord(generation, [], {}, "", committed=commit.step, commit=commit)
         self.live = set(live)
         self.joined.clear()

@@ -49,13 +49,7 @@ class Holdings:
         return LACKS in self.plan
 
     def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
-        """Return what workers hold once a plan runs.
-
-        Args:
-            hosts: hosts of the plan; None for the initial ones.
-            live: all workers.
-            holders: the workers that have not joined since.
-        """
+        """Return what workers hold once a plan runs; `hosts` is None for the initial ones."""
         return hosts or self._initial
 
     def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
@@ -67,11 +61,7 @@ class Holdings:
         raise NotImplementedError
 
     def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
-        """Return the holdings with this name (`name_of`); None if they are unknown.
-
-        Args:
-            plan: returns the hosts of a plan, by hash.
-        """
+        """Return the holdings with this name (`name_of`); None if unknown. `plan` returns hosts by hash."""
         return plan(name) if name else self._initial
 
     def spare(self, live: Collection[Worker]) -> dict[int, int]:
@@ -83,11 +73,7 @@ class Holdings:
         return "" if is_same(hosts, self._initial) else digest
 
     def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
-        """Return the name of the holdings in the states that workers have kept.
-
-        Args:
-            states: worker -> numbers of the states that it reported (`Stage.compared`).
-        """
+        """Return the name of the holdings in the states that workers reported by number (`Stage.compared`)."""
         return self.plan
 
     @property
@@ -132,14 +118,10 @@ class Holdings:
         }
 
     def copies(self, wanted: Hosts, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
-        """Return the copies (with sources) needed before workers hold `wanted`, in the order that all workers follow.
+        """Return the copies needed before workers hold `wanted`, in the order that all workers follow.
 
-        The holder with the fewest units to send is the source. Copies of different pairs run in parallel: the order is
-        by rounds, and a worker takes part in at most one copy per round.
-
-        Args:
-            live: all workers.
-            holders: the workers that have not joined since.
+        The holder with the fewest units to send is the source. The order is by rounds, with at most one copy per worker
+        in each.
         """
         return copies_between(wanted, live, set(holders), self.of)
 
@@ -150,12 +132,7 @@ class ShardHoldings(Holdings):
     Live parameters are on every host of a stage and come from the owners of the shards at the start of a generation, so
     they are neither held nor copied. Ownership depends on the live workers, and on the plan if layers move. After a
     death the remaining owners continue at once and copy in the background (`behind`). If a worker joins or layers move,
-    all copies precede the generation, because all workers wait anyway.
-
-    Args:
-        job: defines the shards.
-        initial: what processes host that start with the initial state or a checkpoint; dead workers included.
-        workers: workers of the run; dead ones included.
+    all copies precede the generation, because all workers wait anyway. `initial` and `workers` include dead workers.
     """
 
     def __init__(self, job: Sections, initial: Hosts, workers: Collection[Worker]) -> None:
@@ -238,15 +215,7 @@ def _shards_of(hosts: Hosts) -> Shards:
 def copies_between(
     hosts: Hosts, live: Collection[Worker], there: Collection[Worker], of: Callable[[Worker], Sequence[UnitRange]]
 ) -> list[Copy]:
-    """Return the copies between workers; see `Holdings.copies`.
-
-    Args:
-        there: the workers that hold units.
-        of: returns the units of such a worker.
-
-    Raises:
-        ValueError: a unit has no live holder.
-    """
+    """Return the copies between workers, as `Holdings.copies`; workers in `there` hold the units that `of` returns."""
     copies: list[tuple[Worker, Worker, int, int]] = []
     sent: Counter[Worker] = Counter()
     for worker in sorted(live):

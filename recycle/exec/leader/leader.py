@@ -64,14 +64,7 @@ from recycle.job.shape import Worker
 
 @dataclass
 class _GoingBack:
-    """A restore of a checkpoint, with the workers that can be started.
-
-    Attributes:
-        lost: the reason.
-        left: the workers that were alive when the stage was lost.
-        deadline: until when to wait for returning nodes and ending processes.
-        found: the checkpoint to restore; None before the request.
-    """
+    """A checkpoint restore: reason, workers alive before, deadline for nodes and processes, and the checkpoint."""
 
     lost: StageLost
     left: Collection[Worker]
@@ -80,12 +73,7 @@ class _GoingBack:
 
 
 class Leader(Generations):
-    """Leads one run. The first message is `Begin`.
-
-    Args:
-        run: the run's description.
-        now: time on the leader's clock.
-    """
+    """Leads one run. The first message is `Begin`."""
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
@@ -122,11 +110,7 @@ class Leader(Generations):
         }
 
     def take(self, now: float, message: FromWorker | Batch | Ended | Hello | RuntimeMessage) -> list[Action]:
-        """Take a message and return the resulting actions in order; the last is `Fail` if the run cannot continue.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Take a message at `now` (monotonic seconds) and return the resulting actions; the last may be `Fail`."""
         self.now = now
         try:
             self._messages[type(message)](message)

@@ -34,7 +34,6 @@ class Notice(Value):
     """A request for a worker to leave.
 
     Attributes:
-        incarnation: incarnation of its process.
         since: time of the request, monotonic seconds.
         seconds: time until the worker is killed; None for no deadline.
         by_signal: a signal asked, not a user of the run.
@@ -73,7 +72,6 @@ class Membership(RunState):
     """The run's state, and how workers start, leave and rejoin.
 
     Attributes:
-        plans: plans of the run.
         all_leave: signals asked every live worker to leave, so the run ends.
         is_prepared: the plan without the leaving workers is ready.
     """
@@ -148,13 +146,7 @@ class Membership(RunState):
                 self._note_end(worker, how)
 
     def expect_processes(self, incarnations: Mapping[str, int], places: Mapping[str, str]) -> None:
-        """Succeed another leader: live workers run unless their agents report otherwise or stay absent.
-
-        The processes of other workers are dead, except workers that the run started without.
-
-        Args:
-            incarnations, places: as in `GenerationRecord`.
-        """
+        """Succeed another leader: its live workers run unless their agents report otherwise."""
         self.places = {Worker.parse(worker): Worker.parse(place) for worker, place in places.items()}
         for worker in self.processes:
             if worker in self.live or worker not in self.run.absent or str(worker) in incarnations:
@@ -206,11 +198,7 @@ class Membership(RunState):
         return not process.is_killed and len(process.ready) == self.job.grid.tensor_parallel
 
     def start_process(self, worker: Worker, restored: int | None = None) -> None:
-        """Start a new process for a worker whose last process has ended.
-
-        Args:
-            restored: step of the checkpoint to start from; None for the initial state.
-        """
+        """Start a worker's next process, from the checkpoint of step `restored` or the initial state."""
         incarnation, generation = self.processes[worker].incarnation + 1, self.record.generation
         node, place = self.node_of(worker), self.places.get(worker, worker)
         self.processes[worker] = WorkerProcess(incarnation, generation, node)
@@ -363,10 +351,7 @@ class Membership(RunState):
         return list(nearest.values())
 
     def start_rejoins(self) -> None:
-        """Start the processes of awaited workers.
-
-        While a generation runs, start also workers awaited later, because imports take a while.
-        """
+        """Start the processes of awaited workers, early if a generation runs, because imports take a while."""
         for rejoin in self.awaited():
             worker, process = rejoin.worker, self.processes[rejoin.worker]
             if process.generation is None:
@@ -435,11 +420,9 @@ class Membership(RunState):
 def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
     """Assign grid positions to the live processes when a whole stage is lost; None if a rank would stay empty.
 
-    The grid keeps its shape, and with it the micro-batches, the batch and every plan. An empty position counts as a
-    failed worker. So every worker has work, and any number from P on suffices. A smaller grid D' x P would idle workers
-    that do not fill a pipeline, and D' must divide D*m. The fewest hosts of a rank are never fewer than D'. Workers are
-    spread evenly over the ranks; ranks with more live hosts keep the odd ones. A live position is kept where its rank
-    has room.
+    The grid keeps its shape, and with it the micro-batches, the batch and every plan; empty positions count as failed
+    workers. A smaller grid would idle workers that do not fill a pipeline. Workers are spread evenly over the ranks,
+    and ranks with more live hosts keep the odd ones. A live position is kept where its rank has room.
 
     Limits: all stages count alike, regardless of their durations.
     """

@@ -60,7 +60,6 @@ class ComputeTimes:
         reports: worker -> report of its first process.
         workers: all reporting workers, also those without rows.
         owner: index in `workers`.
-        stage: stage of the instructions.
         tokens, kind: names of kinds, and the row's index in them.
         count, seconds: number of instructions, and their total duration.
     """
@@ -168,12 +167,7 @@ class Throughput:
 
 
 class MetricsLines:
-    """Builds the metrics lines of a run.
-
-    Args:
-        started: start of the run on the leader's clock, seconds.
-        now: time on that clock.
-    """
+    """Builds the metrics lines of a run; times are on the leader's clock."""
 
     def __init__(self, job: PricedJob, started: float, now: float) -> None:
         self._job, self._started = job, started
@@ -192,12 +186,7 @@ class MetricsLines:
     def line(
         self, now: float, commit: Commit, record: GenerationRecord, live: int, compute: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return a step's metrics line, with the result of its evaluation if known.
-
-        Args:
-            live: number of live workers.
-            compute: fields with the compute times.
-        """
+        """Return a step's metrics line, with the result of its evaluation if known; `compute` has the compute times."""
         seconds, is_first = now - self._last_commit, record.generation != self._last_generation
         self._last_commit, self._last_generation = now, record.generation
         job, unit, period = self._job, self._job.seconds_per_unit, record.periods.get(commit.mode, 0.0)

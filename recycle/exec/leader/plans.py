@@ -55,10 +55,8 @@ _Failed = frozenset[Worker]
 def is_worth(before: float, after: float, pause: float, until_change: float) -> bool:
     """Return whether a move saves more than it costs: (before - after) / before * until_change > pause.
 
-    Args:
-        before, after: periods; all arguments share one unit of time.
-        pause: duration of the move.
-        until_change: expected time to the next change of the live workers.
+    The arguments are the periods, the expected time to the next change of live workers, and the pause, in one unit of
+    time.
     """
     return before > after and (before - after) / before * until_change > pause
 
@@ -112,10 +110,8 @@ class Plans:
     """The plans of a run: questions to the planner, answers, and the decisions that follow.
 
     Args:
-        job: `[planner]` says whether and when layers may move; `[membership]` defines drift.
         outbox: receives questions and the events `layout`, `slow-link` and `replanned`.
         own: the workers that the user's own schedule leaves out, and its plan.
-        can_search: whether the planner can search for better plans.
 
     Attributes:
         hosts: hash of a plan -> its hosts.

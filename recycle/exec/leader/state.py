@@ -47,12 +47,7 @@ _Part = TypeVar("_Part", Report, EvaluationReport)
 class Heard:
     """The last message of each kind from each process of one generation; for `Trouble` and `CutOff` the first.
 
-    Args:
-        tensor_parallel: processes per worker.
-
-    Attributes:
-        members: names of all processes of the generation, in order.
-        failed: processes that could not form their groups.
+    `members` are all processes of the generation, in order; `failed` those that could not form their groups.
     """
 
     def __init__(self, tensor_parallel: int) -> None:
@@ -142,8 +137,6 @@ class RunDescription(Value, kw_only=True):
         own: the workers that the user's own schedule leaves out, and its plan.
         can_search: whether the planner can search for better plans.
         started: start of the run on the leader's clock.
-        logs: folder of the logs, for messages.
-        resume_command: command that resumes the run, for messages.
     """
 
     job: PricedJob
@@ -166,9 +159,7 @@ class WorkerProcess:
 
     Attributes:
         incarnation: number of the process, from 0; -1 before the first.
-        generation: the last generation before the process; None without a process, or if the process was lost with its
-            node and may be started again.
-        node: node of the process.
+        generation: the last generation before the process; None without a process, or after a loss with its node.
         how: how the process ended; None while it runs.
         lines: the last lines of its log.
         is_killed: the leader has requested its end.
@@ -192,14 +183,8 @@ class WorkerProcess:
 class RunState(Outbox):
     """The state of one run, and the register.
 
-    Args:
-        run: the run's description.
-        now: time on the leader's clock.
-
     Attributes:
-        processes: worker -> its latest process.
         places: position -> position whose place on the nodes it uses, if different.
-        heard: messages of the generation's processes.
         start_deadline: until when all workers must be ready.
         everybody: all positions.
         live: workers of the generation, or of the next one.
@@ -301,14 +286,9 @@ class RunState(Outbox):
         self.persist()
 
     def announce(self, phase: GenerationPhase = "proposed", text: str = "", **changes: Any) -> None:
-        """Write the record of a new generation to the register, and propose the generation unless it is abandoned.
+        """Write a new generation's record to the register, and propose the generation unless `phase` is "abandoned".
 
-        Unless `changes` says otherwise, the live workers' holdings stay.
-
-        Args:
-            phase: "proposed" or "abandoned".
-            text: plan file, as in `Propose`.
-            changes: fields that differ from the last record.
+        `changes` are the fields that differ from the last record; the live workers' holdings stay by default.
         """
         common = {
             "generation": self.record.generation + 1,

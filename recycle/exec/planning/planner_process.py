@@ -62,14 +62,7 @@ class Question(Struct, frozen=True):
 
 
 class PlannerAnswer(Struct, frozen=True):
-    """An answer of a planner.
-
-    Attributes:
-        text: the plan file, checked; empty without a plan.
-        facts: facts about the plan's schedule.
-        error: reason for a missing plan; empty with a plan.
-        seconds: duration of answering.
-    """
+    """An answer of a planner: a checked plan file with facts, or an error; `seconds` is the duration of answering."""
 
     question: Question
     text: str = ""
@@ -108,16 +101,10 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
 
 
 class PlannerProcess:
-    """Answers questions in order.
+    """Answers questions in order, and `questions` when idle; calls `answered` and `warn` in a thread.
 
-    Args:
-        job: what to plan for; `[membership]` limits the duration of quick answers, `[planner] seconds` of others. If
-            the job limits steps instead of seconds, only quick answers can be overdue.
-        planner: see `Planner`.
-        answered: called in a thread with every answer.
-        warn: called in a thread with warnings.
-        like: schedule whose placement plans keep.
-        questions: questions to answer when idle.
+    `[membership]` limits the duration of quick answers, `[planner] seconds` of others. If the job limits steps instead
+    of seconds, only quick answers can be overdue. Plans keep the placement of `like`.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class PlanService:
     """Answers the leader's questions for plans.
 
     Args:
-        job: what to plan for.
         planner: see `Planner`; None to run only `schedule`.
         directory: folder for plan files in use, `<hash>.json`.
         profiles: folder for the profiles to plan with, `<digest>.json`.
@@ -146,11 +145,7 @@ class PlanService:
         return msgspec.structs.replace(asked, failed=None) if self._by_vector else asked
 
     def look(self, warn: Callable[[str], object]) -> list[Planned]:
-        """Return the answers since the last call; call regularly.
-
-        Args:
-            warn: called with problems that do not stop training.
-        """
+        """Return the answers since the last call, and `warn` of problems that do not stop training; call regularly."""
         for child in self._children:
             child.look()
         for message in _drained(self._warnings):

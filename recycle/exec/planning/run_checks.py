@@ -33,13 +33,9 @@ class ScheduleFacts(Struct, frozen=True):
 
 
 def check_for_run(schedule: Schedule, job: PricedJob, profile: Profile) -> tuple[Schedule, ScheduleFacts]:
-    """Return the schedule as workers run it: with the job's ties, buckets, gathers and room for replays.
+    """Return the schedule as workers run it, with ties, buckets, gathers and replay room, and its facts.
 
-    Args:
-        profile: times for the periods; validity is judged with the job's own.
-
-    Raises:
-        ScheduleError: the schedule is not valid for this job.
+    Periods follow `profile`; validity follows the job's own. Raises ScheduleError.
     """
     schedule = with_updates_of(schedule, job)
     require_valid(schedule, job)

@@ -102,7 +102,7 @@ class WorkerProcess:
 
 
 class ForkServer:
-    """A handle on a fork server, which may serve several runs in turn.
+    """A handle on a fork server for one or more runs; `answers` is readable when `read_answers` has work.
 
     Args:
         kind: the job's kind of model, which selects the modules to import.
@@ -111,9 +111,6 @@ class ForkServer:
         modules: the user's modules, imported before the first worker is forked.
         folders: folders to find them in, before Python's own path.
         environment: further variables of the server.
-
-    Attributes:
-        answers: readable when `read_answers` has something to read.
     """
 
     def __init__(
@@ -148,10 +145,7 @@ class ForkServer:
         self._send(str(log))
 
     def call(self, function: str, argument: str) -> tuple[int, str]:
-        """Call `package.module:function` in a forked process; return its exit code and output after its end.
-
-        Meanwhile the server imports the workers' modules, but not yet the user's modules.
-        """
+        """Call `package.module:function` in a forked process; return its exit code and output after its end."""
         output = os.memfd_create("output")
         try:
             process = self._fork(function, argument, _path_of(output))
@@ -167,12 +161,7 @@ class ForkServer:
             os.close(output)
 
     def fork(self, specification: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
-        """Request a worker's process.
-
-        Args:
-            log: file for its output.
-            after: processes that must end before the new process does anything; none may be reaped.
-        """
+        """Request a worker's process, which waits until the processes in `after` (not reaped) have ended."""
         while self._imports:
             self._send(self._imports.popleft())
         return self._fork(WORKER, specification, log, after)
@@ -195,12 +184,7 @@ class ForkServer:
                 self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
     def read_answers(self) -> None:
-        """Read the ids of newly forked processes.
-
-        Raises:
-            JobError: an installed package cannot be used.
-            RunError: the server has ended.
-        """
+        """Read the ids of new processes. Raises JobError for an unusable package, RunError if the server has ended."""
         self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:

@@ -63,12 +63,8 @@ PER_PEER = 4
 def require_open_files(started_here: int, in_all: int) -> None:
     """Raise this process's limit of open files, which its children inherit, to the run's needs.
 
-    Args:
-        started_here: processes that this process starts.
-        in_all: processes of the run.
-
-    Raises:
-        JobError: the machine's limit is too low.
+    `started_here` processes start from this one, of `in_all` in the run. Raises JobError if the machine's limit is too
+    low.
     """
     needed = BASE + max(PER_CHILD * started_here, PER_PEER * in_all)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -89,16 +85,10 @@ LOOK_SECONDS = 0.03
 
 
 class LocalProcesses:
-    """The processes of one run on this machine, T per worker, each with its log file.
+    """The processes of one run on this machine, `tensor_parallel` per worker, each with its log file.
 
-    If a process of a worker fails, the worker's other processes are killed.
-
-    Args:
-        server: forks the processes.
-        run: specification common to all processes.
-        places: positions of this machine, in the order of its GPUs.
-        waker: ends a `wait` from other threads.
-        tensor_parallel: T.
+    If a process of a worker fails, the worker's other processes are killed. `places` are this machine's positions, in
+    the order of its GPUs.
     """
 
     def __init__(
@@ -165,11 +155,7 @@ class LocalProcesses:
         return any(process.code is not None for process in self._processes.values())
 
     def gone(self) -> dict[Worker, tuple[str, str]]:
-        """Return worker -> (how it ended, last lines of its log), for workers that ended since the last call.
-
-        A worker has ended when one process failed, or all ended without error. Raises RunError if the fork server has
-        ended.
-        """
+        """Return worker -> (how it ended, last log lines) for new ends. Raises RunError if the fork server ended."""
         self._server.read_answers()
         for process in self._processes.values():
             if process.pid:
@@ -211,10 +197,7 @@ class LocalProcesses:
             process.kill()
 
     def end(self, patience: float) -> None:
-        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.
-
-        Requested processes that the server has not reported by then end by themselves, without an agent.
-        """
+        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest."""
         deadline = time.monotonic() + patience
         with contextlib.suppress(RunError):
             while (self._processes or self._ending) and time.monotonic() < deadline + END_SECONDS:
