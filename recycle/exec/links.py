@@ -1,6 +1,6 @@
 """Messages over sockets: length-prefixed msgpack frames, between processes of a node and between nodes.
 
-On a node the sockets are in Linux' abstract namespace, which every local user can reach, so both ends ask the kernel
+On a node the sockets are in Linux' abstract namespace, which every local user can reach. So both ends ask the kernel
 for the other's user. Between nodes both ends prove knowledge of the run's key by HMAC-SHA256 over both nonces. Every
 frame between nodes carries a keyed BLAKE2b code that depends on its position in the stream.
 """
@@ -319,7 +319,7 @@ def _user(connection: socket.socket) -> int:
 
 
 def connect_locally(name: str, decode: Any, server: str) -> Link:
-    """Connect to a socket of this node. Raises RunError if it does not answer or is another user's."""
+    """Connect to the socket `name` of this node, called `server` in errors. Raises RunError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(f"\0{name}")

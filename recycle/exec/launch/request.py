@@ -123,7 +123,10 @@ def request_run(
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
 ) -> RunRequest:
-    """Return the request for a run, after all checks that need no torch. Raises JobError, ScheduleError."""
+    """Return the request for a run, after all checks that need no torch.
+
+    `steps` is None for the job's own number. Raises JobError, ScheduleError.
+    """
     steps = job.train.steps if steps is None else steps
     job = price(job)
     refuse_at_once(job, steps, faults, schedule.failed if schedule is not None else frozenset())

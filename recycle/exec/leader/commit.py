@@ -63,8 +63,7 @@ class ReportColumns:
             Only NaN if a number of some host is not finite.
         loss_sum: sum of all workers' losses, in the order of their names.
         replayed: (process, report) of each replayed micro-batch.
-        has_states: every process that hosts a stage reports its initial state, in part if the process still copies
-            shards.
+        has_states: every process with a stage reports the iteration's first state, in part while it copies shards.
     """
 
     reports: Mapping[str, Report]
@@ -110,7 +109,7 @@ class ReportColumns:
                     agree = False
         norms = [*(values[0] or () for values in hosted.values()), *replicated.values()] if is_finite else [_NOT_FINITE]
         loss_sum = 0.0
-        for member in sorted(losses):  # sum() compensates for rounding from Python 3.12 on
+        for member in sorted(losses):  # from Python 3.12 on, sum() would compensate for rounding
             loss_sum += losses[member]
         return cls(reports, members, agree, list(chain(*norms)), loss_sum, replayed, compared == {True})
 
@@ -162,7 +161,8 @@ def is_right(commit: Commit) -> bool:
 def soonest_end(step: int, mode: StepMode, before: Commit | None) -> int:
     """Return the first iteration after which all workers can stop together when `step` commits.
 
-    After a staggered step the next iteration has begun already, unless the previous commit announced the end.
+    After a staggered step the next iteration has begun already, unless the previous commit announced `step` as the
+    last.
     """
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 

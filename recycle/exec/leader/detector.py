@@ -173,7 +173,7 @@ class FailureDetector:
         self._is_watched[self._places_of(workers)] = False
 
     def is_silent(self, worker: Worker, now: float) -> bool:
-        """Whether a heartbeat is overdue by half of the deadline for a death."""
+        """Whether a process of the worker has been silent for over half of `dead_after`."""
         places = self._places_of([worker])
         is_overdue = now - self._changed[places] > self._limits.dead_after / 2
         return bool((is_overdue & self._is_watched[places]).any())

@@ -10,8 +10,9 @@ estimated (docs/guides/profile.md has the numbers):
 An estimate is accepted when more than half of the last N iterations depart from the plan on one side by more than a
 threshold; it is their median, and the reference of the next plan. So a single outlier never counts.
 
-A link is slow if its messages take `FACTOR` times as long as in the profile and as on the median link, the excess is at
-least `SHARE` of a typical instruction, and the receiver waited. An early sender measures a long transfer on any link.
+A link is slow if its messages take `FACTOR` times as long as in the profile and as on the median link. The excess must
+be at least `SHARE` of a typical instruction, and the receiver must have waited: an early sender sees a slow transfer on
+any link.
 
 Limits: an unused worker or link cannot be measured; it is tried again at full speed after `RETRY` windows, then after
 twice as many, and so on. Times are wall clock, which includes more than computing on asynchronous devices and shared

@@ -330,9 +330,7 @@ class Generations(Forming):
         return {} if self.holdings.lost(self.holders.difference(found)) else found
 
     def _settle(self, found: Disagreement) -> None:
-        """Fencing needs a known culprit and a live peer. States and replays also roll back to the verified state. Other
-        iterations are repeated once; then only a checkpoint restore helps.
-        """
+        """Fence a known culprit if a peer lives; otherwise roll back or repeat once, then restore a checkpoint."""
         step, odd, verified = found.step, self._to_fence(found.odd), self.record.verified
         is_first, self._voted = self._disagreed != step, -1
         parts = [*found.parts, *self._name_bits(found.bits)]

@@ -1,8 +1,8 @@
 """The worker processes of this machine: starts them, detects their ends at once, and kills them by descriptor.
 
-After a kill the kernel first frees the process's memory (2 GB in 0.13 s, tens of GB in seconds), and then makes its
-descriptor readable. /proc shows the exit code at once, so the end is reported then. A successor waits for the real end,
-because it needs the memory.
+After a kill the kernel first frees the process's memory, 2 GB in 0.13 s. Only then its descriptor becomes readable.
+/proc shows the exit code at once, so the end is reported then. A successor waits for the real end, because it needs the
+memory.
 """
 
 from __future__ import annotations
