@@ -41,7 +41,7 @@ class PreparedPlan:
         hosts: the workers' stages; None for the stages that processes start with.
         rounds: iterations after which all work has been replayed once; 0 without replays.
         layout_limit: the limit that keeps layers from moving.
-        compared_period: period of the question's `compared` plan, in a mode that both plans support.
+        compared_period: period of the question's `compared` plan under the same profile, in a mode of both plans.
     """
 
     digest: str

@@ -82,7 +82,7 @@ class Checkpoints:
         return True
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
-        """Start tracking a checkpoint if the commit saves its state; `hosts` are those of its generation."""
+        """Start tracking a checkpoint if the commit saves its state; `hosts` belong to its generation."""
         if commit.checkpoint:
             writers, ranks = _writers(hosts, record), range(self._job.grid.tensor_parallel)
             parts: dict[tuple[int, int], Saved | None] = dict.fromkeys(product(writers, ranks))
